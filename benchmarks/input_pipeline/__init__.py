@@ -1,0 +1,1 @@
+"""Throughput of input pipelines on one task."""

@@ -1,0 +1,87 @@
+"""A byte-level GPT out of ordinary Keras layers, and a sampler for it."""
+
+import keras
+import numpy as np
+
+VOCABULARY = 256  # a token is a byte
+
+
+def build_gpt(num_blocks, width, num_heads, sequence_length, dropout):
+    """A decoder-only transformer with pre-norm blocks and learned positions.
+
+    Args:
+        num_blocks: Integer.
+        width: Integer, a multiple of `num_heads`.
+        num_heads: Integer.
+        sequence_length: Integer, the number of tokens it reads.
+        dropout: Float, the rate after each attention and each MLP.
+
+    Returns:
+        A functional `keras.Model` from int32 tokens of shape
+        `(batch, sequence_length)` to float32 logits of shape
+        `(batch, sequence_length, VOCABULARY)`.
+    """
+    tokens = keras.Input((sequence_length,), dtype="int32", name="tokens")
+    # 0, 1, 2, ... in every row, out of operations that a saved model keeps.
+    ones = keras.ops.ones_like(tokens)
+    positions = keras.ops.cumsum(ones, axis=-1) - 1
+    x = keras.layers.Add(name="embedding")(
+        [
+            keras.layers.Embedding(VOCABULARY, width, name="tokens_embedding")(
+                tokens
+            ),
+            keras.layers.Embedding(
+                sequence_length, width, name="positions_embedding"
+            )(positions),
+        ]
+    )
+    for index in range(num_blocks):
+        x = _block(x, width, num_heads, dropout, name=f"block_{index}")
+    x = keras.layers.LayerNormalization(name="final_norm")(x)
+    logits = keras.layers.Dense(VOCABULARY, dtype="float32", name="logits")(x)
+    return keras.Model(tokens, logits, name="gpt")
+
+
+def _block(x, width, num_heads, dropout, name):
+    y = keras.layers.LayerNormalization(name=f"{name}_attention_norm")(x)
+    y = keras.layers.MultiHeadAttention(
+        num_heads, width // num_heads, name=f"{name}_attention"
+    )(y, y, use_causal_mask=True)
+    y = keras.layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
+    x = keras.layers.Add(name=f"{name}_attention_add")([x, y])
+    y = keras.layers.LayerNormalization(name=f"{name}_mlp_norm")(x)
+    y = keras.layers.Dense(4 * width, activation="gelu", name=f"{name}_mlp_up")(
+        y
+    )
+    y = keras.layers.Dense(width, name=f"{name}_mlp_down")(y)
+    y = keras.layers.Dropout(dropout, name=f"{name}_mlp_dropout")(y)
+    return keras.layers.Add(name=f"{name}_mlp_add")([x, y])
+
+
+def sample(model, prompt, num_tokens, temperature, seed):
+    """Continues a text, one byte at a time.
+
+    Args:
+        model: What `build_gpt` returned, or the same loaded from a file.
+        prompt: String.
+        num_tokens: Integer, how many bytes to add.
+        temperature: Float, above 0; lower is more cautious.
+        seed: Integer; the same seed gives the same text.
+
+    Returns:
+        The prompt and its continuation as a string; bytes that are no UTF-8
+        come as U+FFFD.
+    """
+    length = model.input_shape[1]
+    random = np.random.default_rng(seed)
+    text = list(prompt.encode())
+    for _ in range(num_tokens):
+        window = text[-length:]
+        # Attention is causal: what fills the row up is never looked at.
+        row = np.zeros((1, length), "int32")
+        row[0, : len(window)] = window
+        logits = model.predict_on_batch(row)[0, len(window) - 1] / temperature
+        probabilities = np.exp(logits - logits.max(), dtype="float64")
+        probabilities /= probabilities.sum()
+        text.append(int(random.choice(VOCABULARY, p=probabilities)))
+    return bytes(text).decode(errors="replace")

@@ -1,0 +1,251 @@
+"""Trains a byte-level GPT through a pipeline of devices with `model.fit`.
+
+    python -m examples.train_gpt --flagfile=configs/gpt_pipeline.flags
+
+The text is the source of the Python standard library that runs this, unless
+`--text_files` says otherwise. Without accelerators, virtual CPU devices of one
+core each take their place.
+"""
+
+import glob
+import os
+import sysconfig
+import time
+
+import keras
+import tensorflow as tf
+from absl import app
+from absl import flags
+
+import tfscale
+from examples import gpt
+from tfscale import data
+
+TEXT_FILES = flags.DEFINE_string(
+    "text_files",
+    os.path.join(sysconfig.get_path("stdlib"), "*.py"),
+    "Glob of the files to learn from; every twentieth is for validation.",
+)
+NUM_BLOCKS = flags.DEFINE_integer(
+    "num_blocks", 4, "Number of transformer blocks.", lower_bound=1
+)
+WIDTH = flags.DEFINE_integer(
+    "width",
+    128,
+    "Size of a token's vector; a multiple of --num_heads.",
+    lower_bound=1,
+)
+NUM_HEADS = flags.DEFINE_integer(
+    "num_heads", 4, "Number of attention heads.", lower_bound=1
+)
+SEQUENCE_LENGTH = flags.DEFINE_integer(
+    "sequence_length",
+    128,
+    "Number of bytes that the model reads.",
+    lower_bound=1,
+)
+DROPOUT = flags.DEFINE_float(
+    "dropout", 0.0, "Dropout rate.", lower_bound=0.0, upper_bound=0.9
+)
+BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 32, "Sequences per step, over all replicas.", lower_bound=1
+)
+NUM_EPOCHS = flags.DEFINE_integer(
+    "num_epochs",
+    4,
+    "Number of times to train and then validate.",
+    lower_bound=1,
+)
+STEPS_PER_EPOCH = flags.DEFINE_integer(
+    "steps_per_epoch", 75, "Optimizer steps in an epoch.", lower_bound=1
+)
+VALIDATION_STEPS = flags.DEFINE_integer(
+    "validation_steps", 10, "Batches of each validation.", lower_bound=1
+)
+LEARNING_RATE = flags.DEFINE_float(
+    "learning_rate", 3e-3, "Highest learning rate.", lower_bound=0.0
+)
+NUM_STAGES = flags.DEFINE_integer(
+    "num_stages",
+    None,
+    "Pipeline stages. By default all accelerators over --num_replicas, or 2 "
+    "where there are none.",
+    lower_bound=1,
+)
+NUM_REPLICAS = flags.DEFINE_integer(
+    "num_replicas",
+    1,
+    "Copies of the pipeline (data parallelism).",
+    lower_bound=1,
+)
+NUM_MICROBATCHES = flags.DEFINE_integer(
+    "num_microbatches", 8, "Microbatches per replica and step.", lower_bound=1
+)
+SCHEDULE = flags.DEFINE_enum(
+    "schedule", "1f1b", ["gpipe", "1f1b"], "Order of the microbatches."
+)
+BALANCE = flags.DEFINE_enum(
+    "balance",
+    "flops",
+    ["params", "flops", "time"],
+    "What is to be the same in every stage.",
+)
+RECOMPUTE = flags.DEFINE_boolean(
+    "recompute", False, "Trade time for memory in the backward pass."
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of weights, order and sample.")
+MODEL_FILE = flags.DEFINE_string(
+    "model_file", "gpt.keras", "Where to save the model; it is plain Keras."
+)
+PROMPT = flags.DEFINE_string("prompt", "def ", "Beginning of the sample.")
+SAMPLE_LENGTH = flags.DEFINE_integer(
+    "sample_length", 300, "Bytes of the sample.", lower_bound=0
+)
+
+flags.register_multi_flags_validator(
+    ["width", "num_heads"],
+    lambda values: values["width"] % values["num_heads"] == 0,
+    "--width must be a multiple of --num_heads.",
+)
+flags.register_multi_flags_validator(
+    ["batch_size", "num_replicas"],
+    lambda values: values["batch_size"] % values["num_replicas"] == 0,
+    "--batch_size must be a multiple of --num_replicas.",
+)
+flags.register_validator(
+    "model_file",
+    lambda value: value.endswith(".keras"),
+    "--model_file must end in .keras.",
+)
+
+
+class TokensPerSecond(keras.callbacks.Callback):
+    """Adds `tokens_per_second` to the logs, from the second step on.
+
+    The first step of all traces the graph; counting starts after it.
+    """
+
+    def __init__(self, tokens_per_step):
+        super().__init__()
+        self.tokens_per_step = tokens_per_step
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.start = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.start is None:
+            self.start, self.first = time.perf_counter(), batch
+            return
+        seconds = time.perf_counter() - self.start
+        self.rate = (batch - self.first) * self.tokens_per_step / seconds
+        logs["tokens_per_second"] = self.rate
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["tokens_per_second"] = self.rate
+
+
+def make_mesh():
+    """A mesh over all accelerators or, without any, over virtual devices."""
+    accelerators = tf.config.list_physical_devices("GPU")
+    accelerators += tf.config.list_physical_devices("TPU")
+    num_replicas = NUM_REPLICAS.value
+    num_stages = NUM_STAGES.value
+    if accelerators:
+        num_stages = num_stages or len(accelerators) // num_replicas
+    else:
+        num_stages = num_stages or 2
+        # One core is one device.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(
+            num_replicas * num_stages
+        )
+        tfscale.use_virtual_devices(num_replicas * num_stages)
+    return tfscale.device_mesh(data=num_replicas, pipeline=num_stages)
+
+
+def make_datasets():
+    """Training and validation batches of (tokens, tokens one byte later)."""
+    files = sorted(glob.glob(TEXT_FILES.value))
+    if len(files) < 2:
+        raise app.UsageError(
+            "--text_files must match two files or more. Received: "
+            f"{TEXT_FILES.value}, which matches {len(files)}."
+        )
+    return (
+        _windows([name for i, name in enumerate(files) if i % 20]),
+        _windows(files[::20]),
+    )
+
+
+def _windows(files):
+    return data.pipeline(
+        data.text(files, SEQUENCE_LENGTH.value),
+        batch_size=BATCH_SIZE.value,
+        seed=SEED.value,
+        remainder="drop",
+    ).repeat()
+
+
+def make_optimizer():
+    """AdamW with a warm-up and a cosine, as GPTs are trained."""
+    num_steps = NUM_EPOCHS.value * STEPS_PER_EPOCH.value
+    warmup_steps = num_steps // 20
+    learning_rate = keras.optimizers.schedules.CosineDecay(
+        initial_learning_rate=LEARNING_RATE.value / 10,
+        decay_steps=num_steps - warmup_steps,
+        warmup_target=LEARNING_RATE.value,
+        warmup_steps=warmup_steps,
+    )
+    return keras.optimizers.AdamW(
+        learning_rate, weight_decay=0.1, global_clipnorm=1.0
+    )
+
+
+def main(argv):
+    del argv
+    keras.utils.set_random_seed(SEED.value)
+    strategy = tfscale.MeshStrategy(make_mesh())
+    train, validation = make_datasets()
+    rows = BATCH_SIZE.value // NUM_REPLICAS.value
+    rows = -(-rows // NUM_MICROBATCHES.value)  # of the largest microbatch
+
+    with strategy.scope():
+        model = gpt.build_gpt(
+            NUM_BLOCKS.value,
+            WIDTH.value,
+            NUM_HEADS.value,
+            SEQUENCE_LENGTH.value,
+            DROPOUT.value,
+        )
+        model = tfscale.PipelineModel(
+            model,
+            num_microbatches=NUM_MICROBATCHES.value,
+            schedule=SCHEDULE.value,
+            balance=BALANCE.value,
+            recompute=RECOMPUTE.value,
+            microbatch_size=rows,
+        )
+        model.compile(
+            make_optimizer(),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    model.pipeline_summary()
+    model.fit(
+        train,
+        validation_data=validation,
+        epochs=NUM_EPOCHS.value,
+        steps_per_epoch=STEPS_PER_EPOCH.value,
+        validation_steps=VALIDATION_STEPS.value,
+        shuffle=False,  # the datasets do that
+        callbacks=[TokensPerSecond(BATCH_SIZE.value * SEQUENCE_LENGTH.value)],
+    )
+
+    model.save(MODEL_FILE.value)
+    # What was saved is plain Keras: it samples without tfscale.
+    plain = keras.models.load_model(MODEL_FILE.value)
+    print(f"\nSaved {MODEL_FILE.value}. A sample of it:\n")
+    print(gpt.sample(plain, PROMPT.value, SAMPLE_LENGTH.value, 0.8, SEED.value))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,215 @@
+import ast
+import difflib
+import functools
+import glob
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests import build_file
+from tests import source_files
+
+REPOSITORY = source_files.REPOSITORY
+INTERNALS = "tfscale/distribute/_tf_internals.py"
+
+# Planning with integers: no device, no tensor, tested in milliseconds.
+PURE = (
+    "tfscale/pipeline/action.py",
+    "tfscale/pipeline/balance.py",
+    "tfscale/pipeline/schedule.py",
+    "tfscale/pipeline/simulate.py",
+    "tfscale/pipeline/timeline.py",
+)
+# What a pure file may import beside the standard library and its like.
+PURE_PACKAGES = ("matplotlib", "numpy", "rich")
+
+# Lowest first. A module may import from its own layer and from those before;
+# it lies in the layer with the longest prefix of its path.
+LAYERS = (
+    ("tfscale/_version.py", "tfscale/_version_check.py"),
+    (*PURE, "tfscale/mesh.py"),
+    ("tfscale/distribute/",),
+    ("tfscale/data/",),
+    ("tfscale/callbacks/",),
+    ("tfscale/pipeline/",),
+    ("tfscale/__init__.py",),
+)
+
+CONFIGS = sorted(
+    os.path.basename(path)
+    for path in glob.glob(os.path.join(REPOSITORY, "configs", "*"))
+)
+
+
+def _package_files():
+    return [
+        path
+        for path in source_files.python_files()
+        if path.startswith("tfscale/")
+    ]
+
+
+def _layer(path):
+    matches = [
+        (len(prefix), level)
+        for level, prefixes in enumerate(LAYERS)
+        for prefix in prefixes
+        if path.startswith(prefix)
+    ]
+    if not matches:
+        raise ValueError(
+            "Every module lies in one of `LAYERS` in tests/architecture_test.py"
+            f". Received: {path}. Add its package where it belongs."
+        )
+    return max(matches)[1]
+
+
+@functools.cache
+def _public_names():
+    """(package, name) for each name in `__all__` of tfscale's packages."""
+    packages = [
+        os.path.dirname(path).replace("/", ".")
+        for path in _package_files()
+        if path.endswith("/__init__.py")
+    ]
+    return [
+        (package, name)
+        for package in packages
+        for name in importlib.import_module(package).__all__
+    ]
+
+
+class LayersTest(absltest.TestCase):
+    def test_planning_imports_neither_tensorflow_nor_keras(self):
+        for path in PURE:
+            self.assertIn(path, source_files.python_files())
+            for name in source_files.imported_names(path):
+                package = name.split(".")[0]
+                if package != "tfscale":
+                    self.assertIn(
+                        package,
+                        {*PURE_PACKAGES, *sys.stdlib_module_names},
+                        f"{path} imports {name}",
+                    )
+            for file in source_files.imported_files(path):
+                if file.startswith("tfscale/"):
+                    self.assertIn(file, PURE, f"{path} imports {file}")
+
+    def test_the_mesh_knows_nothing_of_strategies(self):
+        with open(os.path.join(REPOSITORY, "tfscale/mesh.py")) as file:
+            self.assertNotIn("tf.distribute", file.read())
+
+    def test_private_symbols_come_through_one_file(self):
+        for path in source_files.python_files():
+            for name in source_files.imported_names(path):
+                if path != INTERNALS and name.startswith(
+                    ("tensorflow.python", "keras.src")
+                ):
+                    self.fail(f"{path} imports {name}: only {INTERNALS} may")
+            # Symbols reached without an import count as well.
+            for node in ast.walk(source_files.parse(path)):
+                if isinstance(node, ast.Attribute):
+                    self.assertNotRegex(
+                        ast.unparse(node),
+                        r"^(tf|tensorflow)\.(python|__internal__)\b"
+                        r"|^keras\.src\b"
+                        r"|^tf\.keras\b",
+                        f"{path}:{node.lineno}",
+                    )
+
+    def test_imports_go_down_only(self):
+        for path in _package_files():
+            for file in source_files.imported_files(path):
+                self.assertLessEqual(
+                    _layer(file), _layer(path), f"{path} imports {file}"
+                )
+
+    def test_imports_have_no_cycle(self):
+        done, under_way = set(), []
+
+        def visit(path):
+            if path in under_way:
+                self.fail(" -> ".join([*under_way, path]))
+            if path not in done:
+                under_way.append(path)
+                for file in source_files.imported_files(path):
+                    visit(file)
+                done.add(under_way.pop())
+
+        for path in source_files.python_files():
+            visit(path)
+
+    def test_every_folder_of_the_package_is_a_package(self):
+        # setuptools leaves the others out of the wheel, without a word.
+        for path in _package_files():
+            init = os.path.join(os.path.dirname(path), "__init__.py")
+            self.assertIn(init, source_files.python_files())
+
+    def test_the_library_defines_no_flags(self):
+        for path in _package_files():
+            for name in source_files.imported_names(path):
+                self.assertFalse(name.startswith("absl.flags"), path)
+
+
+class BuildFileTest(absltest.TestCase):
+    def test_build_file_is_true_to_files_and_imports(self):
+        with open(os.path.join(REPOSITORY, "BUILD")) as file:
+            committed = file.read().splitlines()
+        difference = difflib.unified_diff(
+            committed, build_file.build_file().splitlines(), lineterm="", n=1
+        )
+        self.assertEqual(
+            "\n".join(difference),
+            "",
+            "Run `python -m tests.build_file > BUILD`.",
+        )
+
+
+class PublicNamesTest(absltest.TestCase):
+    def test_every_public_name_has_a_docstring_with_an_example(self):
+        for package, name in _public_names():
+            value = getattr(importlib.import_module(package), name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                with self.subTest(name=f"{package}.{name}"):
+                    self.assertTrue(value.__doc__)
+                    self.assertIn(">>> ", value.__doc__)
+
+
+class ConfigsTest(parameterized.TestCase):
+    def _run(self, config, flag):
+        """Runs the command in the first line of a config, only to check it."""
+        with open(os.path.join(REPOSITORY, "configs", config)) as file:
+            first_line = file.readline()
+        command = re.fullmatch(
+            r"# python -m ([\w.]+) (--flagfile=configs/([\w.]+))\n", first_line
+        )
+        self.assertIsNotNone(command, f"{config} begins with {first_line!r}")
+        module, flagfile, named_config = command.groups()
+        self.assertEqual(named_config, config)
+        process = subprocess.run(
+            [sys.executable, "-m", module, flagfile, flag],
+            capture_output=True,
+            cwd=REPOSITORY,
+            text=True,
+        )
+        self.assertEqual(process.returncode, 0, process.stderr)
+
+    # absl's `--only_check_flags` leaves before it has looked for unknown flags
+    # and asked the validators; `--only_check_args` does both.
+    @parameterized.product(
+        config=CONFIGS, flag=["--only_check_flags", "--only_check_args"]
+    )
+    def test_every_config_is_valid_for_the_example_that_it_names(
+        self, config, flag
+    ):
+        self._run(config, flag)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,87 @@
+import time
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale.callbacks.input_wait import InputWait
+
+
+def _dataset(milliseconds):
+    def sleep(number):
+        time.sleep(milliseconds / 1e3)
+        return number
+
+    rows = tf.ones([4, 8])
+    return (
+        tf.data.Dataset.range(40)
+        .map(
+            lambda i: (
+                rows
+                + 0
+                * tf.cast(tf.numpy_function(sleep, [i], tf.int64), "float32"),
+                rows,
+            )
+        )
+        .map(lambda x, y: (tf.ensure_shape(x, [4, 8]), y))
+    )
+
+
+def _model():
+    model = keras.Sequential([keras.layers.Dense(8)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    def test_warns_once_when_training_waits(self, mirrored):
+        strategy = tf.distribute.get_strategy()
+        if mirrored:
+            strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        wait = InputWait(threshold=0.3, num_steps=10)
+        with strategy.scope():
+            model = _model()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            history = model.fit(
+                wait.watch(_dataset(15)), epochs=2, verbose=0, callbacks=[wait]
+            )
+        told = [w for w in caught if "waits for its input" in str(w.message)]
+        self.assertLen(told, 1)
+        self.assertGreater(min(history.history["input_wait"]), 0.3)
+
+    def test_is_silent_when_input_is_there(self):
+        rows = np.ones([640, 512], "float32")
+        wait = InputWait(threshold=0.3, num_steps=10)
+        model = keras.Sequential([keras.layers.Dense(512) for _ in range(4)])
+        model.compile("sgd", "mse")
+        dataset = tf.data.Dataset.from_tensors((rows[:64], rows[:64]))
+        history = model.fit(
+            wait.watch(dataset.repeat(20)), verbose=0, callbacks=[wait]
+        )
+        self.assertLess(history.history["input_wait"][0], 0.3)
+
+    def test_the_dataset_is_the_same(self):
+        dataset = tf.data.Dataset.range(5).batch(2)
+        watched = InputWait().watch(dataset)
+        self.assertEqual(watched.cardinality(), 3)
+        self.assertEqual(watched.element_spec, dataset.element_spec)
+        for one, other in zip(dataset, watched, strict=True):
+            self.assertAllEqual(one, other)
+
+    def test_fit_without_watch_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "wait.watch"):
+            _model().fit(_dataset(0), verbose=0, callbacks=[InputWait()])
+
+    @parameterized.parameters({"threshold": 2.0}, {"num_steps": 0})
+    def test_impossible_settings_are_refused(self, **kwargs):
+        with self.assertRaisesRegex(ValueError, "threshold"):
+            InputWait(**kwargs)
+
+
+if __name__ == "__main__":
+    absltest.main()

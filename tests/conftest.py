@@ -1,0 +1,41 @@
+"""Prepares TensorFlow before any test imports it, and each test after that.
+
+Eight virtual CPU devices stand for the accelerators of every test. They have
+to exist before TensorFlow starts its runtime, hence here and not in a fixture.
+"""
+
+import gc
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import keras
+import pytest
+import tensorflow as tf
+from absl import flags
+
+NUM_VIRTUAL_DEVICES = 8
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * NUM_VIRTUAL_DEVICES,
+)
+
+# Under pytest no `absltest.main` does it; `create_tempdir` reads a flag.
+flags.FLAGS.mark_as_parsed()
+
+# What was imported so far never is garbage: no collection looks at it again.
+gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras_state():
+    """No test sees names, seeds or a dtype policy that another one left."""
+    keras.config.set_dtype_policy("float32")
+    keras.config.disable_interactive_logging()
+    # Without a collection of garbage, which takes a second once there are
+    # hundreds of traced functions.
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)

@@ -1,0 +1,398 @@
+"""What goes wrong with data, and what the error says."""
+
+import os
+import shutil
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import data
+from tfscale.data import memory
+
+
+def _shard(folder, name="0.tfrecord", count=10):
+    path = os.path.join(folder, name)
+    with tf.io.TFRecordWriter(path) as writer:
+        for number in range(count):
+            writer.write(b"record %02d" % number)
+    return path
+
+
+_RECORD = 16 + len("record 00")
+
+
+def _damage(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _all(pipeline):
+    return np.concatenate(list(pipeline.as_numpy_iterator())).tolist()
+
+
+class FilesTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters("files", "tfrecords", "text", "csv")
+    def test_no_file_matches(self, name):
+        arguments = {
+            "files": {},
+            "tfrecords": {},
+            "text": {"length": 3},
+            "csv": {"dtypes": {}},
+        }[name]
+        with self.assertRaisesRegex(FileNotFoundError, "nothing-here"):
+            getattr(data, name)("/nothing-here/*.x", **arguments)
+
+    def test_a_class_without_images(self):
+        folder = self.create_tempdir().full_path
+        with self.assertRaisesRegex(FileNotFoundError, "subfolder"):
+            data.image_folder(folder)
+        os.mkdir(os.path.join(folder, "cats"))
+        with self.assertRaisesRegex(FileNotFoundError, "cats"):
+            data.image_folder(folder)
+
+    def test_images_of_different_shapes_are_named(self):
+        folder = self.create_tempdir().full_path
+        os.mkdir(os.path.join(folder, "cats"))
+        for number, height in enumerate((4, 4, 5)):
+            image = tf.zeros([height, 4, 3], tf.uint8)
+            path = os.path.join(folder, "cats", f"{number}.png")
+            tf.io.write_file(path, tf.io.encode_png(image))
+        pipeline = data.pipeline(data.image_folder(folder), batch_size=3)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            r"one shape.*Record\] \[2\] \[has shape\] \[5 4 3\].*\[4 4 3\]",
+        ):
+            list(pipeline)
+
+    def test_csv_with_a_column_that_is_not_there(self):
+        path = os.path.join(self.create_tempdir(), "a.csv")
+        with open(path, "w") as file:
+            file.write("a,b\n1,2\n")
+        with self.assertRaisesRegex(ValueError, r"columns are \['a', 'b'\]"):
+            data.csv(path, dtypes={"c": "int32"})
+
+    def test_arrays_of_different_lengths(self):
+        with self.assertRaisesRegex(ValueError, r"\(3,\), \(4,\)"):
+            data.arrays(np.zeros(3), np.zeros(4))
+
+
+class DamageTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.create_tempdir().full_path
+
+    def test_damaged_data_raises_with_file_and_offset(self):
+        path = _shard(self.folder)
+        _damage(path, 3 * _RECORD + 14)
+        pipeline = data.pipeline(data.tfrecords(path), batch_size=5)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            rf"cannot be read.*{path}\] \[offset\] \[{3 * _RECORD}\]",
+        ):
+            list(pipeline)
+
+    @parameterized.parameters(
+        (4 * _RECORD + 20, "ends within a record", 4),
+        (4 * _RECORD + 7, "ends within a record's header", 4),
+    )
+    def test_a_truncated_file_is_found_before_the_first_step(
+        self, size, reason, whole
+    ):
+        path = _shard(self.folder)
+        os.truncate(path, size)
+        with self.assertRaisesRegex(
+            tf.errors.DataLossError,
+            f"{reason}.*{path}, offset {whole * _RECORD}",
+        ):
+            data.tfrecords(path)
+
+    def test_a_damaged_length_is_found_before_the_first_step(self):
+        path = _shard(self.folder)
+        _damage(path, 2 * _RECORD + 1)
+        with self.assertRaisesRegex(
+            tf.errors.DataLossError, f"length.*{path}, offset {2 * _RECORD}"
+        ):
+            data.tfrecords(path)
+
+    @parameterized.parameters([[3]], [[0]], [[9]], [[2, 3, 7]])
+    def test_damaged_records_are_skipped_and_counted(self, damaged):
+        path = _shard(self.folder)
+        for number in damaged:
+            _damage(path, number * _RECORD + 14)
+        with self.assertWarnsRegex(UserWarning, f"{len(damaged)} damaged"):
+            source = data.tfrecords(path, on_damage="skip")
+        self.assertEqual(source.num_skipped, len(damaged))
+        good = [
+            b"record %02d" % number
+            for number in range(10)
+            if number not in damaged
+        ]
+        pipeline = data.pipeline(source, batch_size=4)
+        self.assertEqual(pipeline.cardinality(), -(-len(good) // 4))
+        self.assertCountEqual(_all(pipeline), good)
+
+    def test_the_rest_of_a_truncated_file_is_skipped(self):
+        path = _shard(self.folder)
+        os.truncate(path, 4 * _RECORD + 20)
+        with self.assertWarnsRegex(UserWarning, "1 damaged"):
+            source = data.tfrecords(path, on_damage="skip")
+        self.assertLen(_all(data.pipeline(source, batch_size=4)), 4)
+
+    def test_a_file_that_has_gone_is_named(self):
+        path = _shard(self.folder)
+        pipeline = data.pipeline(data.tfrecords(path), batch_size=5)
+        os.remove(path)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, path):
+            list(pipeline)
+
+    def test_a_truncated_gzip_file_is_named(self):
+        path = os.path.join(self.folder, "a.gz")
+        with tf.io.TFRecordWriter(path, "GZIP") as writer:
+            for _ in range(100):
+                writer.write(os.urandom(100))
+        os.truncate(path, 5000)
+        with self.assertRaisesRegex(tf.errors.DataLossError, path):
+            data.tfrecords(path, compression="GZIP")
+
+
+class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):
+    def test_an_empty_dataset(self):
+        empty = _shard(self.create_tempdir().full_path, count=0)
+        for source in (
+            data.tfrecords(empty),
+            data.dataset(tf.data.Dataset.range(0)),
+            data.arrays(np.zeros([0, 2])),
+        ):
+            with self.assertRaisesRegex(ValueError, "empty"):
+                data.pipeline(source, batch_size=2)
+
+    def test_nothing_left_after_dropping(self):
+        with self.assertRaisesRegex(ValueError, "4 records, batch_size=8"):
+            data.pipeline(
+                data.arrays(np.arange(4)), batch_size=8, remainder="drop"
+            )
+
+    @parameterized.parameters(-1, -2)
+    def test_a_dataset_of_unknown_length(self, cardinality):
+        dataset = tf.data.Dataset.range(9)
+        if cardinality == -1:
+            dataset = dataset.repeat()
+        else:
+            dataset = dataset.filter(lambda x: x > 2)
+        with self.assertRaisesRegex(ValueError, "num_records"):
+            data.dataset(dataset)
+
+    def _pipeline(self, records, workers, **kwargs):
+        context = tf.distribute.InputContext(workers, 0, workers)
+        return data.pipeline(
+            data.arrays(np.arange(records)), input_context=context, **kwargs
+        )
+
+    def test_a_batch_that_workers_cannot_share(self):
+        with self.assertRaisesRegex(ValueError, "batch_size=8.*3 replicas"):
+            self._pipeline(30, 3, batch_size=8)
+
+    def test_a_last_batch_with_fewer_records_than_workers(self):
+        with self.assertRaisesRegex(ValueError, "1 records in it for 2"):
+            self._pipeline(17, 2, batch_size=8)
+
+    def test_fewer_files_than_workers(self):
+        folder = self.create_tempdir().full_path
+        source = data.tfrecords(_shard(folder))
+        context = tf.distribute.InputContext(2, 0, 2)
+        with self.assertRaisesRegex(ValueError, "a file of its own"):
+            data.pipeline(
+                source, batch_size=2, shard="files", input_context=context
+            )
+
+    def test_files_where_there_are_none(self):
+        context = tf.distribute.InputContext(2, 0, 2)
+        with self.assertRaisesRegex(ValueError, "arrays"):
+            data.pipeline(
+                data.arrays(np.arange(8)),
+                batch_size=2,
+                shard="files",
+                input_context=context,
+            )
+
+    def test_padding_without_a_place_for_weights(self):
+        with self.assertRaisesRegex(ValueError, "sample_weight"):
+            data.pipeline(
+                data.arrays(np.arange(9)), batch_size=4, remainder="pad"
+            )
+
+    @parameterized.parameters(
+        {"remainder": "wrap"}, {"cache": "disk"}, {"shard": "auto"}
+    )
+    def test_an_unknown_choice(self, **kwargs):
+        with self.assertRaisesRegex(ValueError, next(iter(kwargs.values()))):
+            data.pipeline(data.arrays(np.arange(9)), batch_size=3, **kwargs)
+
+
+class CacheTest(tf.test.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = os.path.join(self.create_tempdir(), "cache")
+
+    def _pipeline(self, **kwargs):
+        return data.pipeline(
+            data.arrays(np.arange(10)),
+            parse=kwargs.pop("parse", lambda x: tf.fill([100], x)),
+            batch_size=5,
+            **kwargs,
+        )
+
+    def _file(self, **kwargs):
+        return self._pipeline(cache="file", cache_dir=self.folder, **kwargs)
+
+    def test_auto_is_memory_then_file_then_none(self):
+        choose = {"cache_dir": self.folder}
+        self.assertEqual(self._pipeline(**choose).recipe.cache_kind, "memory")
+        tight = self._pipeline(ram_budget=4000, **choose)
+        self.assertEqual(tight.recipe.cache_kind, "file")
+        none = self._pipeline(ram_budget=4000)
+        self.assertEqual(none.recipe.cache_kind, "none")
+        full = mock.Mock(return_value=mock.Mock(free=100))
+        with mock.patch.object(shutil, "disk_usage", full):
+            none = self._pipeline(ram_budget=4000, **choose)
+        self.assertEqual(none.recipe.cache_kind, "none")
+
+    def test_memory_that_does_not_fit_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "memory budget"):
+            self._pipeline(cache="memory", ram_budget=4000)
+
+    def test_a_window_that_does_not_fit_is_refused(self):
+        path = _shard(self.create_tempdir().full_path)
+        with self.assertRaisesRegex(ValueError, "shuffle_window=10.*Use 9 or"):
+            data.pipeline(
+                data.tfrecords(path),
+                batch_size=2,
+                shuffle_window=10,
+                ram_budget=1000,
+                cache="none",
+            )
+
+    def test_a_disk_that_is_too_small_is_named_and_left_clean(self):
+        full = mock.Mock(return_value=mock.Mock(free=100))
+        with (
+            mock.patch.object(shutil, "disk_usage", full),
+            self.assertRaisesRegex(OSError, f"{self.folder}.*100 bytes free"),
+        ):
+            self._file()
+        self.assertEmpty(os.listdir(self.folder))
+
+    def test_a_disk_that_fills_up_is_named_and_left_clean(self):
+        error = tf.errors.ResourceExhaustedError(None, None, "No space left")
+        with (
+            mock.patch.object(tf.io.TFRecordWriter, "write", side_effect=error),
+            self.assertRaisesRegex(OSError, "could not be written"),
+        ):
+            self._file()
+        self.assertEmpty(os.listdir(self.folder))
+        self.assertLen(list(self._file()), 2)  # no stale lock
+
+    def test_a_cache_is_used_by_later_runs(self):
+        self._file()
+
+        def parse(number):
+            values = tf.fill([100], number)
+            # Record 0 is compared; no other may be parsed again.
+            check = tf.debugging.Assert(number < 1, ["parsed again"])
+            with tf.control_dependencies([check]):
+                return tf.identity(values)
+
+        self.assertLen(list(self._file(parse=parse)), 2)
+
+    def test_a_cache_of_other_data_is_refused(self):
+        self._file()
+        with self.assertRaisesRegex(ValueError, "have changed.*Delete"):
+            self._file(parse=lambda x: tf.fill([100], x + 1))
+
+    def test_a_killed_run_leaves_nothing_in_the_way(self):
+        code = (
+            "import os, sys, signal\n"
+            "import numpy as np, tensorflow as tf\n"
+            "from tfscale import data\n"
+            "write = tf.io.TFRecordWriter.write\n"
+            "def killed(self, value):\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "tf.io.TFRecordWriter.write = killed\n"
+            "data.pipeline(data.arrays(np.arange(10)), batch_size=5,\n"
+            "    parse=lambda x: tf.fill([100], x), cache='file',\n"
+            "    cache_dir=sys.argv[1])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, self.folder],
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        self.assertEqual(done.returncode, -9)
+        self.assertLen(os.listdir(self.folder), 1)  # what it left
+        self.assertLen(list(self._file()), 2)
+        names = os.listdir(self.folder)
+        self.assertLen(names, 1)
+        self.assertNotIn("partial", names[0])
+
+
+class MemoryTest(absltest.TestCase):
+    def _cgroup(self, files):
+        folder = self.create_tempdir()
+        for name, text in files.items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as file:
+                file.write(text)
+        return folder.full_path
+
+    def test_budget_is_half_of_what_is_free(self):
+        free = self._cgroup({"memory.max": "max", "memory.current": "5"})
+        self.assertEqual(memory.budget(cgroup=free, available=1000), 500)
+
+    def test_budget_respects_both_versions_of_cgroups(self):
+        two = self._cgroup({"memory.max": "600", "memory.current": "200"})
+        self.assertEqual(memory.budget(cgroup=two, available=1000), 200)
+        one = self._cgroup(
+            {
+                "memory/memory.limit_in_bytes": "300",
+                "memory/memory.usage_in_bytes": "100",
+            }
+        )
+        self.assertEqual(memory.budget(cgroup=one, available=1000), 100)
+
+    def test_budget_of_this_machine_is_positive(self):
+        self.assertGreater(memory.budget(), 0)
+
+
+class TfdsTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(("cifar10", (32, 32, 3)), ("mnist", (28, 28, 1)))
+    def test_by_name(self, name, shape):
+        with tfds.testing.mock_data(num_examples=20):
+            pipeline = data.pipeline(data.tfds(name, "train"), batch_size=8)
+            images, labels = pipeline.element_spec
+            self.assertEqual(images.shape, (None, *shape))
+            self.assertEqual(labels.dtype, tf.int64)
+            self.assertLen(list(pipeline), 3)
+            features = data.pipeline(
+                data.tfds(
+                    name,
+                    "train",
+                    as_supervised=False,
+                    read_config=tfds.ReadConfig(try_autocache=False),
+                ),
+                batch_size=8,
+            )
+            self.assertIn("label", features.element_spec)
+            self.assertEqual(features.element_spec["image"].dtype, tf.uint8)
+
+
+if __name__ == "__main__":
+    absltest.main()

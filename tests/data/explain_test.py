@@ -1,0 +1,262 @@
+"""`explain` must name what was planted, in the user's words."""
+
+import dataclasses
+import json
+import os
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import data
+
+_BATCH = 8
+_SECONDS = 0.25
+
+
+def _sleepy(milliseconds, every=1):
+    """A map that takes its time without taking a core."""
+
+    def sleep(number):
+        if number % every == 0:
+            time.sleep(milliseconds / 1e3)
+        return number
+
+    def slow(number):
+        slept = tf.numpy_function(sleep, [number], tf.int64)
+        return tf.ensure_shape(slept, [])
+
+    return slow
+
+
+def _busy(number):
+    """A map that takes about a millisecond of a core."""
+    start = tf.cast(number, tf.float32) * 1e-6
+    matrix = tf.fill([128, 128], start)
+    for _ in range(12):
+        matrix = tf.tanh(tf.matmul(matrix, matrix))
+    return number + tf.cast(matrix[0, 0], tf.int64)
+
+
+def _range():
+    return tf.data.Dataset.range(100_000)
+
+
+def _slow_file(folder, milliseconds):
+    """Reading, in which each record is late."""
+    names = [os.path.join(folder, str(n)) for n in range(4)]
+    for name in names:
+        with tf.io.TFRecordWriter(name) as writer:
+            for number in range(200):
+                writer.write(str(number).encode())
+
+    def read(name):
+        records = tf.data.TFRecordDataset(name)
+        numbers = records.map(lambda r: tf.strings.to_number(r, tf.int64))
+        return numbers.map(_sleepy(milliseconds))
+
+    return tf.data.Dataset.from_tensor_slices(names), read
+
+
+def _best(explanation):
+    return explanation.suggestions[0]
+
+
+class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
+    def test_a_slow_parse_that_is_sequential(self):
+        dataset = _range().map(_sleepy(2)).batch(_BATCH).prefetch(2)
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        self.assertEqual(explanation.bottleneck, "map")
+        texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
+        self.assertIn("num_parallel_calls=AUTOTUNE for the map", texts)
+
+    def test_a_slow_parse_with_too_little_parallelism(self):
+        dataset = (
+            _range()
+            .map(_sleepy(2), num_parallel_calls=1)
+            .batch(_BATCH)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        self.assertEqual(explanation.bottleneck, "parallel map")
+        texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
+        self.assertIn("num_parallel_calls=AUTOTUNE for the parallel map", texts)
+
+    def test_a_slow_read_from_one_file_at_a_time(self):
+        names, read = _slow_file(self.create_tempdir().full_path, 2)
+        dataset = (
+            names.interleave(read, cycle_length=4)
+            .map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE)
+            .batch(_BATCH)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        self.assertEqual(explanation.bottleneck, "interleave")
+        texts = [s.text for s in explanation.suggestions if s.gain > 1.3]
+        self.assertIn("num_parallel_calls=AUTOTUNE for the interleave", texts)
+
+    def test_no_prefetch(self):
+        options = tf.data.Options()
+        # tf.data would add one of its own accord.
+        options.experimental_optimization.inject_prefetch = False
+        # A map before `batch` would be fused with it, and run ahead.
+        batches = _range().batch(_BATCH).map(lambda x: x[0])
+        dataset = batches.map(_sleepy(16)).with_options(options)
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        gains = {s.text: s.gain for s in explanation.suggestions}
+        self.assertGreater(gains["prefetch(tf.data.AUTOTUNE) at the end"], 1.3)
+
+    def test_a_small_buffer_behind_bursts(self):
+        # One batch in eight takes eight times as long: a consumer waits for
+        # it, unless seven lie ready.
+        dataset = (
+            _range()
+            .batch(_BATCH)
+            .map(lambda x: x[0] // _BATCH)
+            .map(_sleepy(40, every=8))
+            .prefetch(1)
+        )
+        explanation = data.explain(dataset, seconds=4 * _SECONDS)
+        gains = {s.text: s.gain for s in explanation.suggestions}
+        self.assertGreater(gains["prefetch(tf.data.AUTOTUNE)"], 1.1)
+
+    @parameterized.named_parameters(
+        ("slow_parse", {"parse": _busy, "parallelism": 1}, "parse"),
+        (
+            "slow_augment",
+            {"augment": lambda x, seed: _busy(x), "parallelism": 1},
+            "augment",
+        ),
+    )
+    def test_a_stage_of_a_pipeline(self, kwargs, stage):
+        pipeline = data.pipeline(
+            data.arrays(np.arange(100_000)),
+            batch_size=_BATCH,
+            cache="none",
+            **kwargs,
+        )
+        explanation = data.explain(pipeline, seconds=_SECONDS)
+        self.assertEqual(explanation.bottleneck, stage)
+        texts = [s.text for s in explanation.suggestions]
+        self.assertIn("parallelism=tf.data.AUTOTUNE", texts)
+        self.assertEqual(pipeline.position.value, (0, 0, 0))
+
+    def test_a_cache_of_a_pipeline_is_tried_and_ranked_first(self):
+        pipeline = data.pipeline(
+            data.arrays(np.arange(100_000)),
+            parse=_busy,
+            batch_size=_BATCH,
+            cache="none",
+        )
+        best = _best(data.explain(pipeline, seconds=_SECONDS))
+        self.assertStartsWith(best.text, "cache='memory'")
+        self.assertGreater(best.gain, 1.5)
+
+    def test_no_prefetch_of_a_pipeline(self):
+        def lookup(index):
+            slept = tf.numpy_function(_wait, [index], tf.int64)
+            return tf.ensure_shape(slept, [None])
+
+        def _wait(index):
+            time.sleep(16e-3)
+            return index
+
+        source = dataclasses.replace(
+            data.arrays(np.arange(100_000)), gather=lookup
+        )
+        pipeline = data.pipeline(
+            source, batch_size=_BATCH, prefetch=0, parallelism=1
+        )
+        explanation = data.explain(pipeline, seconds=_SECONDS)
+        gains = {s.text: s.gain for s in explanation.suggestions}
+        self.assertGreater(gains["prefetch=tf.data.AUTOTUNE"], 1.3)
+
+
+class ModelTest(tf.test.TestCase):
+    def _model(self, layers):
+        model = keras.Sequential(
+            [keras.layers.Dense(512) for _ in range(layers)]
+        )
+        model.compile("adam", "mse")
+        return model
+
+    def _rows(self, sleep):
+        rows = np.ones([4096, 512], "float32")
+        dataset = tf.data.Dataset.range(4096).batch(32)
+        dataset = dataset.map(lambda i: i[0]).map(_sleepy(sleep))
+        batch = tf.constant(rows[:32])
+        return dataset.map(lambda _: (batch, batch)).prefetch(1)
+
+    def test_input_bound_or_not_and_by_how_much(self):
+        model = self._model(2)
+        slow = data.explain(self._rows(60), model, seconds=_SECONDS)
+        self.assertTrue(slow.is_input_bound)
+        self.assertGreater(slow.wait_share, 0.3)
+        self.assertIn("input-bound", str(slow))
+        fast = data.explain(self._rows(0), model, seconds=_SECONDS)
+        self.assertFalse(fast.is_input_bound)
+        self.assertEqual(fast.wait_share, 0.0)
+
+    def test_the_model_is_afterwards_what_it_was(self):
+        model = self._model(1)
+        model.fit(self._rows(0).take(2), verbose=0)
+        variables = [*model.variables, *model.optimizer.variables]
+        before = [keras.ops.convert_to_numpy(v) for v in variables]
+        data.explain(self._rows(0), model, seconds=0.05)
+        for old, variable in zip(before, variables, strict=True):
+            self.assertAllEqual(old, variable)
+
+
+class ExplanationTest(tf.test.TestCase):
+    def test_as_table_as_picture_and_as_data(self):
+        dataset = tf.data.Dataset.range(99).map(lambda x: x + 1).batch(3)
+        explanation = data.explain(dataset, seconds=0.05)
+        text = str(explanation)
+        for word in ("range", "map", "batch", "us/element", "batches/s"):
+            self.assertIn(word, text)
+        found = json.loads(json.dumps(explanation.as_dict()))
+        self.assertLen(found["stages"], 3)
+        self.assertIsNone(found["is_input_bound"])
+        path = os.path.join(self.create_tempdir(), "picture.png")
+        explanation.save_picture(path)
+        self.assertGreater(os.path.getsize(path), 1000)
+
+    def test_what_autotune_chose_is_told(self):
+        dataset = (
+            tf.data.Dataset.range(10_000)
+            .map(_busy, num_parallel_calls=tf.data.AUTOTUNE)
+            .batch(4)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        explanation = data.explain(dataset, seconds=_SECONDS)
+        self.assertTrue(any(n.parallelism for n in explanation.nodes))
+        self.assertTrue(
+            any(n.buffer_size is not None for n in explanation.nodes)
+        )
+
+    def test_findings_of_the_lints_are_told(self):
+        dataset = tf.data.Dataset.range(99).batch(3).shuffle(3)
+        explanation = data.explain(dataset, seconds=0.05)
+        self.assertEqual(explanation.findings[0].rule, "shuffle-after-batch")
+
+
+class BenchmarkTest(tf.test.TestCase):
+    def test_a_batch_takes_as_long_as_it_takes(self):
+        dataset = tf.data.Dataset.range(1000).map(_sleepy(10))
+        measured = data.benchmark(dataset, seconds=0.3)
+        self.assertBetween(measured.seconds_per_batch, 0.010, 0.015)
+
+    def test_a_short_dataset_is_begun_again(self):
+        measured = data.benchmark(tf.data.Dataset.range(3), seconds=0.05)
+        self.assertGreater(measured.num_batches, 3)
+
+    def test_an_empty_one_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "without a batch"):
+            data.benchmark(tf.data.Dataset.range(0))
+
+
+if __name__ == "__main__":
+    absltest.main()

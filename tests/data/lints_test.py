@@ -1,0 +1,118 @@
+"""Each lint with the offending pipeline, and pipelines with nothing wrong."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import data
+
+
+def _range():
+    return tf.data.Dataset.range(20)
+
+
+def _python(x):
+    return tf.ensure_shape(tf.numpy_function(lambda y: y, [x], tf.int64), [])
+
+
+def _stateful(x):
+    return x + tf.random.uniform([], 0, 9, tf.int64)
+
+
+def _stateless(x):
+    return x + tf.random.stateless_uniform([], [0, x], 0, 9, tf.int64)
+
+
+def _flip(x):
+    return tf.image.random_flip_left_right(tf.fill([2, 2, 3], x))
+
+
+OFFENDERS = {
+    "random_then_cache": (
+        lambda: _range().map(_stateless).cache(),
+        ["cache-after-random"],
+    ),
+    "stateful_then_cache": (
+        lambda: _range().map(_stateful).cache().batch(2),
+        ["stateful-random", "cache-after-random"],
+    ),
+    "stateful": (lambda: _range().map(_stateful), ["stateful-random"]),
+    "stateful_image": (
+        lambda: _range().map(_flip, num_parallel_calls=2),
+        ["stateful-random"],
+    ),
+    "shuffle_after_batch": (
+        lambda: _range().batch(2).shuffle(4),
+        ["shuffle-after-batch"],
+    ),
+    "python_function": (lambda: _range().map(_python), ["python-function"]),
+    "shuffle_buffer": (
+        lambda: _range().shuffle(10**6).batch(2),
+        ["shuffle-buffer"],
+    ),
+}
+
+INNOCENTS = {
+    "cache_then_random": lambda: _range().cache().map(_stateless),
+    "shuffle_after_unbatch": lambda: _range().batch(2).unbatch().shuffle(4),
+    "order_of_a_pipeline": lambda: data.pipeline(
+        data.arrays(np.arange(20)),
+        batch_size=2,
+        parse=lambda x: x + 1,
+        augment=lambda x, seed: (
+            x + tf.random.stateless_uniform([], seed, 0, 9, tf.int64)
+        ),
+    ),
+    "zip": lambda: tf.data.Dataset.zip(_range(), _range()).shuffle(3),
+}
+
+
+class LintTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        (name, *case) for name, case in OFFENDERS.items()
+    )
+    def test_is_found(self, make, rules):
+        findings = data.lint(make(), ram_budget=1 << 20)
+        self.assertEqual([finding.rule for finding in findings], rules)
+        for finding in findings:
+            self.assertNotEmpty(finding.fix)
+            self.assertIn(finding.fix, str(finding))
+
+    @parameterized.named_parameters(INNOCENTS.items())
+    def test_is_not_found(self, make):
+        self.assertEmpty(data.lint(make(), ram_budget=1 << 20))
+
+    def test_a_buffer_that_fits_is_named(self):
+        (finding,) = data.lint(_range().shuffle(1000), ram_budget=800)
+        self.assertIn("Use 100 or fewer", finding.fix)
+
+
+class PipelineTest(tf.test.TestCase, parameterized.TestCase):
+    def _pipeline(self, **kwargs):
+        return data.pipeline(data.arrays(np.arange(20)), batch_size=2, **kwargs)
+
+    @parameterized.parameters(_stateful, _stateless, _flip)
+    def test_a_random_parse_is_refused(self, parse):
+        with self.assertRaisesRegex(ValueError, "to `augment`"):
+            self._pipeline(parse=parse)
+
+    def test_an_augment_from_hidden_state_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "RandomUniformInt.*stateless"):
+            self._pipeline(augment=lambda x, seed: _stateful(x))
+
+    @parameterized.parameters("parse", "augment")
+    def test_a_python_function_is_warned_of(self, where):
+        def function(x, seed=None):
+            return _python(x)
+
+        with self.assertWarnsRegex(UserWarning, "python-function"):
+            self._pipeline(**{where: function})
+
+    def test_the_dataset_that_is_wrapped_is_looked_at(self):
+        with self.assertWarnsRegex(UserWarning, "stateful-random"):
+            data.pipeline(data.dataset(_range().map(_stateful)), batch_size=2)
+
+
+if __name__ == "__main__":
+    absltest.main()

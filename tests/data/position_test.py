@@ -1,0 +1,197 @@
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import data
+
+
+class PositionTest(tf.test.TestCase, parameterized.TestCase):
+    def test_three_integers_that_can_be_read_and_set(self):
+        position = data.Position(seed=7)
+        self.assertEqual(position.value, (7, 0, 0))
+        position.assign(epoch=2, index=96)
+        self.assertEqual(position.value, data.PositionValue(7, 2, 96))
+
+    @parameterized.parameters({"epoch": -1}, {"index": -8})
+    def test_negative_ones_are_refused(self, **kwargs):
+        with self.assertRaisesRegex(ValueError, "0 or more"):
+            data.Position(0).assign(**kwargs)
+
+    def test_goes_into_a_checkpoint(self):
+        position = data.Position(seed=7)
+        position.assign(epoch=2, index=96)
+        path = os.path.join(self.create_tempdir(), "checkpoint")
+        saved = tf.train.Checkpoint(position=position).write(path)
+        other = data.Position(seed=0)
+        tf.train.Checkpoint(position=other).read(saved).assert_consumed()
+        self.assertEqual(other.value, (7, 2, 96))
+
+    def test_is_no_distributed_variable(self):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            pipeline = data.pipeline(data.arrays(np.arange(8)), batch_size=4)
+            position = data.Position(3)
+        self.assertEqual(position.value, (3, 0, 0))
+        self.assertLen(list(pipeline), 2)
+
+    def test_fit_moves_it_by_epochs(self):
+        rows = np.ones([20, 2], "float32")
+        pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        model.fit(pipeline, epochs=3, verbose=0)
+        self.assertEqual(pipeline.position.value, (0, 3, 0))
+        self.assertEqual(model.optimizer.iterations, 15)
+
+    def test_each_epoch_of_fit_sees_each_record_once(self):
+        class Sum(keras.layers.Layer):
+            def build(self, shape):
+                self.seen = self.add_weight(
+                    shape=[20], initializer="zeros", trainable=False
+                )
+                self.scale = self.add_weight(shape=[])
+
+            def call(self, x):
+                hot = keras.ops.one_hot(keras.ops.cast(x[:, 0], "int32"), 20)
+                self.seen.assign_add(keras.ops.sum(hot, axis=0))
+                return x * self.scale
+
+        layer = Sum()
+        model = keras.Sequential([layer])
+        model.compile("sgd", "mse")
+        rows = np.arange(20.0, dtype="float32")[:, None]
+        pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
+        model.fit(pipeline, epochs=3, verbose=0)
+        self.assertAllEqual(layer.seen, np.full(20, 3.0))
+
+
+class ResumedTrainingTest(tf.test.TestCase):
+    def _train(self, parts):
+        """Losses of steps, each part in a model and pipeline of its own."""
+        keras.utils.set_random_seed(0)
+        rows = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+        weights, losses = None, []
+        for epoch, index, steps in parts:
+            pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
+            pipeline.position.assign(epoch=epoch, index=index)
+            model = keras.Sequential([keras.layers.Dense(3)])
+            model.compile("sgd", "mse")
+            model.build((None, 3))
+            if weights is not None:
+                model.set_weights(weights)
+            else:
+                keras.utils.set_random_seed(1)
+                model.set_weights(
+                    [np.full(w.shape, 0.1, "float32") for w in model.weights]
+                )
+            for batch in pipeline.take(steps):
+                losses.append(float(model.train_on_batch(*batch)))
+                model.reset_metrics()
+            weights = model.get_weights()
+        return losses, weights
+
+    def test_two_kills_in_one_epoch_change_no_weight(self):
+        whole = self._train([(0, 0, 6), (1, 0, 6)])
+        broken = self._train([(0, 0, 6), (1, 0, 2), (1, 8, 3), (1, 20, 1)])
+        self.assertAllEqual(whole[0], broken[0])
+        for one, other in zip(whole[1], broken[1], strict=True):
+            self.assertAllEqual(one, other)
+
+
+class DistributedTest(tf.test.TestCase, parameterized.TestCase):
+    def _strategy(self):
+        # No collectives: theirs get equal keys in all MirroredStrategies of a
+        # process, and fail where the gradients of two tests differ in shape.
+        return tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+
+    def test_replicas_share_a_global_batch_in_order(self):
+        strategy = self._strategy()
+        pipeline = data.pipeline(data.arrays(np.arange(40)), batch_size=8)
+        whole = list(pipeline.as_numpy_iterator())
+        pipeline.position.assign(epoch=0)
+        distributed = strategy.experimental_distribute_dataset(pipeline)
+        for one, parts in zip(whole, distributed, strict=True):
+            both = strategy.experimental_local_results(parts)
+            self.assertLen(both, 2)
+            self.assertAllEqual(one, tf.concat(both, 0))
+
+    def test_from_function_with_files_of_its_own(self):
+        folder = self.create_tempdir().full_path
+        for number in range(4):
+            path = os.path.join(folder, f"{number}.tfrecord")
+            with tf.io.TFRecordWriter(path) as writer:
+                for record in range(10 * number, 10 * number + 10):
+                    writer.write(str(record).encode())
+
+        def make(context):
+            return data.pipeline(
+                data.tfrecords(os.path.join(folder, "*.tfrecord")),
+                parse=lambda r: tf.strings.to_number(r, tf.int64),
+                batch_size=8,
+                remainder="drop",
+                input_context=context,
+                shard="files",
+            )
+
+        strategy = self._strategy()
+        distributed = strategy.distribute_datasets_from_function(make)
+        steps = [
+            strategy.experimental_local_results(parts) for parts in distributed
+        ]
+        self.assertLen(steps, 5)
+        self.assertEqual({len(part) for step in steps for part in step}, {4})
+        records = np.concatenate([p for step in steps for p in step])
+        self.assertCountEqual(records.tolist(), range(40))
+
+        # Two workers: each opens its own files and no other's.
+        for worker, files in ((0, (0, 2)), (1, (1, 3))):
+            pipeline = make(tf.distribute.InputContext(2, worker, 4))
+            seen = np.concatenate(list(pipeline.as_numpy_iterator()))
+            self.assertEqual({int(r) // 10 for r in seen}, set(files))
+
+    def test_fit_under_a_strategy_is_fit_on_one_device(self):
+        rows = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+        weights = []
+        for strategy in (tf.distribute.get_strategy(), self._strategy()):
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Dense(3)])
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                model.build((None, 3))
+            model.set_weights(
+                [np.full(w.shape, 0.1, "float32") for w in model.weights]
+            )
+            pipeline = data.pipeline(data.arrays(rows, rows), batch_size=8)
+            model.fit(pipeline, epochs=2, verbose=0)
+            weights.append(model.get_weights())
+        for one, other in zip(*weights, strict=True):
+            self.assertAllClose(one, other, rtol=1e-5)
+
+
+class ResumeAtTheEndTest(tf.test.TestCase, parameterized.TestCase):
+    # How long it takes: `python -m benchmarks.input_pipeline.resume`.
+    @parameterized.parameters("arrays", "tfrecords")
+    def test_after_99968_of_100000_records_one_batch_is_left(self, kind):
+        if kind == "arrays":
+            source = data.arrays(np.arange(100_000))
+        else:
+            folder = self.create_tempdir().full_path
+            for shard in range(4):
+                path = os.path.join(folder, f"{shard}.tfrecord")
+                with tf.io.TFRecordWriter(path) as writer:
+                    for _ in range(25_000):
+                        writer.write(b"record")
+            source = data.tfrecords(os.path.join(folder, "*"))
+        pipeline = data.pipeline(source, batch_size=32, cache="none")
+        pipeline.position.assign(index=32 * 3124)
+        self.assertLen(list(pipeline), 1)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,303 @@
+"""Replicas are the data axis: in loops by hand, in `fit`, for lookups too."""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+# Few rows of the table, so each occurs often in a batch.
+TOKENS = RANDOM.randint(0, 3, (48, 4))
+TARGETS = RANDOM.normal(size=(48, 2)).astype("float32")
+
+
+def build():
+    tokens = keras.Input((4,), dtype="int32")
+    x = keras.layers.Embedding(3, 5)(tokens)
+    x = keras.layers.Dense(4, "tanh", name="a")(keras.layers.Flatten()(x))
+    return keras.Model(tokens, keras.layers.Dense(2, name="b")(x))
+
+
+def strategy(**axes):
+    return tfscale.MeshStrategy(tfscale.device_mesh(**axes))
+
+
+def reset():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+def fit(make_optimizer, data=None):
+    """Variables and slots of a plain model after three steps of `fit`."""
+
+    def train():
+        model, optimizer = build(), make_optimizer()
+        model.compile(optimizer, "mse")
+        model.fit(TOKENS, TARGETS, batch_size=16, shuffle=False, verbose=0)
+        return [np.array(v) for v in model.variables + optimizer.variables]
+
+    if data is None:
+        return train()
+    with strategy(data=data).scope():
+        return train()
+
+
+class DenseAdam(keras.optimizers.Adam):
+    """Adds up the rows of a lookup first."""
+
+    def apply(self, grads, trainable_variables=None):
+        grads = [tf.convert_to_tensor(gradient) for gradient in grads]
+        super().apply(grads, trainable_variables)
+
+
+class LookupsTest(parameterized.TestCase):
+    """Gradients of rows that a batch looks up more than once."""
+
+    @parameterized.named_parameters(
+        ("one_replica", 1, {}),
+        ("two_replicas", 2, {}),
+        ("clipped", 1, {"global_clipnorm": 0.01}),
+    )
+    def test_are_added_up_where_plain_keras_takes_each_by_itself(
+        self, data, options
+    ):
+        outcomes = []
+        for kind, replicas in (
+            (DenseAdam, None),
+            (keras.optimizers.Adam, None),
+            (keras.optimizers.Adam, data),
+        ):
+            reset()
+            make = functools.partial(kind, 0.01, **options)
+            outcomes.append(fit(make, replicas))
+        right, keras_alone, here = outcomes
+        for expected, actual in zip(right, here, strict=True):
+            same_numbers.assert_close(actual, expected)
+        # The table is the first variable. The day this fails, Keras is right
+        # and `dense_gradient` can go.
+        self.assertGreater(np.abs(keras_alone[0] - right[0]).max(), 1e-4)
+
+    @parameterized.named_parameters(
+        ("strategy", lambda: strategy(data=1).scope(), tf.Tensor),
+        ("no_strategy", contextlib.nullcontext, tf.IndexedSlices),
+    )
+    def test_are_dense_under_the_strategy(self, scope, kind):
+        kinds = []
+
+        @tf.function(autograph=False)
+        def gradient():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(TOKENS))
+            found = tape.gradient(loss, model.trainable_variables[0])
+            kinds.append(type(found))
+            return tf.convert_to_tensor(found)
+
+        with scope():
+            model = build()
+            tf.distribute.get_strategy().run(gradient)
+        self.assertTrue(issubclass(kinds[0], kind))
+
+
+class LoopByHandTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 4)
+    def test_run_and_reduce_have_the_numbers_of_one_device(self, data):
+        reset()
+        one = build()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        losses = []
+        for start in range(0, 48, 16):
+            x, y = TOKENS[start : start + 16], TARGETS[start : start + 16]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(one(x) - y))
+            gradients = tape.gradient(loss, one.trainable_variables)
+            optimizer.apply(gradients, one.trainable_variables)
+            losses.append(loss)
+
+        reset()
+        mesh = strategy(data=data)
+        with mesh.scope():
+            model = build()
+            replicated = keras.optimizers.SGD(0.1, momentum=0.9)
+            replicated.build(model.trainable_variables)
+        batches = mesh.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices((TOKENS, TARGETS)).batch(16)
+        )
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                squares = tf.square(model(x) - y)
+                # Of the global batch, as tf.distribute wants it.
+                loss = tf.reduce_sum(squares) / (16 * 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            replicated.apply(gradients, model.trainable_variables)
+            return loss
+
+        @tf.function
+        def train(x, y):
+            per_replica = mesh.run(step, args=(x, y))
+            return mesh.reduce("SUM", per_replica, axis=None)
+
+        found = [train(x, y) for x, y in batches]
+        same_numbers.assert_close(found, losses)
+        for expected, actual in zip(
+            one.variables + optimizer.variables,
+            model.variables + replicated.variables,
+            strict=True,
+        ):
+            same_numbers.assert_close(actual, expected, expected.path)
+            components = mesh.experimental_local_results(actual.value)
+            for component in components[1:]:
+                np.testing.assert_array_equal(component, components[0])
+
+    def test_replicas_reduce_gather_and_know_who_they_are(self):
+        mesh = strategy(data=2, pipeline=2)
+        self.assertEqual(mesh.num_replicas_in_sync, 2)
+
+        @tf.function
+        def run():
+            def replica():
+                context = tf.distribute.get_replica_context()
+                number = tf.cast(context.replica_id_in_sync_group, tf.float32)
+                return (
+                    number,
+                    context.all_reduce("SUM", number + 1.0),
+                    context.all_reduce("MEAN", [number, 2.0 * number]),
+                    context.all_gather(tf.reshape(number, [1]), axis=0),
+                )
+
+            return mesh.run(replica)
+
+        number, total, mean, gathered = map(
+            lambda x: tf.nest.map_structure(mesh.experimental_local_results, x),
+            run(),
+        )
+        self.assertEqual([float(x) for x in number], [0.0, 1.0])
+        self.assertEqual([float(x) for x in total], [3.0, 3.0])
+        self.assertEqual([float(x) for x in mean[1]], [1.0, 1.0])
+        np.testing.assert_array_equal(gathered, [[0.0, 1.0], [0.0, 1.0]])
+
+    def test_variables_of_one_row_of_stages_are_made_on_the_host(self):
+        mesh = tfscale.MeshStrategy(
+            tfscale.device_mesh(
+                data=2,
+                pipeline=2,
+                devices=[f"CPU:{i}" for i in (1, 2, 3, 4)],
+            )
+        )
+        with mesh.scope():
+            variable = tf.Variable([1.0, 2.0])
+        components = mesh.experimental_local_results(variable)
+        self.assertEqual([c.device[-5:] for c in components], ["CPU:0"] * 2)
+        with mesh.scope(), mesh.extended.placed_on(1):
+            variable = tf.Variable([1.0, 2.0])
+            slot = tf.Variable([0.0, 0.0])
+        components = mesh.experimental_local_results(variable)
+        self.assertEqual(
+            [c.device[-5:] for c in components], ["CPU:2", "CPU:4"]
+        )
+        with mesh.scope(), mesh.extended.colocate_vars_with(variable):
+            slot = tf.Variable([0.0, 0.0])
+        self.assertEqual(
+            [c.device for c in mesh.experimental_local_results(slot)],
+            [c.device for c in components],
+        )
+
+
+class FitTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2)
+    def test_plain_models_have_the_numbers_of_one_device(self, data):
+        reset()
+        expected = fit(lambda: DenseAdam(0.01))
+        reset()
+        actual = fit(lambda: keras.optimizers.Adam(0.01), data)
+        for x, y in zip(actual, expected, strict=True):
+            same_numbers.assert_close(x, y)
+
+    def test_batches_need_no_common_shape_or_mean(self):
+        # Keras takes the mean over replicas of the first batch, to learn what
+        # it looks like: of 3 and 2 rows here, and of bools.
+        with strategy(data=2).scope():
+            inputs = keras.Input((2,), dtype="bool")
+            x = keras.layers.Dense(1)(keras.ops.cast(inputs, "float32"))
+            model = keras.Model(inputs, x)
+            model.compile("sgd", "mse")
+        history = model.fit(
+            np.ones((5, 2), bool), np.ones((5, 1)), batch_size=5, verbose=0
+        )
+        self.assertLen(history.history["loss"], 1)
+
+
+class WrongMeshTest(parameterized.TestCase):
+    def refuse(self, error, mesh, *texts):
+        with self.assertRaises(error) as caught:
+            tfscale.MeshStrategy(mesh)
+        for text in texts:
+            self.assertIn(text, str(caught.exception))
+
+    def mesh(self, axes, devices):
+        return keras.distribution.DeviceMesh(
+            shape=tuple(axes.values()),
+            axis_names=tuple(axes),
+            devices=np.array(devices),
+        )
+
+    def test_no_mesh(self):
+        self.refuse(
+            TypeError,
+            ["CPU:0"],
+            "must be a `keras.distribution.DeviceMesh`",
+            "['CPU:0']",
+            "tfscale.device_mesh(data=..., pipeline=...)",
+        )
+
+    def test_axis_of_unknown_name(self):
+        self.refuse(
+            ValueError,
+            self.mesh({"data": 1, "batch": 2}, ["CPU:0", "CPU:1"]),
+            "must be among 'data', 'pipeline', 'model'",
+            "['data', 'batch']",
+            "Rename 'batch'",
+        )
+
+    def test_model_axis(self):
+        self.refuse(
+            ValueError,
+            tfscale.device_mesh(model=2),
+            "axis 'model' must have size 1",
+            "'model': 2",
+        )
+
+    def test_device_that_is_not_there(self):
+        self.refuse(
+            ValueError,
+            self.mesh({"data": 2}, ["CPU:0", "CPU:99"]),
+            "must be logical devices of TensorFlow",
+            "CPU:99, but there are",
+            "use_virtual_devices",
+        )
+
+    def test_device_named_twice(self):
+        self.refuse(
+            ValueError,
+            self.mesh({"data": 2}, ["CPU:1", "/device:CPU:1"]),
+            "must name each device once",
+            "CPU:1 2 times",
+        )
+
+    def test_axes_may_be_missing_and_in_any_order(self):
+        mesh = self.mesh(
+            {"pipeline": 2, "data": 2}, ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+        )
+        rows = tfscale.MeshStrategy(mesh).device_rows
+        self.assertEqual(
+            [[device[-5:] for device in row] for row in rows],
+            [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]],
+        )
+        mesh = self.mesh({"data": 2}, ["CPU:0", "CPU:1"])
+        self.assertLen(tfscale.MeshStrategy(mesh).device_rows, 2)

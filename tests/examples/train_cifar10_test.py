@@ -1,0 +1,56 @@
+import os
+import re
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.source_files import REPOSITORY
+
+# Stands in for the download: pictures of noise, with the labels of CIFAR-10.
+WITHOUT_DOWNLOAD = """
+import tensorflow_datasets as tfds
+from absl import app
+from examples import train_cifar10
+
+with tfds.testing.mock_data(num_examples=20):
+    app.run(train_cifar10.main)
+"""
+
+
+class TrainCifar10Test(parameterized.TestCase):
+    @parameterized.parameters(
+        ("cifar10_pipeline.flags", "--batch_size=8", "--num_microbatches=2"),
+        # Thousands of patches: large batches for a small network.
+        ("cifar10_photo.flags", "--batch_size=2048"),
+    )
+    def test_it_trains_and_validates_with(self, config, *small):
+        process = subprocess.run(
+            [
+                *(sys.executable, "-c", WITHOUT_DOWNLOAD),
+                f"--flagfile=configs/{config}",
+                *("--num_epochs=1", "--width=1"),
+                *small,
+            ],
+            capture_output=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            text=True,
+        )
+        self.assertEqual(process.returncode, 0, process.stderr)
+        (epoch,) = re.findall(
+            r"- accuracy: (\S+) - loss: (\S+) "
+            r"- val_accuracy: (\S+) - val_loss: (\S+)",
+            process.stdout,
+        )
+        accuracy, loss, val_accuracy, val_loss = map(float, epoch)
+        for share in (accuracy, val_accuracy):
+            self.assertBetween(share, 0.0, 1.0)
+        # Guessing is log(10) or log(4); one epoch does not go far from it.
+        for value in (loss, val_loss):
+            self.assertBetween(value, 0.5, 5.0)
+
+
+if __name__ == "__main__":
+    absltest.main()

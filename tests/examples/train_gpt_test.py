@@ -1,0 +1,72 @@
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+
+from tests.source_files import REPOSITORY
+
+
+class TrainGptTest(tf.test.TestCase):
+    def test_the_main_job_learns_and_saves_a_plain_model(self):
+        folder = self.create_tempdir()
+        for index in range(3):
+            folder.create_file(f"{index}.txt", "what comes next? " * 200)
+        model_file = os.path.join(folder.full_path, "gpt.keras")
+        process = subprocess.run(
+            [
+                sys.executable,
+                *("-m", "examples.train_gpt"),
+                "--flagfile=configs/gpt_pipeline.flags",
+                f"--text_files={folder.full_path}/*.txt",
+                *("--num_blocks=2", "--width=16", "--num_heads=2"),
+                *("--sequence_length=16", "--batch_size=8"),
+                *("--num_microbatches=2", "--learning_rate=0.03"),
+                *("--num_epochs=2", "--steps_per_epoch=20"),
+                *(
+                    "--validation_steps=2",
+                    "--prompt=what ",
+                    "--sample_length=4",
+                ),
+                f"--model_file={model_file}",
+            ],
+            capture_output=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            text=True,
+        )
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertIn('Pipeline: "gpt"', process.stdout)
+        self.assertIn("Predicted speed-up", process.stdout)
+        self.assertRegex(process.stdout, r"A sample of it:\s+what .{4}")
+        epochs = re.findall(
+            r" - loss: (\S+) - tokens_per_second: (\S+) - val_loss: (\S+)",
+            process.stdout,
+        )
+        losses, rates, validation_losses = np.array(epochs, float).T
+        self.assertLen(losses, 2)
+        self.assertAllGreater(rates, 0.0)
+        # Guessing is log(256), or 5.5; the text has 12 letters in one order.
+        self.assertLess(losses[1], losses[0] - 1.0)
+        self.assertLess(validation_losses[1], 2.0)
+
+        with zipfile.ZipFile(model_file) as file:
+            config = file.read("config.json").decode()
+        self.assertNotIn("tfscale", config)
+        loaded = keras.models.load_model(model_file)
+        tokens = np.frombuffer(b"what comes next?", "uint8")[None].astype(int)
+        logits = loaded.predict_on_batch(tokens)
+        loss = keras.losses.sparse_categorical_crossentropy(
+            tokens[:, 1:], logits[:, :-1], from_logits=True
+        )
+        # What was saved is what was trained.
+        self.assertLess(float(keras.ops.mean(loss)), 2.0)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,288 @@
+"""What Keras' `Model` can do, `PipelineModel` does, with the same numbers."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tfscale.pipeline import PipelineModel
+
+RANDOM = np.random.RandomState(0)
+FEATURES = RANDOM.normal(size=(34, 6)).astype("float32")
+LABELS = RANDOM.randint(0, 3, 34)
+DATA = dict(x=FEATURES, y=LABELS, batch_size=16)
+
+
+def build():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, "tanh", name="a"),
+            keras.layers.BatchNormalization(name="n"),
+            keras.layers.Dense(8, "tanh", name="b"),
+            keras.layers.Dense(3, name="c"),
+        ]
+    )
+
+
+def without_norm():
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(8, "tanh", name="a")(inputs)
+    x = keras.layers.Dense(8, "tanh", name="b")(x)
+    return keras.Model(
+        inputs, keras.layers.Dense(3, dtype="float32", name="c")(x)
+    )
+
+
+def job(data=DATA, fit=None, **compile):
+    return same_numbers.Job(
+        without_norm,
+        data,
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: dict(metrics=["accuracy"], **compile),
+        fit or {},
+    )
+
+
+class SameNumbersTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("steps_per_execution", job(steps_per_execution=2)),
+        (
+            "validation",
+            job(fit=dict(validation_data=(FEATURES[:21], LABELS[:21]))),
+        ),
+        ("epochs", job(fit=dict(epochs=3, validation_split=0.3))),
+        (
+            "static_batches",
+            job(data=dict(x=FEATURES[:24], y=LABELS[:24], batch_size=8)),
+        ),
+    )
+    def test_fit(self, job):
+        one = same_numbers.on_one_device(job)
+        many = same_numbers.on_mesh(job, 2, 4, 2, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+
+    @parameterized.parameters(1, 2)
+    def test_jit_compile(self, num_replicas):
+        rows = job(dict(x=FEATURES[:24], y=LABELS[:24], batch_size=8))
+        xla = dataclasses.replace(
+            rows, compile=lambda: dict(metrics=["accuracy"], jit_compile=True)
+        )
+        one = same_numbers.on_one_device(rows)
+        many = same_numbers.on_mesh(xla, 2, 2, num_replicas, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+        (program,) = many.model._programs.values()
+        for stage in program.stages:
+            for phase in stage.phases.values():
+                attributes = phase.function.function_def.attr
+                self.assertTrue(attributes["_XlaMustCompile"].b)
+
+    @parameterized.parameters(
+        # Each of three layers rounds three results to half precision:
+        # outputs, gradients by inputs and by weights. An error of half the
+        # distance from 1 to the next number in each makes 4.5 distances.
+        ("mixed_float16", 4.5 * 2.0**-10),
+        ("mixed_bfloat16", 4.5 * 2.0**-7),
+    )
+    def test_mixed_precision(self, policy, rtol):
+        # Both sides round gradients of weights to half precision: one that of
+        # the batch, the other those of the microbatches.
+        def build():
+            keras.config.set_dtype_policy(policy)
+            return without_norm()
+
+        mixed = dataclasses.replace(job(), build=build)
+        one = same_numbers.on_one_device(mixed)
+        many = same_numbers.on_mesh(mixed, 2, 3, 2, balance=["b"])
+        same_numbers.assert_same(self, one, many, rtol)
+        self.assertEqual(
+            many.model.compute_dtype, policy.removeprefix("mixed_")
+        )
+        for model in (one.model, many.model):
+            self.assertEqual(
+                isinstance(
+                    model.optimizer, keras.optimizers.LossScaleOptimizer
+                ),
+                policy == "mixed_float16",
+            )
+
+    def test_overflow_skips_the_step_on_all_devices(self):
+        overflows = dataclasses.replace(
+            job({**DATA, "sample_weight": np.full(34, 1e6)}),
+            optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.05, momentum=0.9),
+                initial_scale=2.0**127,
+            ),
+        )
+        one = same_numbers.on_one_device(overflows)
+        many = same_numbers.on_mesh(overflows, 2, 3, 2, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+        for path, value in many.initial.items():
+            np.testing.assert_array_equal(many.variables[path], value)
+
+
+class MethodsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.plain = build()
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2, pipeline=2))
+        with strategy.scope():
+            self.inner = build()
+            self.pipeline = PipelineModel(self.inner, 3, balance=["b"])
+        self.inner.set_weights(self.plain.get_weights())
+        self.compile(self.plain)
+        with strategy.scope():
+            self.compile(self.pipeline)
+
+    def compile(self, model):
+        model.compile(
+            keras.optimizers.SGD(0.0),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+        )
+
+    def both(self, call):
+        expected = call(self.plain)
+        keras.tree.map_structure(
+            same_numbers.assert_close, call(self.pipeline), expected
+        )
+
+    def test_evaluate(self):
+        weights = RANDOM.uniform(size=34)
+        self.both(lambda model: model.evaluate(**DATA, verbose=0))
+        self.both(
+            lambda model: model.evaluate(
+                **DATA, sample_weight=weights, return_dict=True, verbose=0
+            )
+        )
+
+    def test_predict(self):
+        self.both(lambda model: model.predict(FEATURES, 16, verbose=0))
+        self.both(lambda model: model.predict(FEATURES[:1], verbose=0))
+
+    def test_methods_for_one_batch(self):
+        x, y = FEATURES[:8], LABELS[:8]
+        self.both(lambda model: model.test_on_batch(x, y, return_dict=True))
+        self.both(lambda model: model.predict_on_batch(x))
+
+    def test_train_on_batch(self):
+        model = without_norm()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        with self.pipeline.distribute_strategy.scope():
+            inner = without_norm()
+            pipeline = PipelineModel(inner, 3, balance=["b"])
+            pipeline.compile(keras.optimizers.SGD(0.1), "mse")
+        inner.set_weights(model.get_weights())
+        for batch in (slice(0, 8), slice(8, 20), slice(20, 21)):
+            data = FEATURES[batch], FEATURES[batch, :3]
+            keras.tree.map_structure(
+                same_numbers.assert_close,
+                pipeline.train_on_batch(*data, return_dict=True),
+                model.train_on_batch(*data, return_dict=True),
+            )
+        for actual, expected in zip(inner.weights, model.weights):
+            same_numbers.assert_close(actual, expected, expected.path)
+
+    def test_call_is_the_plain_model(self):
+        same_numbers.assert_close(self.pipeline(FEATURES), self.plain(FEATURES))
+
+
+PROGRAM = """
+import sys
+import keras
+import numpy as np
+model = keras.models.load_model(sys.argv[1])
+assert "tfscale" not in sys.modules
+x = np.load(sys.argv[2])
+np.save(sys.argv[3], model.predict(x, verbose=0))
+print(type(model).__name__, model.optimizer.iterations.numpy())
+"""
+
+
+class SavingTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.enter_context(tempfile.TemporaryDirectory())
+
+    def pipeline(self, cut, num_replicas=1, weights=None):
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=num_replicas, pipeline=2)
+        )
+        with strategy.scope():
+            model = PipelineModel(without_norm(), 2, balance=[cut])
+            if weights is not None:
+                model.load_weights(self.path(weights))
+            model.compile(
+                keras.optimizers.Adam(0.01),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        return model
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def test_what_is_saved_loads_and_predicts_without_tfscale(self):
+        model = self.pipeline("b")
+        model.fit(**DATA, verbose=0)
+        model.save(self.path("model.keras"))
+        np.save(self.path("x.npy"), FEATURES)
+        arguments = map(self.path, ("model.keras", "x.npy", "y.npy"))
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout.split()[-2:], ["Functional", "3"])
+        same_numbers.assert_close(
+            np.load(self.path("y.npy")), model.predict(FEATURES, verbose=0)
+        )
+
+    def test_a_loaded_model_trains_on_as_plain_keras_and_as_pipeline(self):
+        model = self.pipeline("b")
+        model.fit(**DATA, shuffle=False, verbose=0)
+        model.save(self.path("model.keras"))
+        plain = keras.models.load_model(self.path("model.keras"))
+        plain.fit(**DATA, shuffle=False, verbose=0)
+        model.fit(**DATA, shuffle=False, verbose=0)
+        for expected, actual in zip(
+            plain.variables + plain.optimizer.variables,
+            model.model.variables + model.optimizer.variables,
+            strict=True,
+        ):
+            same_numbers.assert_close(actual, expected, expected.path)
+
+    def test_weights_go_from_any_model_to_any_other(self):
+        plain = without_norm()
+        plain.save_weights(self.path("plain.weights.h5"))
+        early = self.pipeline("b", 2, "plain.weights.h5")
+        self.equal(plain, early.model)
+        early.fit(**DATA, verbose=0)
+        early.save_weights(self.path("early.weights.h5"))
+        late = self.pipeline("c", 1, "early.weights.h5")
+        self.equal(early.model, late.model)
+        plain.load_weights(self.path("early.weights.h5"))
+        self.equal(early.model, plain)
+        for variable in early.model.variables:
+            first, second = (
+                early.distribute_strategy.experimental_local_results(
+                    variable.value
+                )
+            )
+            np.testing.assert_array_equal(first, second)
+
+    def equal(self, expected, actual):
+        for a, b in zip(expected.weights, actual.weights, strict=True):
+            np.testing.assert_array_equal(np.array(b), np.array(a), a.path)

@@ -1,0 +1,311 @@
+"""A pipeline has the numbers of one device: what a model may be made of."""
+
+import keras
+import keras_hub
+import numpy as np
+from absl.testing import parameterized
+
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+# Two batches of 16 and one of 2, which is less than the microbatches are.
+ROWS = 34
+FEATURES = RANDOM.normal(size=(ROWS, 6)).astype("float32")
+SEQUENCES = RANDOM.normal(size=(ROWS, 5, 4)).astype("float32")
+TOKENS = RANDOM.randint(1, 9, (ROWS, 5))
+# Every row has another length, so means over microbatches are no mean.
+PADDED = np.where(np.arange(5) < RANDOM.randint(1, 6, (ROWS, 1)), TOKENS, 0)
+VALUES = RANDOM.normal(size=(ROWS, 3)).astype("float32")
+LABELS = RANDOM.randint(0, 9, (ROWS, 5))
+
+
+def dense(units=8, **options):
+    return keras.layers.Dense(units, "tanh", **options)
+
+
+def skips_over_stages():
+    """From stage 0 to 3, from the input to the last, from 1 to 2."""
+    inputs = keras.Input((6,))
+    a = dense(name="a")(inputs)
+    b = dense(name="b")(a)
+    c = keras.layers.Add()([dense(name="c")(b), b])
+    d = dense(name="d")(c)
+    d = keras.layers.Concatenate()([d, a, inputs])
+    return keras.Model(inputs, keras.layers.Dense(3)(d + 1.0))
+
+
+def several_inputs_and_outputs():
+    """The second input is used late; the first output is made early."""
+    left, right = (
+        keras.Input((6,), name="left"),
+        keras.Input((6,), name="right"),
+    )
+    a = dense(name="a")(left)
+    early = keras.layers.Dense(3, name="early")(a)
+    b = dense(name="b")(keras.layers.Concatenate()([a, right]))
+    c = dense(name="c")(keras.layers.Concatenate()([b, early]))
+    late = keras.layers.Dense(3, name="late")(c)
+    return keras.Model(
+        {"left": left, "right": right}, {"late": late, "early": early}
+    )
+
+
+def nested_models():
+    """A functional model called twice, a Sequential one in another."""
+    inner_input = keras.Input((8,))
+    h = dense(name="inner")(inner_input)
+    block = keras.Model(inner_input, [h, h + inner_input], name="block")
+    head = keras.Sequential(
+        [
+            keras.Sequential([dense(name="h1")], name="deeper"),
+            keras.layers.Dense(3, name="h2"),
+        ],
+        name="head",
+    )
+    inputs = keras.Input((6,))
+    x, y = block(dense(name="a")(inputs))
+    x, y = block(x + y)
+    return keras.Model(inputs, head(x * y))
+
+
+def tied_layers():
+    """One layer in the first and the last stage, one called twice in one."""
+    inputs = keras.Input((6,))
+    tied, twice = dense(name="tied"), dense(name="twice")
+    x = tied(dense(name="a")(inputs))
+    x = twice(twice(x))
+    x = tied(dense(name="b")(x))
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def tied_embedding():
+    """The embedding is also the head: a lookup and a product."""
+    tokens = keras.Input((5,), dtype="int32")
+    embedding = keras_hub.layers.ReversibleEmbedding(9, 6, name="embedding")
+    x = dense(6, name="a")(embedding(tokens))
+    return keras.Model(tokens, embedding(dense(6, name="b")(x), reverse=True))
+
+
+def frozen_layers():
+    """A frozen layer between trained ones, and a whole frozen stage."""
+    inputs = keras.Input((6,))
+    x = dense(name="f1", trainable=False)(inputs)
+    x = dense(name="f2", trainable=False)(x)
+    x = dense(name="a")(x)
+    x = dense(name="f3", trainable=False)(x)
+    x = keras.layers.BatchNormalization(name="f4", trainable=False)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+def frozen_nested_model():
+    """A nested model called with training=False, its statistics at rest."""
+    inner = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.LayerNormalization(),
+            dense(name="inner"),
+        ]
+    )
+    inputs = keras.Input((6,))
+    x = inner(dense(name="a")(inputs), training=False)
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+def masks_of_embedding():
+    """A mask made in stage 0 is used by RNNs, losses and metrics later."""
+    tokens = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tokens)
+    x = dense(name="a")(x)
+    x = keras.layers.GRU(8, return_sequences=True, name="gru")(x)
+    x = keras.layers.Dropout(0.0)(x)
+    return keras.Model(tokens, keras.layers.Dense(9, name="b")(x))
+
+
+def masks_of_masking():
+    inputs = keras.Input((5, 4))
+    x = keras.layers.Masking()(inputs)
+    x = dense(name="a")(x)
+    x = keras.layers.LSTM(6, name="lstm")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+def recurrent_layers():
+    """LSTM with states handed to a later stage, GRU, both directions."""
+    inputs = keras.Input((5, 4))
+    x, h, c = keras.layers.LSTM(
+        6, return_sequences=True, return_state=True, name="lstm"
+    )(inputs)
+    x = keras.layers.Bidirectional(
+        keras.layers.GRU(3, return_sequences=True), name="both"
+    )(x)
+    x = keras.layers.LSTM(6, name="last")(x, initial_state=[h, c])
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+class Penalty(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class Lookup(keras.layers.Layer):
+    """The gradient by what rows are looked up in comes as sparse slices."""
+
+    def call(self, x):
+        return keras.ops.take(x, keras.ops.arange(keras.ops.shape(x)[0]), 0)
+
+
+def lookups_in_activations():
+    inputs = keras.Input((6,))
+    x = Lookup(name="lookup")(dense(name="a")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+def added_losses():
+    inputs = keras.Input((6,))
+    x = dense(name="a", kernel_regularizer="l2", bias_regularizer="l1")(inputs)
+    x = Penalty()(x)
+    x = dense(name="b", activity_regularizer=keras.regularizers.L2(0.05))(x)
+    x = keras.layers.ActivityRegularization(l1=0.01)(x)
+    tied = dense(name="c", kernel_regularizer=keras.regularizers.L1L2(0.01))
+    return keras.Model(inputs, keras.layers.Dense(3, name="d")(tied(tied(x))))
+
+
+def constraints():
+    inputs = keras.Input((6,))
+    x = dense(name="a", kernel_constraint="unit_norm")(inputs)
+    x = dense(name="b", kernel_constraint=keras.constraints.MaxNorm(0.5))(x)
+    return keras.Model(
+        inputs, keras.layers.Dense(3, bias_constraint="non_neg", name="c")(x)
+    )
+
+
+def language_model():
+    """A backbone of keras_hub, its own embedding as its head."""
+    backbone = keras_hub.models.GPT2Backbone(
+        vocabulary_size=9,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        dropout=0.0,
+        max_sequence_length=5,
+    )
+    inputs = backbone.input
+    logits = backbone.token_embedding(backbone(inputs), reverse=True)
+    return keras.Model(inputs, logits)
+
+
+def self_attention():
+    """Attention with a mask that crosses the cut, and a causal one."""
+    tokens = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(9, 8, mask_zero=True)(tokens)
+    h = keras.layers.MultiHeadAttention(2, 4, name="a")(x, x)
+    x = keras.layers.LayerNormalization(name="n")(x + h)
+    h = keras.layers.MultiHeadAttention(2, 4, name="b")(
+        x, x, use_causal_mask=True
+    )
+    return keras.Model(tokens, keras.layers.Dense(9, name="c")(x + h))
+
+
+def convolutions():
+    inputs = keras.Input((6,))
+    x = keras.layers.Reshape((6, 1))(inputs)
+    x = keras.layers.Conv1D(4, 3, padding="same", name="a")(x)
+    x = keras.layers.GroupNormalization(2, name="n")(x)
+    x = keras.layers.MaxPooling1D()(x)
+    x = keras.layers.Conv1D(4, 2, name="b")(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+BY_VALUES = dict(x=FEATURES, y=VALUES)
+BY_LABELS = dict(x=TOKENS, y=LABELS)
+# Model, data, loss, and the cuts: each row is an item that may break alone.
+MODELS = dict(
+    skips=(skips_over_stages, BY_VALUES, "mse", ["b", "c", "d"]),
+    inputs_and_outputs=(
+        several_inputs_and_outputs,
+        dict(
+            x={"left": FEATURES, "right": FEATURES[::-1]},
+            y={"late": VALUES, "early": VALUES[::-1]},
+        ),
+        {"late": "mse", "early": "mae"},
+        ["b", "c"],
+    ),
+    nested=(nested_models, BY_VALUES, "mse", "params"),
+    tied_layers=(tied_layers, BY_VALUES, "mse", ["twice", "b"]),
+    tied_embedding=(tied_embedding, BY_LABELS, crossentropy(), ["a", "b"]),
+    frozen=(frozen_layers, BY_VALUES, "mse", ["a", "f3"]),
+    frozen_nested=(frozen_nested_model, BY_VALUES, "mse", ["inner", "b"]),
+    embedding_mask=(
+        masks_of_embedding,
+        dict(x=PADDED, y=LABELS),
+        crossentropy(),
+        ["a", "gru"],
+    ),
+    masking=(
+        masks_of_masking,
+        dict(x=SEQUENCES * (PADDED > 0)[..., None], y=VALUES),
+        "mse",
+        ["a", "lstm"],
+    ),
+    recurrent=(
+        recurrent_layers,
+        dict(x=SEQUENCES, y=VALUES),
+        "mse",
+        ["both", "last"],
+    ),
+    lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
+    added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
+    constraints=(constraints, BY_VALUES, "mse", ["b", "c"]),
+    language_model=(
+        language_model,
+        dict(
+            x={"token_ids": PADDED, "padding_mask": PADDED > 0},
+            y=LABELS,
+            sample_weight=(PADDED > 0).astype("float32"),
+        ),
+        crossentropy(),
+        "params",
+    ),
+    attention=(
+        self_attention,
+        dict(x=PADDED, y=LABELS),
+        crossentropy(),
+        ["n", "b"],
+    ),
+    convolutions=(convolutions, BY_VALUES, "mse", ["n", "b"]),
+)
+
+
+def job(name):
+    build, data, loss, _ = MODELS[name]
+    return same_numbers.Job(
+        build,
+        dict(**data, batch_size=16),
+        loss=lambda: loss,
+    )
+
+
+class ModelsTest(parameterized.TestCase):
+    @parameterized.named_parameters((name, name) for name in MODELS)
+    def test_three_steps(self, name):
+        cuts = MODELS[name][-1]
+        stages = 3 if cuts == "params" else 1 + len(cuts)
+        one = same_numbers.on_one_device(job(name))
+        many = same_numbers.on_mesh(
+            job(name), stages, 3, 2 if stages < 4 else 1, balance=cuts
+        )
+        # The softmax of attention takes no notice of a bias of keys.
+        same_numbers.assert_same(self, one, many, unmoved=["key_bias"])
+        x = MODELS[name][1]["x"]
+        predictions = many.model.predict(x, batch_size=16)
+        expected = one.model.predict(x, batch_size=16)
+        keras.tree.map_structure(
+            same_numbers.assert_close, predictions, expected
+        )

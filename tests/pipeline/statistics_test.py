@@ -1,0 +1,221 @@
+"""BatchNormalization: by microbatch, its moving averages by batch."""
+
+import itertools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tfscale.pipeline import PipelineModel
+
+RANDOM = np.random.RandomState(0)
+ROWS = 34
+FEATURES = RANDOM.normal(2.0, 3.0, (ROWS, 6)).astype("float32")
+SEQUENCES = RANDOM.normal(2.0, 3.0, (ROWS, 5, 6)).astype("float32")
+LENGTHS = RANDOM.randint(1, 6, ROWS)
+MASKED = SEQUENCES * (np.arange(5) < LENGTHS[:, None])[..., None]
+TARGETS = RANDOM.normal(size=(ROWS, 3)).astype("float32")
+
+
+def optimizer():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def two_norms():
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(5, use_bias=False, name="a")(inputs)
+    x = keras.layers.BatchNormalization(momentum=0.8, name="n1")(x)
+    x = keras.layers.Dense(4, "tanh", name="b")(x)
+    x = keras.layers.BatchNormalization(momentum=0.9, name="n2")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def masked_norm():
+    inputs = keras.Input((5, 6))
+    x = keras.layers.Masking()(inputs)
+    x = keras.layers.Dense(4, "tanh", name="b")(x)
+    x = keras.layers.BatchNormalization(momentum=0.8, name="n1")(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def shared_norm():
+    norm = keras.layers.BatchNormalization(momentum=0.8, name="n1")
+    inputs = keras.Input((6,))
+    x = norm(inputs)
+    x = norm(keras.layers.Dense(6, "tanh", name="b")(x))
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def renormalising():
+    inputs = keras.Input((6,))
+    x = keras.layers.BatchNormalization(renorm=True, name="n1")(inputs)
+    x = keras.layers.Dense(6, "tanh", name="b")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def job(build, x=FEATURES):
+    return same_numbers.Job(
+        build, dict(x=x, y=TARGETS, batch_size=16), optimizer
+    )
+
+
+def parts(rows, count):
+    """Sizes that differ by one at most, the larger ones first."""
+    return [rows // count + (i < rows % count) for i in range(count)]
+
+
+def microbatches(num_microbatches, num_replicas):
+    """Slices of rows, for each batch of 16 the microbatches of all replicas."""
+    for start in range(0, ROWS, 16):
+        sizes = [
+            size
+            for replica in parts(min(16, ROWS - start), num_replicas)
+            for size in parts(replica, num_microbatches)
+        ]
+        stops = list(itertools.accumulate(sizes, initial=start))
+        yield [
+            slice(*ends)
+            for ends in itertools.pairwise(stops)
+            if ends[0] < ends[1]
+        ]
+
+
+def by_hand(model, x, batches, masks=None):
+    """Trains with gradients summed over microbatches, by plain Keras.
+
+    Moving averages get mean and variance of the input of each layer, over all
+    rows of the batch.
+    """
+    norms = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    # With a mask, the input of a layer is two tensors.
+    fed = [keras.tree.flatten(norm.input)[0] for norm in norms]
+    probe = keras.Model(model.inputs[0], fed + model.outputs)
+    updates = optimizer()
+    for batch in batches:
+        rows = sum(part.stop - part.start for part in batch)
+        total, seen = None, []
+        old = [
+            (np.array(n.moving_mean), np.array(n.moving_variance))
+            for n in norms
+        ]
+        for part in batch:
+            with tf.GradientTape() as tape:
+                *inputs, y = probe(x[part], training=True)
+                share = (part.stop - part.start) / rows
+                loss = share * tf.reduce_mean(tf.square(y - TARGETS[part]))
+            found = tape.gradient(loss, model.trainable_variables)
+            total = [a + b for a, b in zip(total, found)] if total else found
+            seen.append([np.array(i, np.float64) for i in inputs])
+            # The next microbatch is to find them as they were.
+            for norm, (mean, variance) in zip(norms, old):
+                norm.moving_mean.assign(mean)
+                norm.moving_variance.assign(variance)
+        updates.apply(total, model.trainable_variables)
+        for norm, (mean, variance), values in zip(norms, old, zip(*seen)):
+            values = np.concatenate(values)
+            if masks is not None:
+                whole = slice(batch[0].start, batch[-1].stop)
+                values = values[masks[whole]]
+            values = values.reshape(-1, values.shape[-1])
+            k = norm.momentum
+            norm.moving_mean.assign(k * mean + (1 - k) * values.mean(0))
+            norm.moving_variance.assign(k * variance + (1 - k) * values.var(0))
+    return model
+
+
+class StatisticsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (3, 3, 1, False), (3, 3, 1, True), (2, 2, 2, False), (1, 2, 1, False)
+    )
+    def test_moving_averages_are_those_of_the_whole_batch(
+        self, num_stages, num_microbatches, num_replicas, recompute
+    ):
+        cuts = ["b", "n2"][: num_stages - 1]
+        many = same_numbers.on_mesh(
+            job(two_norms),
+            num_stages,
+            num_microbatches,
+            num_replicas,
+            balance=cuts,
+            recompute=recompute,
+        )
+        self.compare(
+            two_norms, many, microbatches(num_microbatches, num_replicas)
+        )
+
+    def test_of_a_masked_batch_only_what_the_mask_leaves_counts(self):
+        many = same_numbers.on_mesh(
+            job(masked_norm, MASKED), 2, 3, balance=["n1"]
+        )
+        self.compare(
+            masked_norm,
+            many,
+            microbatches(3, 1),
+            MASKED,
+            np.arange(5) < LENGTHS[:, None],
+        )
+
+    def compare(self, build, many, batches, x=FEATURES, masks=None):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        expected = by_hand(build(), x, batches, masks)
+        for variable in expected.variables:
+            same_numbers.assert_close(
+                many.variables[variable.path],
+                np.array(variable),
+                variable.path,
+                initial=many.initial[variable.path],
+            )
+
+    @parameterized.parameters(two_norms, shared_norm, renormalising)
+    def test_with_one_microbatch_it_is_plain_keras(self, build):
+        one = same_numbers.on_one_device(job(build))
+        many = same_numbers.on_mesh(job(build), 2, 1, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+
+    @parameterized.parameters(shared_norm, renormalising)
+    def test_other_averages_go_from_microbatch_to_microbatch(self, build):
+        # As if each microbatch were a batch, with weights at rest.
+        one = build()
+        one.compile(keras.optimizers.SGD(0.0), "mse")
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            many = build()
+            many.set_weights(one.get_weights())
+            pipeline = PipelineModel(many, 2, balance=["c"])
+            pipeline.compile(keras.optimizers.SGD(0.0), "mse")
+        for model, batch_size in ((one, 8), (pipeline, 16)):
+            model.fit(
+                FEATURES[:32],
+                TARGETS[:32],
+                batch_size=batch_size,
+                shuffle=False,
+                verbose=0,
+            )
+        for expected, actual in zip(one.variables, many.variables):
+            same_numbers.assert_close(actual, expected, expected.path)
+
+    def test_synchronized_layers_are_refused(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((6,)),
+                    keras.layers.Dense(3),
+                    keras.layers.BatchNormalization(
+                        synchronized=True, name="norm"
+                    ),
+                ]
+            )
+            with self.assertRaisesRegex(
+                ValueError, "layer 'norm' with synchronized=True. Use sync"
+            ):
+                PipelineModel(model, 2)

@@ -1,0 +1,198 @@
+"""The same numbers as on one device: the harness, to which features add rows.
+
+A `Job` is trained twice from the same initial weights: by plain Keras on one
+device, and by `tfscale.PipelineModel` under a `tfscale.MeshStrategy`. Then all
+weights, all other variables of the model, all slots of the optimizer, and what
+`fit` logged have to be equal.
+
+Equal means: at most `RTOL` times the largest magnitude in the tensor away,
+before or after the training. The two sides add the same numbers up in another
+order, so the error of an element is that of the largest terms of its sum and
+not of its own size; an element that comes out near zero has no correct digits
+on either side.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tfscale.pipeline import PipelineModel
+
+RTOL = 1e-5
+_SLOTS = ("", "_momentum", "_velocity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        build: Makes the model. Called for each side, with the same seeds.
+        data: Arguments of `fit` with the data: `x`, `y`, `sample_weight`, ...
+        optimizer: Makes the optimizer.
+        loss: Makes the loss.
+        compile: Makes the other arguments of `compile`.
+        fit: Other arguments of `fit`.
+    """
+
+    build: Callable[[], keras.Model]
+    data: dict[str, Any]
+    optimizer: Callable[[], keras.Optimizer] = lambda: keras.optimizers.SGD(
+        0.05, momentum=0.9
+    )
+    loss: Callable[[], Any] = lambda: "mse"
+    compile: Callable[[], dict[str, Any]] = dict
+    fit: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came out of a training.
+
+    Attributes:
+        model: What was fitted.
+        initial: Variables of the user's model before training, by path.
+        variables: Likewise after it.
+        slots: All variables of the optimizer, in its order.
+        logs: What `fit` logged, a list of one value per epoch by name.
+    """
+
+    model: keras.Model
+    initial: dict[str, np.ndarray]
+    variables: dict[str, np.ndarray]
+    slots: list[tuple[str, np.ndarray]]
+    logs: dict[str, list[float]]
+
+
+def on_one_device(job: Job) -> Outcome:
+    """Trains with plain Keras, gradients of lookups made dense first."""
+    _reset()
+    model = job.build()
+    optimizer = _with_dense_gradients(job.optimizer())
+    # As Keras does under a strategy. On one device it is done within the
+    # first step, where an initial value becomes an assignment in every step.
+    optimizer.build(model.trainable_variables)
+    return _train(model, model, optimizer, job)
+
+
+def on_mesh(
+    job: Job,
+    num_stages: int,
+    num_microbatches: int,
+    num_replicas: int = 1,
+    **options,
+) -> Outcome:
+    """Trains as a pipeline; `options` are those of `PipelineModel`."""
+    _reset()
+    strategy = tfscale.MeshStrategy(
+        tfscale.device_mesh(data=num_replicas, pipeline=num_stages)
+    )
+    with strategy.scope():
+        model = job.build()
+        options = {"balance": "params", **options}
+        pipeline = PipelineModel(model, num_microbatches, **options)
+        return _train(pipeline, model, job.optimizer(), job)
+
+
+def assert_same(
+    test, expected: Outcome, actual: Outcome, rtol=RTOL, unmoved=()
+):
+    """Fails unless all variables, slots and logs are the same numbers.
+
+    Args:
+        test: The test case.
+        expected: Of one device.
+        actual: Of the pipeline.
+        rtol: See the docstring of the module.
+        unmoved: Ends of paths of variables that start at zero and have no
+            gradient but rounding errors, which have nothing in common.
+    """
+
+    def check(actual, expected, path, initial=0.0):
+        if path.replace("/", "_").endswith(
+            tuple(f"{end}{slot}" for end in unmoved for slot in _SLOTS)
+        ):
+            test.assertLess(np.abs(expected).max(), 1e-6)
+            test.assertLess(np.abs(actual).max(), 1e-6)
+        else:
+            assert_close(actual, expected, path, rtol, initial)
+
+    test.assertEqual(list(expected.variables), list(actual.variables))
+    for path, value in expected.initial.items():
+        np.testing.assert_array_equal(actual.initial[path], value, path)
+    for path, value in expected.variables.items():
+        check(actual.variables[path], value, path, expected.initial[path])
+    test.assertLen(actual.slots, len(expected.slots))
+    for (path, value), (_, found) in zip(expected.slots, actual.slots):
+        check(found, value, path)
+    test.assertEqual(set(expected.logs), set(actual.logs))
+    for name, value in expected.logs.items():
+        assert_close(actual.logs[name], value, name, rtol)
+
+
+def assert_close(actual, expected, name="", rtol=RTOL, initial=0.0):
+    """Fails if an element is too far away; see the docstring of the module."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if not np.issubdtype(expected.dtype, np.inexact):
+        np.testing.assert_array_equal(actual, expected, name)
+        return
+    largest = np.max(np.abs(expected), initial=np.max(np.abs(initial)))
+    np.testing.assert_allclose(
+        actual, expected, rtol=0, atol=rtol * largest, err_msg=name
+    )
+
+
+def assert_equal(test, expected: Outcome, actual: Outcome):
+    """Fails unless variables and slots are equal to the last bit."""
+    test.assertEqual(list(expected.variables), list(actual.variables))
+    for path, value in expected.variables.items():
+        np.testing.assert_array_equal(actual.variables[path], value, path)
+    for (path, value), (_, found) in zip(
+        expected.slots, actual.slots, strict=True
+    ):
+        np.testing.assert_array_equal(found, value, path)
+
+
+def _reset():
+    """Same names, seeds and initial weights for both sides."""
+    # Not in the scope of a strategy, which it would end.
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+def _train(model, inner, optimizer, job):
+    initial = _values(inner.variables)
+    model.compile(optimizer=optimizer, loss=job.loss(), **job.compile())
+    arguments = {"shuffle": False, "verbose": 0, **job.data, **job.fit}
+    history = model.fit(**arguments)
+    return Outcome(
+        model=model,
+        initial=initial,
+        variables=_values(inner.variables),
+        slots=[(v.path, np.array(v)) for v in optimizer.variables],
+        logs=history.history,
+    )
+
+
+def _values(variables):
+    values = {v.path: np.array(v) for v in variables}
+    if len(values) < len(variables):
+        raise ValueError("Name the layers: two variables have one path.")
+    return values
+
+
+def _with_dense_gradients(optimizer):
+    """The optimizer as it would be, did Keras add up the rows of a lookup."""
+
+    def apply(grads, trainable_variables=None):
+        dense = [g if g is None else tf.convert_to_tensor(g) for g in grads]
+        return kind.apply(optimizer, dense, trainable_variables)
+
+    kind = type(optimizer)
+    optimizer.apply = apply
+    return optimizer

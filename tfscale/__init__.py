@@ -1,0 +1,22 @@
+"""Keras 3 on TensorFlow, past one device: pipelines of stages and of data."""
+
+from tfscale import _version_check as _version_check  # refuses, so first
+from tfscale import callbacks
+from tfscale import data
+from tfscale import pipeline
+from tfscale._version import __version__
+from tfscale.distribute import MeshStrategy
+from tfscale.mesh import device_mesh
+from tfscale.mesh import use_virtual_devices
+from tfscale.pipeline import PipelineModel
+
+__all__ = [
+    "MeshStrategy",
+    "PipelineModel",
+    "__version__",
+    "callbacks",
+    "data",
+    "device_mesh",
+    "pipeline",
+    "use_virtual_devices",
+]

@@ -1,0 +1,78 @@
+"""Refuses a backend that tfscale cannot run on, warns of untested versions.
+
+Importing this module makes the checks, so `tfscale/__init__.py` imports it
+first. It is also the one place where the tested versions are declared:
+`setup.cfg` repeats the lower ends as its requirements, a test compares the two.
+"""
+
+import os
+import warnings
+
+# First and last minor release with which the whole test suite has passed.
+TESTED = {
+    "keras": ("3.15", "3.15"),
+    "tensorflow": ("2.21", "2.21"),
+}
+
+
+def check_backend(backend):
+    """Raises unless Keras runs on TensorFlow.
+
+    Args:
+        backend: String, the name of a Keras backend.
+
+    Raises:
+        ImportError: If it is not `"tensorflow"`.
+
+    Example:
+        >>> check_backend("tensorflow")
+    """
+    if backend != "tensorflow":
+        raise ImportError(
+            "tfscale needs Keras to run on its TensorFlow backend. "
+            f"Received: backend={backend!r}. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before Keras is imported, or "
+            '"backend": "tensorflow" in ~/.keras/keras.json.'
+        )
+
+
+def check_version(package, version):
+    """Warns when the suite has never passed with this version of a package.
+
+    Args:
+        package: String, a key of `TESTED`.
+        version: String, the version that is installed, such as `"3.15.1"`.
+            Only major and minor release count.
+
+    Example:
+        >>> check_version("tensorflow", "2.21.1")
+    """
+    first, last = TESTED[package]
+    if not _minor(first) <= _minor(version) <= _minor(last):
+        warnings.warn(
+            f"tfscale has been tested with {package} {first} to {last}. "
+            f"Received: {package} {version}. It may well work; if it does "
+            f'not, install "{package}=={last}.*".',
+            stacklevel=2,
+        )
+
+
+def _minor(version):
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _check_installation():
+    # The variable first: Keras itself cannot be imported, and says nothing of
+    # tfscale, where the backend that it names is not installed.
+    check_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
+
+    import keras
+    import tensorflow as tf
+
+    check_backend(keras.config.backend())
+    check_version("keras", keras.__version__)
+    check_version("tensorflow", tf.__version__)
+
+
+_check_installation()

@@ -1,0 +1,51 @@
+"""Arrays in memory as a source."""
+
+import keras
+import tensorflow as tf
+
+from tfscale.data.source import IndexedSource
+
+
+def arrays(*components):
+    """Records are the rows of arrays.
+
+    Args:
+        *components: Arrays, or structures of arrays, that agree in their first
+            dimension; typically `x, y` or `x, y, sample_weight`.
+
+    Returns:
+        A source whose records are tuples of rows, or a row if one component
+        is given.
+
+    Raises:
+        ValueError: If lengths differ, or there is no row.
+
+    Example:
+
+    >>> import numpy as np
+    >>> source = arrays(np.zeros((10, 3)), np.arange(10))
+    >>> source.num_records
+    10
+    """
+    tensors = keras.tree.map_structure(tf.convert_to_tensor, components)
+    flat = keras.tree.flatten(tensors)
+    lengths = [int(t.shape[0]) if t.shape.rank else None for t in flat]
+    if not lengths or len(set(lengths)) > 1 or lengths[0] is None:
+        raise ValueError(
+            "Arrays must have one first dimension in common. Received: shapes "
+            f"{[tuple(t.shape) for t in flat]}."
+        )
+    structure = tensors if len(tensors) > 1 else tensors[0]
+
+    def gather(index):
+        return keras.tree.map_structure(
+            lambda t: tf.gather(t, index), structure
+        )
+
+    return IndexedSource(
+        kind="arrays",
+        num_records=lengths[0],
+        read=gather,
+        gather=gather,
+        in_memory=True,
+    )

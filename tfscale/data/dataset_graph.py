@@ -1,0 +1,203 @@
+"""A dataset's own graph: the chain of its transformations, read and changed.
+
+tf.data writes any dataset as a GraphDef (`DatasetToGraphV2`) and makes one of a
+GraphDef (`DatasetFromGraph`). Between the two a prefix can be cut off, or a
+transformation be changed, of datasets that nobody else can look into. What is
+made so is a copy: it has variables and tables of its own.
+"""
+
+import dataclasses
+import itertools
+
+import tensorflow as tf
+
+_RANDOM = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoisson",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RngReadAndSkip",
+    "SampleDistortedBoundingBox",
+    "Stateful",
+    "TruncatedNormal",
+)
+_PYTHON = ("EagerPyFunc", "PyFunc")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One transformation of a chain.
+
+    Attributes:
+        node: Name of its node in the graph.
+        op: Its operation, such as `"ParallelMapDatasetV2"`.
+        ops: Frozen set of the operations in the functions that it calls.
+    """
+
+    node: str
+    op: str
+    ops: frozenset[str]
+
+    def is_a(self, *kinds):
+        """Whether it is one of the kinds, whatever their version."""
+        return any(self.op.startswith(f"{kind}Dataset") for kind in kinds)
+
+    @property
+    def stateful_random(self):
+        """Operations in it that draw from hidden state, sorted."""
+        return sorted(
+            op
+            for op in self.ops
+            if op.startswith(_RANDOM) and not op.startswith("RandomIndex")
+        )
+
+    @property
+    def random(self):
+        """Operations in it that draw random numbers, sorted."""
+        return self.stateful_random + sorted(
+            op for op in self.ops if op.startswith("StatelessRandom")
+        )
+
+    @property
+    def python(self):
+        """Operations in it that call Python, sorted."""
+        return sorted(op for op in self.ops if op.startswith(_PYTHON))
+
+
+class DatasetGraph:
+    """The graph of a dataset.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+    """
+
+    def __init__(self, dataset):
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=1,  # state is copied, silently
+        )
+        self.graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+        self._functions = {
+            function.signature.name: function
+            for function in self.graph.library.function
+        }
+        self._numbers = itertools.count()
+
+    def nodes(self):
+        """Dict from name to node."""
+        return {node.name: node for node in self.graph.node}
+
+    def stages(self):
+        """The chain from its source on, as a list of `Stage`.
+
+        A transformation of several datasets, such as `zip`, counts as a
+        source.
+        """
+        nodes = self.nodes()
+        name = next(n.input[0] for n in self.graph.node if n.op == "_Retval")
+        chain = []
+        while True:
+            node = nodes[_plain(name)]
+            chain.append(Stage(node.name, node.op, self._ops_of(node)))
+            inputs = [
+                _plain(i)
+                for i in node.input
+                if "Dataset" in nodes[_plain(i)].op
+            ]
+            if len(inputs) != 1:
+                return chain[::-1]
+            name = inputs[0]
+
+    def _ops_of(self, node):
+        ops, todo = set(), [node]
+        seen = set()
+        while todo:
+            node = todo.pop()
+            for attr in node.attr.values():
+                for name in [attr.func.name, *(f.name for f in attr.list.func)]:
+                    function = self._functions.get(name)
+                    if function is not None and name not in seen:
+                        seen.add(name)
+                        todo.extend(function.node_def)
+                        ops.update(n.op for n in function.node_def)
+        return frozenset(ops)
+
+    def constant(self, stage, position):
+        """The value of a constant input of a stage, or None.
+
+        Args:
+            stage: `Stage`.
+            position: Integer, which input; negative counts from the end.
+        """
+        nodes = self.nodes()
+        node = nodes[_plain(nodes[stage.node].input[position])]
+        if node.op != "Const":
+            return None
+        return tf.make_ndarray(node.attr["value"].tensor).item()
+
+    def set_constant(self, stage, position, value):
+        """Gives a stage another constant for one of its inputs."""
+        self.nodes()[stage.node].input[position] = self.add_constant(value)
+
+    def add_constant(self, value):
+        """Adds a scalar, int64 or string, and returns its node's name."""
+        dtype = tf.string if isinstance(value, str) else tf.int64
+        node = self.graph.node.add()
+        node.name, node.op = f"tfscale_{next(self._numbers)}", "Const"
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(
+            tf.make_tensor_proto(value, dtype, [])
+        )
+        return node.name
+
+    def add_node(self, op, inputs, like):
+        """Adds a transformation and returns its node's name.
+
+        Args:
+            op: String.
+            inputs: List of nodes' names.
+            like: `Stage` whose elements it gives.
+        """
+        node = self.graph.node.add()
+        node.name, node.op = f"tfscale_{next(self._numbers)}", op
+        node.input.extend(inputs)
+        for name in ("output_types", "output_shapes"):
+            node.attr[name].CopyFrom(self.nodes()[like.node].attr[name])
+        return node.name
+
+    def dataset(self, stage=None):
+        """A dataset of the graph as it is now, up to a stage.
+
+        Args:
+            stage: `Stage`, or None for the whole chain.
+
+        Returns:
+            `tf.data.Dataset` of flat tuples.
+        """
+        stage = stage or self.stages()[-1]
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self.graph)
+        end = next(node for node in graph.node if node.op == "_Retval")
+        end.input[0] = stage.node
+        node = self.nodes()[stage.node]
+        variant = tf.raw_ops.DatasetFromGraph(
+            graph_def=graph.SerializeToString()
+        )
+        return tf.data.experimental.from_variant(variant, _spec(node))
+
+
+def _plain(name):
+    return name.removeprefix("^").split(":")[0]
+
+
+def _spec(node):
+    types = node.attr["output_types"].list.type
+    types = types or node.attr["Toutput_types"].list.type
+    shapes = node.attr["output_shapes"].list.shape
+    return tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
+        for shape, dtype in zip(shapes, types)
+    )

@@ -1,0 +1,136 @@
+"""`explain`: where a pipeline's time goes, and what would help most."""
+
+import time
+
+import keras
+import tensorflow as tf
+
+from tfscale.data import lints
+from tfscale.data import throughput
+from tfscale.data import what_if
+from tfscale.data.explanation import Explanation
+from tfscale.data.explanation import Node
+from tfscale.data.explanation import StageTime
+from tfscale.data.explanation import Suggestion
+
+_MIN_STEPS = 5
+
+
+def explain(pipeline, model=None, *, seconds=1.0):
+    """Measures a pipeline, stage by stage, and what would make it faster.
+
+    It runs prefixes of the pipeline and changed copies of it, each for
+    `seconds`, and the model's own step on one batch over and over. Weights,
+    optimizer, metrics and position are afterwards what they were.
+
+    Args:
+        pipeline: `tf.data.Dataset`; a `Pipeline` is taken apart by its
+            stages, any other by its transformations.
+        model: Compiled `keras.Model`, or None.
+        seconds: Float, how long each measurement takes.
+
+    Returns:
+        An `Explanation`; print it for a table.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> dataset = tf.data.Dataset.range(1000).map(lambda x: x + 1).batch(10)
+    >>> explanation = explain(dataset, seconds=0.05)
+    >>> [stage.name for stage in explanation.stages]
+    ['range', 'map', 'batch']
+    """
+    stages = _stage_times(pipeline, seconds)
+    whole = throughput.benchmark(pipeline, seconds=seconds)
+    step = None if model is None else _step_seconds(model, pipeline, seconds)
+    # Without a model, a consumer as fast as the pipeline: the hardest case.
+    consumer = step or whole.seconds_per_batch
+    return Explanation(
+        seconds_per_batch=whole.seconds_per_batch,
+        first_batch_seconds=whole.first_batch_seconds,
+        stages=stages,
+        nodes=_autotuned(pipeline, seconds),
+        step_seconds=step,
+        suggestions=_suggestions(pipeline, seconds, whole, consumer),
+        findings=_findings(pipeline),
+    )
+
+
+def _findings(pipeline):
+    if isinstance(pipeline, what_if.Pipeline):
+        return ()  # was checked when it was made
+    return tuple(lints.lint(pipeline))
+
+
+def _stage_times(pipeline, seconds):
+    times, before = [], 0.0
+    for name, prefix in what_if.stages(pipeline):
+        total = throughput.benchmark(prefix, seconds=seconds).seconds_per_batch
+        times.append(StageTime(name, max(total - before, 0.0), total))
+        before = max(total, before)
+    return tuple(times)
+
+
+def _suggestions(pipeline, seconds, whole, consumer):
+    """Changes with their gains, best first: each measured beside the base."""
+    cached_batches = min(max(int(seconds / whole.seconds_per_batch), 4), 64)
+    found = []
+    for change in what_if.changes(pipeline, cached_batches):
+        step = consumer if change.overlaps else 0.0
+        changed = change.make()
+        for _ in changed.take(change.warm_up):
+            pass
+        rates = []
+        for dataset in (pipeline, changed):
+            measured = throughput.benchmark(
+                dataset, seconds=seconds, step_seconds=step
+            )
+            rates.append(measured.batches_per_second)
+        found.append(Suggestion(change.text, rates[1] / rates[0]))
+    return tuple(sorted(found, key=lambda s: -s.gain))
+
+
+def _autotuned(pipeline, seconds):
+    iterator = iter(pipeline)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        if next(iterator, None) is None:
+            break
+    nodes = []
+    model = tf.data.experimental.get_model_proto(iterator)
+    for number in sorted(model.nodes):
+        node = model.nodes[number]
+        values = {p.name: int(p.state_value) for p in node.parameters}
+        per_element = node.processing_time / 1e9 / max(node.num_elements, 1)
+        nodes.append(
+            Node(
+                name=node.name,
+                parallelism=values.get("parallelism"),
+                buffer_size=values.get("buffer_size"),
+                buffered_bytes=node.buffered_bytes,
+                seconds_per_element=per_element,
+            )
+        )
+    return tuple(nodes)
+
+
+def _step_seconds(model, pipeline, seconds):
+    """The model's own step on one batch that is there already."""
+    batch = next(iter(pipeline))
+    batch = batch if isinstance(batch, tuple) else (batch,)
+    if not model.built:
+        model.test_on_batch(*batch)  # makes the weights, changes none
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [keras.ops.convert_to_numpy(v) for v in variables]
+    model.train_on_batch(*batch)  # traces
+    times, begin = [], time.perf_counter()
+    while time.perf_counter() - begin < seconds or len(times) < _MIN_STEPS:
+        start = time.perf_counter()
+        model.train_on_batch(*batch)
+        times.append(time.perf_counter() - start)
+    for variable, value in zip(variables, before):
+        variable.assign(value)
+    model.reset_metrics()
+    return sorted(times)[len(times) // 2]

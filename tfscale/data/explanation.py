@@ -1,0 +1,201 @@
+"""What `explain` found: as data, as a table and as a picture."""
+
+import dataclasses
+import io
+
+import rich.console
+import rich.table
+
+_TELLING = 1.05  # a gain below this is noise
+
+
+@dataclasses.dataclass(frozen=True)
+class StageTime:
+    """A stage and its share of the time of a batch, in seconds.
+
+    Attributes:
+        name: String.
+        added_seconds: Float, by which a batch takes longer with this stage.
+        total_seconds: Float, a batch up to and with this stage.
+    """
+
+    name: str
+    added_seconds: float
+    total_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A transformation as tf.data runs it, and what autotuning chose.
+
+    Attributes:
+        name: String.
+        parallelism: Integer or None.
+        buffer_size: Integer or None.
+        buffered_bytes: Integer.
+        seconds_per_element: Float, of its own work.
+    """
+
+    name: str
+    parallelism: int | None
+    buffer_size: int | None
+    buffered_bytes: int
+    seconds_per_element: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Suggestion:
+    """A change, and how much faster the pipeline was with it.
+
+    Attributes:
+        text: String.
+        gain: Float, rate with the change over rate without.
+    """
+
+    text: str
+    gain: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Where a pipeline's time goes.
+
+    Attributes:
+        seconds_per_batch: Float, of the pipeline alone.
+        first_batch_seconds: Float.
+        stages: Tuple of `StageTime`, from the source on.
+        nodes: Tuple of `Node`.
+        step_seconds: Float, the model's own step, or None without a model.
+        suggestions: Tuple of `Suggestion`, the best first.
+        findings: Tuple of `Finding`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tfscale import data
+    >>> explanation = data.explain(
+    ...     tf.data.Dataset.range(99).batch(3), seconds=0.01
+    ... )
+    >>> explanation.is_input_bound is None  # no model was given
+    True
+    """
+
+    seconds_per_batch: float
+    first_batch_seconds: float
+    stages: tuple[StageTime, ...]
+    nodes: tuple[Node, ...]
+    step_seconds: float | None
+    suggestions: tuple[Suggestion, ...]
+    findings: tuple
+
+    @property
+    def bottleneck(self):
+        """Name of the stage that adds most to the time of a batch."""
+        return max(self.stages, key=lambda s: s.added_seconds).name
+
+    @property
+    def wait_share(self):
+        """Share of a training step that is spent waiting for input.
+
+        None without a model. 0 means that the model is the slower one.
+        """
+        if self.step_seconds is None:
+            return None
+        wait = max(self.seconds_per_batch - self.step_seconds, 0.0)
+        return wait / max(self.seconds_per_batch, self.step_seconds)
+
+    @property
+    def is_input_bound(self):
+        """Whether the model waits for its input; None without a model."""
+        share = self.wait_share
+        return None if share is None else share > 1 - 1 / _TELLING
+
+    def as_dict(self):
+        """Everything as dicts, lists and numbers, for `json`."""
+        return {
+            **dataclasses.asdict(self),
+            "bottleneck": self.bottleneck,
+            "wait_share": self.wait_share,
+            "is_input_bound": self.is_input_bound,
+        }
+
+    def __str__(self):
+        text = io.StringIO()
+        console = rich.console.Console(file=text, width=80)
+        console.print(self._stage_table())
+        console.print(self._node_table())
+        for line in self._verdict():
+            console.print(line, highlight=False, markup=False)
+        return text.getvalue()
+
+    def _stage_table(self):
+        table = rich.table.Table(title="A batch, stage by stage")
+        for name in ("stage", "adds ms", "total ms", ""):
+            table.add_column(name)
+        longest = max(s.added_seconds for s in self.stages) or 1.0
+        for stage in self.stages:
+            table.add_row(
+                stage.name,
+                f"{stage.added_seconds * 1e3:.2f}",
+                f"{stage.total_seconds * 1e3:.2f}",
+                "#" * round(stage.added_seconds / longest * 24),
+            )
+        return table
+
+    def _node_table(self):
+        table = rich.table.Table(title="As tf.data runs it")
+        for name in ("node", "us/element", "parallelism", "buffer", "KiB"):
+            table.add_column(name)
+        for node in self.nodes:
+            table.add_row(
+                node.name,
+                f"{node.seconds_per_element * 1e6:.1f}",
+                "" if node.parallelism is None else str(node.parallelism),
+                "" if node.buffer_size is None else str(node.buffer_size),
+                f"{node.buffered_bytes / 1024:.0f}",
+            )
+        return table
+
+    def _verdict(self):
+        yield (
+            f"Pipeline alone: {1 / self.seconds_per_batch:.1f} batches/s, "
+            f"first batch after {self.first_batch_seconds:.2f} s. "
+            f"Slowest stage: {self.bottleneck}."
+        )
+        if self.step_seconds is not None:
+            bound = "input-bound" if self.is_input_bound else "not input-bound"
+            yield (
+                f"Model alone: {1 / self.step_seconds:.1f} steps/s. Training "
+                f"is {bound}: it waits {self.wait_share:.0%} of the time."
+            )
+        for suggestion in self.suggestions:
+            worth = "" if suggestion.gain >= _TELLING else " (not worth it)"
+            yield f"{suggestion.gain:5.2f}x  {suggestion.text}{worth}"
+        for finding in self.findings:
+            yield str(finding)
+
+    def save_picture(self, path):
+        """Draws the stages as bars; needs matplotlib (`tfscale[plot]`).
+
+        Args:
+            path: String, where to write the picture; its suffix says how.
+        """
+        from matplotlib import figure  # an extra: only who draws needs it
+
+        picture = figure.Figure(figsize=(8, 0.5 * len(self.stages) + 1.5))
+        axes = picture.subplots()
+        names = [stage.name for stage in self.stages]
+        added = [stage.added_seconds * 1e3 for stage in self.stages]
+        begins = [
+            (stage.total_seconds - stage.added_seconds) * 1e3
+            for stage in self.stages
+        ]
+        axes.barh(names, added, left=begins)
+        axes.invert_yaxis()
+        axes.set_xlabel("milliseconds of a batch")
+        if self.step_seconds is not None:
+            axes.axvline(
+                self.step_seconds * 1e3, color="black", label="the model's step"
+            )
+            axes.legend()
+        picture.savefig(path, bbox_inches="tight")

@@ -1,0 +1,236 @@
+"""`pipeline`: from what the user states to a `tf.data.Dataset`."""
+
+import warnings
+
+import keras
+import tensorflow as tf
+
+from tfscale.data import caching
+from tfscale.data import chain
+from tfscale.data import lints
+from tfscale.data import memory
+from tfscale.data.pipeline_dataset import Pipeline
+from tfscale.data.plan import make_plan
+from tfscale.data.position import Position
+from tfscale.data.recipe import Recipe
+from tfscale.data.source import IndexedSource
+from tfscale.data.source import StreamSource
+
+_WINDOW_RECORDS = 512
+_WINDOW_BYTES = 16 << 20  # or more records, where they are small
+_COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
+
+
+def pipeline(
+    source,
+    *,
+    batch_size,
+    parse=None,
+    augment=None,
+    shuffle=True,
+    seed=0,
+    remainder="keep",
+    cache="auto",
+    cache_dir=None,
+    shuffle_window=None,
+    input_context=None,
+    shard="records",
+    prefetch=tf.data.AUTOTUNE,
+    parallelism=tf.data.AUTOTUNE,
+    interleaved_reads=16,
+    deterministic=True,
+    num_threads=None,
+    ram_budget=None,
+    service=None,
+    service_lanes=8,
+):
+    """The input pipeline of a source: everything in the right order.
+
+    Args:
+        source: What a builder of this package returned, such as `arrays`,
+            `tfrecords` or `image_folder`.
+        batch_size: Integer, the global batch size.
+        parse: Function from a record to what the model takes; the same
+            record must always give the same result. A record that is a tuple
+            comes as several arguments.
+        augment: Function like `parse` of what `parse` returned, with one more
+            argument `seed`, an int64 tensor of shape `(2,)` for
+            `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
+            the pipeline's seed, the epoch and the record, on nothing else.
+        shuffle: Whether each epoch has an order of its own.
+        seed: Integer that order and augmentation are drawn from.
+        remainder: What becomes of records that do not fill the last batch:
+            `"keep"`, a smaller batch; `"drop"`; or `"pad"`, filled up with
+            records of weight 0 in a `sample_weight` that is added.
+        cache: Where parsed records are kept: `"memory"`, filled as they are
+            read; `"file"`, in `cache_dir`, written now and kept for later
+            runs; `"none"`; or `"auto"`: memory if they fit the budget, else
+            file if there is a `cache_dir` with room, else none.
+        cache_dir: String, a directory on a local disk.
+        shuffle_window: Integer, records that are mixed at a time where a
+            source cannot be read at random. By default 512, or 16 MiB of small
+            records, or what fits the budget.
+        input_context: `tf.distribute.InputContext` of
+            `distribute_datasets_from_function`; by default one worker.
+        shard: `"records"`, where the order of the records over all workers is
+            that of one worker, or `"files"`, where a worker reads only files
+            of its own.
+        prefetch: Integer or `tf.data.AUTOTUNE`: batches made ahead.
+        parallelism: Integer or `tf.data.AUTOTUNE`: records made at a time.
+        interleaved_reads: Integer, files read at the same time. Reads of a
+            remote file system wait rather than work, hence the 16.
+        deterministic: Whether a slow record holds up those after it. Without,
+            an epoch has the same records and no exact order or resume.
+        num_threads: Integer, threads of this pipeline's own, or None.
+        ram_budget: Integer, bytes for caches and buffers; by default half of
+            what is free on the machine or in its cgroup.
+        service: String, the address of a `tf.data` service's dispatcher, such
+            as `"grpc://host:5000"`: its workers do all but the prefetching.
+            Order and resume are the same. A worker that dies takes its
+            batches along.
+        service_lanes: Integer, how many of the service's workers can work at
+            the same time, at most. Sources that are read in blocks are read
+            once by each.
+
+    Returns:
+        A `Pipeline`, which is a `tf.data.Dataset` of batches.
+
+    Raises:
+        ValueError: If workers would not get equal batches, nothing is left
+            to train on, or something does not fit the budget.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from tfscale import data
+    >>> dataset = data.pipeline(
+    ...     data.arrays(np.arange(10)), batch_size=4, shuffle=False
+    ... )
+    >>> [batch.tolist() for batch in dataset.as_numpy_iterator()]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    """
+    context = input_context or tf.distribute.InputContext()
+    source, sizes = _sharded(source, shard, context)
+    plan = make_plan(
+        num_records=source.num_records,
+        batch_size=batch_size,
+        remainder=remainder,
+        workers=context.num_input_pipelines,
+        worker=context.input_pipeline_id,
+        replicas=context.num_replicas_in_sync,
+        sizes=sizes,
+    )
+    budget = memory.budget() if ram_budget is None else ram_budget
+    if isinstance(source, StreamSource) and source.kind == "dataset":
+        for finding in lints.lint(source.dataset, ram_budget=budget):
+            warnings.warn(str(finding), stacklevel=2)
+    raw = _first_record(source)
+    parsers = [f for f in (source.decode, parse) if f is not None]
+    first = _through(raw, parsers)
+    lints.check_functions(raw, parsers, _with_seed(augment))
+    spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
+    window = _window(source, shuffle, shuffle_window, budget)
+    recipe = Recipe(
+        source=source,
+        plan=plan,
+        parse=parse,
+        augment=augment,
+        shuffle=shuffle,
+        window=window,
+        cache=None,
+        cache_kind="none",
+        cache_reason="as asked",
+        spec=spec,
+        parallelism=parallelism,
+        interleaved_reads=interleaved_reads,
+        prefetch=prefetch,
+        service=service,
+        service_lanes=service_lanes,
+        options=_options(deterministic, num_threads, ram_budget, context),
+    )
+    recipe = caching.cached(recipe, cache, cache_dir, first, budget)
+    position = Position(seed)
+    dataset = chain.build(recipe, position).with_options(recipe.options)
+    return Pipeline(dataset, recipe, position)
+
+
+def _sharded(source, shard, context):
+    if shard not in ("records", "files"):
+        raise ValueError(
+            f'`shard` must be "records" or "files". Received: shard={shard!r}.'
+        )
+    workers = context.num_input_pipelines
+    if shard == "records" or workers == 1:
+        return source, None
+    if source.split is None:
+        raise ValueError(
+            "Only a source of several files can be sharded by files. "
+            f"Received: shard='files' with {source.kind}. Use shard='records'."
+        )
+    own, sizes = source.split(workers, context.input_pipeline_id)
+    if 0 in sizes:
+        raise ValueError(
+            "Every worker must have a file of its own with shard='files'. "
+            f"Received: {workers} workers, of which {sizes.count(0)} would "
+            "have no record. Use shard='records', or write more files."
+        )
+    return own, sizes
+
+
+def _first_record(source):
+    if source.num_records == 0:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. "
+            f"Received: {source.kind} without a record."
+        )
+    return source.first()
+
+
+def _through(record, functions):
+    dataset = tf.data.Dataset.from_tensors(record)
+    for function in functions:
+        dataset = dataset.map(function)
+    return dataset.get_single_element()
+
+
+def _with_seed(augment):
+    if augment is None:
+        return None
+    seed = tf.zeros([2], tf.int64)
+    return lambda *record: augment(*record, seed=seed)
+
+
+def _window(source, shuffle, window, budget):
+    if isinstance(source, IndexedSource) or not shuffle:
+        return window or _WINDOW_RECORDS
+    record = getattr(source, "record_bytes", 0) or memory.size_of(
+        source.first()
+    )
+    fit = int(budget // (record * _COPIES + 1))
+    if window is not None and min(window, source.num_records) > fit:
+        raise ValueError(
+            "The shuffle window must fit the memory budget. Received: "
+            f"shuffle_window={window} records of {record:.0f} bytes, of which "
+            f"{_COPIES} windows live at a time, and a budget of {budget} "
+            f"bytes. Use {fit} or less, or a larger `ram_budget`."
+        )
+    if window is None:
+        window = max(_WINDOW_RECORDS, int(_WINDOW_BYTES // (record + 1)))
+    return max(min(window, fit), 1)
+
+
+def _options(deterministic, num_threads, ram_budget, context):
+    options = tf.data.Options()
+    options.deterministic = deterministic
+    # The last map tells when an epoch was consumed: nothing may run it ahead.
+    options.experimental_optimization.inject_prefetch = False
+    if num_threads is not None:
+        options.threading.private_threadpool_size = num_threads
+    if ram_budget is not None:
+        options.autotune.ram_budget = ram_budget
+    if context.num_input_pipelines > 1:
+        # Already this worker's part: tf.distribute must not cut it again.
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.OFF
+        )
+    return options

@@ -1,0 +1,48 @@
+"""The order of an epoch as a function: position to record, nothing stored.
+
+`tf.random.experimental.index_shuffle` is a keyed permutation of 0 to n - 1
+(swap-or-not style rounds, see its docstring) that is evaluated at one position
+at a time, so that the order needs no buffer, is the same on every worker, and
+can be entered anywhere.
+"""
+
+import tensorflow as tf
+
+
+def shuffled(positions, size, seed, epoch):
+    """The records at some positions of an epoch.
+
+    Args:
+        positions: int64 tensor of any shape with values from 0 to `size - 1`.
+        size: Integer or int64 scalar, the number of records.
+        seed: int64 scalar.
+        epoch: int64 scalar.
+
+    Returns:
+        int64 tensor like `positions`.
+
+    Example:
+
+    >>> order = shuffled(tf.range(5, dtype=tf.int64), 5, 0, 3)
+    >>> sorted(order.numpy().tolist())
+    [0, 1, 2, 3, 4]
+    """
+    key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    return tf.random.experimental.index_shuffle(
+        positions, key, tf.cast(size, tf.int64) - 1
+    )
+
+
+def augmentation_seed(seed, epoch, record):
+    """A seed for `tf.random.stateless_*`, one for each record and epoch.
+
+    Args:
+        seed: int64 scalar.
+        epoch: int64 scalar.
+        record: int64 scalar, the record's number in its source.
+
+    Returns:
+        int64 tensor of shape `(2,)`.
+    """
+    key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    return tf.random.experimental.stateless_fold_in(key, record)

@@ -1,0 +1,46 @@
+"""The dataset that the chain returns: a `tf.data.Dataset` that has a place."""
+
+import tensorflow as tf
+
+
+class Pipeline(tf.data.Dataset):
+    """A `tf.data.Dataset` with a position, and a memory of how it was made.
+
+    `fit`, `tf.distribute` and further `map`s take it as what it is. Use
+    `tfscale.data.pipeline` to make one.
+
+    Attributes:
+        position: `Position`; set it to continue a run where it stopped.
+        recipe: `Recipe`, what was asked for and what was decided.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from tfscale import data
+    >>> pipeline = data.pipeline(data.arrays(np.arange(3)), batch_size=2)
+    >>> pipeline.position.value
+    PositionValue(seed=0, epoch=0, index=0)
+    >>> int(pipeline.cardinality())
+    2
+    """
+
+    def __init__(self, dataset, recipe, position):
+        self._dataset = dataset
+        self.recipe = recipe
+        self.position = position
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self):
+        return [self._dataset]
+
+    @property
+    def element_spec(self):
+        """Structure of `tf.TensorSpec`: a batch."""
+        return self._dataset.element_spec
+
+    def cardinality(self):
+        """Batches in a whole epoch, as an int64 scalar tensor.
+
+        An epoch that is entered at a later position has fewer.
+        """
+        return tf.constant(self.recipe.plan.num_batches, tf.int64)

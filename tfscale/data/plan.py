@@ -1,0 +1,192 @@
+"""Which positions of an epoch a worker's batches hold: integers only.
+
+An epoch is a line of positions, 0 to n - 1. The global batch takes the next
+`global_batch` of them, and each worker a contiguous slice of that:
+
+    position  0 1 2 3 | 4 5 6 7 | 8 9 ...     global batch 4
+    worker 0  0 1     | 4 5     | 8           two workers, slices of 2
+    worker 1      2 3 |     6 7 |   9
+
+Therefore the order of the records over all workers does not depend on how
+many there are. A resumed epoch is the same line from `index` on.
+"""
+
+import dataclasses
+
+REMAINDERS = ("drop", "pad", "keep")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one worker cuts the epoch.
+
+    Attributes:
+        num_records: Records that this worker's source can read.
+        limit: Records that the number of steps is counted from: as
+            `num_records`, unless workers have different files.
+        global_batch: Positions in a step, over the workers that share a line.
+        num_workers: Workers that share the line.
+        worker: Which of them this is.
+        batches_per_step: Batches in which the worker hands out its slice, one
+            for each of its replicas.
+        remainder: `"drop"`, `"pad"` or `"keep"`.
+        lines: Lines of positions there are: the number of workers where each
+            has its own files, else 1.
+    """
+
+    num_records: int
+    limit: int
+    global_batch: int
+    num_workers: int
+    worker: int
+    batches_per_step: int
+    remainder: str
+    lines: int
+
+    @property
+    def slice_size(self):
+        """Positions of a step that are this worker's."""
+        return self.global_batch // self.num_workers
+
+    @property
+    def batch_size(self):
+        """Records in a batch that this worker hands out."""
+        return self.slice_size // self.batches_per_step
+
+    @property
+    def num_steps(self):
+        """Steps of an epoch, the same for every worker."""
+        return self.steps_in(self.limit)
+
+    @property
+    def num_batches(self):
+        """Batches that this worker hands out in an epoch."""
+        return self.num_steps * self.batches_per_step
+
+    def steps_in(self, num_records):
+        """Steps in so many records; integers or int64 tensors."""
+        if self.remainder == "drop":
+            return num_records // self.global_batch
+        return -(-num_records // self.global_batch)
+
+    def slice_of(self, step, start):
+        """First position and size of the worker's slice.
+
+        Args:
+            step: Steps since `start`; integer or int64 tensor.
+            start: The position at which the line begins.
+
+        Returns:
+            `(first, size)`.
+        """
+        first = start + step * self.global_batch
+        if self.remainder != "keep":
+            return first + self.worker * self.slice_size, self.slice_size
+        # The last batch is shared out as evenly as it goes.
+        batch = _minimum(self.limit - first, self.global_batch)
+        size, extra = batch // self.num_workers, batch % self.num_workers
+        offset = self.worker * size + _minimum(extra, self.worker)
+        return first + offset, size + _minimum(
+            _maximum(extra - self.worker, 0), 1
+        )
+
+
+def _minimum(a, b):
+    # Arithmetic, so that it serves integers and tensors alike.
+    return a - _maximum(a - b, 0)
+
+
+def _maximum(a, b):
+    return (a + b + abs(a - b)) // 2
+
+
+def make_plan(
+    *, num_records, batch_size, remainder, workers, worker, replicas, sizes
+):
+    """Checks that every worker gets equal batches, before the first step.
+
+    Args:
+        num_records: Integer, records of this worker's source.
+        batch_size: Integer, the global batch size.
+        remainder: `"drop"`, `"pad"` or `"keep"`.
+        workers: Integer, number of input pipelines.
+        worker: Integer, which of them this is.
+        replicas: Integer, number of replicas over all workers.
+        sizes: List with each worker's number of records if they have files of
+            their own, else None.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        ValueError: If workers would not get equal batches, or none at all.
+    """
+    if remainder not in REMAINDERS:
+        raise ValueError(
+            f'`remainder` must be "drop", "pad" or "keep". '
+            f"Received: remainder={remainder!r}."
+        )
+    if batch_size < 1 or batch_size % replicas or replicas % workers:
+        raise ValueError(
+            "The global batch size must be a positive multiple of the number "
+            "of replicas, and that of the number of workers. Received: "
+            f"batch_size={batch_size}, {replicas} replicas, {workers} workers."
+            f" Use {-(-max(batch_size, 1) // replicas) * replicas}."
+        )
+    plan = Plan(
+        num_records=num_records,
+        limit=num_records,
+        global_batch=batch_size,
+        num_workers=workers,
+        worker=worker,
+        batches_per_step=replicas // workers,
+        remainder=remainder,
+        lines=1,
+    )
+    if sizes is not None:
+        limit = {"drop": min, "pad": max, "keep": min}[remainder](sizes)
+        plan = dataclasses.replace(
+            plan,
+            limit=limit if remainder != "keep" else num_records,
+            global_batch=batch_size // workers,
+            num_workers=1,
+            worker=0,
+            lines=workers,
+        )
+    _check_steps(plan, batch_size, sizes)
+    return plan
+
+
+def _check_steps(plan, batch_size, sizes):
+    if plan.num_records == 0:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. Check the "
+            "source, and the split or the files of this worker."
+        )
+    if plan.num_steps == 0:
+        raise ValueError(
+            f"An epoch must hold a whole global batch with remainder='drop'. "
+            f"Received: {plan.limit} records, batch_size={batch_size}. Use "
+            "remainder='pad' or 'keep', or a smaller batch."
+        )
+    if plan.remainder != "keep":
+        return
+    if plan.batches_per_step > 1:
+        raise ValueError(
+            "With remainder='keep' a worker can have one replica, because the "
+            "last batch cannot be cut evenly for more. Received: "
+            f"{plan.batches_per_step} replicas. Use remainder='pad' or 'drop'."
+        )
+    last = plan.limit % plan.global_batch
+    if sizes is not None and len({plan.steps_in(n) for n in sizes}) > 1:
+        raise ValueError(
+            "Every worker must have as many batches as the others. Received: "
+            f"files with {sizes} records, remainder='keep'. Use "
+            "remainder='pad' or 'drop', or shard='records'."
+        )
+    if 0 < last < plan.num_workers:
+        raise ValueError(
+            "Every worker must get a record of the last batch with "
+            f"remainder='keep'. Received: {last} records in it for "
+            f"{plan.num_workers} workers. Use remainder='pad' or 'drop'."
+        )

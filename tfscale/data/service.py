@@ -1,0 +1,73 @@
+"""The chain on the workers of a tf.data service, in the same order.
+
+A service hands batches out as its workers finish them, which is no order. So
+the steps of an epoch are dealt out to lanes, each lane is one split of the
+service and hence the work of one worker, in order, and the lanes are
+interleaved here, one batch from each in turn:
+
+    lane 0   step 0       step 4       step 8   ...    some worker
+    lane 1      step 1       step 5       ...          some worker
+    lane 2         step 2       step 6    ...          ...
+    lane 3            step 3       step 7 ...
+
+Each iterator registers an epoch's datasets anew, with the position in them.
+"""
+
+import dataclasses
+import warnings
+
+import tensorflow as tf
+
+
+class _FixedPosition:
+    """What the chain reads in place of a `Position`: tensors, not state."""
+
+    def __init__(self, state):
+        self._state = state
+
+    def read(self):
+        return self._state
+
+
+def batches(recipe, position, make):
+    """Keyed batches of an epoch, made by the service.
+
+    Args:
+        recipe: `Recipe` with a `service`.
+        position: `Position`.
+        make: Function of a recipe and a position that returns the dataset of
+            keyed batches that one lane makes.
+
+    Returns:
+        `tf.data.Dataset`.
+    """
+    lanes = recipe.service_lanes
+
+    def epoch(state):
+        def lane(number):
+            part = dataclasses.replace(recipe, lane=number)
+            return _on_service(
+                make(part, _FixedPosition(state)), recipe.service
+            )
+
+        return tf.data.Dataset.range(lanes).interleave(
+            lane,
+            cycle_length=lanes,
+            block_length=1,
+            num_parallel_calls=lanes,
+            deterministic=True,
+        )
+
+    head = tf.data.Dataset.from_tensors(0).map(lambda _: position.read())
+    return head.flat_map(epoch)
+
+
+def _on_service(dataset, service):
+    distribute = tf.data.experimental.service.distribute(
+        processing_mode=tf.data.experimental.service.ShardingPolicy.DYNAMIC,
+        service=service,
+    )
+    with warnings.catch_warnings():
+        # Options are not looked at before they are made part of the graph.
+        warnings.filterwarnings("ignore", "To make it possible to preserve")
+        return dataset.apply(distribute)

@@ -1,0 +1,128 @@
+"""What a builder returns: how many records there are and how one is read."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Stands for a record that could not be read; no record is this by chance.
+DAMAGED = b"\x00tfscale: damaged record 5b0d6b1e7f8a4c52\x00"
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexedSource:
+    """Records that can be read one by one, in any order, at the same price.
+
+    Attributes:
+        kind: String, the builder's name, for explanations.
+        num_records: Integer.
+        read: Function of an int64 scalar tensor that returns the record, a
+            structure of tensors. It is traced, once.
+        gather: Function of an int64 vector that returns a batch of records,
+            where that is cheaper than `read` and then batch; else None.
+        in_memory: Whether the records are in memory already, so that caching
+            them as they are gains nothing.
+        decode: Function of what was read that returns the record, where the
+            source knows its format; else None.
+        split: Function `(num_workers, worker)` that returns a worker's own
+            source and the list of all workers' sizes; None where there are no
+            files to share out.
+        class_names: Strings, where labels are numbers of classes.
+    """
+
+    kind: str
+    num_records: int
+    read: Callable[[tf.Tensor], Any]
+    gather: Callable[[tf.Tensor], Any] | None = None
+    in_memory: bool = False
+    decode: Callable[..., Any] | None = None
+    split: Callable[[int, int], tuple[Any, list[int]]] | None = None
+    class_names: tuple[str, ...] = ()
+
+    def first(self):
+        """The first record, as eager tensors."""
+        return self.read(tf.constant(0, tf.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSource:
+    """Records that are read in runs of neighbours: shards, text files.
+
+    Attributes:
+        kind: String, the builder's name, for explanations.
+        blocks: int64 array of shape `(num_blocks, 2)`: the number of records
+            of each block, and the bytes that they take in memory.
+        read_block: Function of an int64 scalar, the block's number, that
+            returns a `tf.data.Dataset` of its records, scalar strings, and
+            `DAMAGED` for each that cannot be read.
+        place: Function of an int64 scalar, a record's number, that returns
+            its file and the offset in it, for errors.
+        decode: As in `IndexedSource`.
+        split: As in `IndexedSource`.
+        num_skipped: Integer, damaged records that were left out.
+    """
+
+    kind: str
+    blocks: np.ndarray
+    read_block: Callable[[tf.Tensor], tf.data.Dataset]
+    place: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    decode: Callable[..., Any] | None = None
+    split: Callable[[int, int], tuple[Any, list[int]]] | None = None
+    num_skipped: int = 0
+    in_memory: bool = False
+
+    @property
+    def num_records(self):
+        """Records of all blocks."""
+        return int(self.blocks[:, 0].sum())
+
+    @property
+    def record_bytes(self):
+        """Mean size of a record as it is read."""
+        return int(self.blocks[:, 1].sum()) / max(self.num_records, 1)
+
+    def first(self):
+        """The first record, as an eager tensor.
+
+        Raises:
+            tf.errors.DataLossError: If it cannot be read.
+        """
+        # Inside a dataset: some of what reads blocks runs nowhere else.
+        blocks = tf.data.Dataset.range(1).flat_map(self.read_block)
+        record = blocks.take(1).get_single_element()
+        if record.numpy() == DAMAGED:
+            path, offset = self.place(tf.constant(0, tf.int64))
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                "A record cannot be read. Received: file "
+                f"{path.numpy().decode()}, offset {int(offset)}. To leave "
+                "damaged records out, use on_damage='skip'.",
+            )
+        return record
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSource:
+    """Records that only come one after the other: any `tf.data.Dataset`.
+
+    Attributes:
+        kind: String, the builder's name, for explanations.
+        num_records: Integer.
+        dataset: `tf.data.Dataset` that gives the same records in the same
+            order whenever it is iterated.
+        decode: As in `IndexedSource`.
+    """
+
+    kind: str
+    num_records: int
+    dataset: tf.data.Dataset
+    decode: Callable[..., Any] | None = None
+    split: None = None
+    in_memory: bool = False
+
+    def first(self):
+        """The first record, as eager tensors."""
+        return next(iter(self.dataset.take(1)))

@@ -1,0 +1,110 @@
+"""From a source and a plan to a stream of keyed records, in order.
+
+A key is five int64 numbers that a record carries to the end of the chain:
+
+    0 seed    1 epoch    2 record    3 real?    4 last of the epoch?
+
+Record is its number in the source; a record that only pads the last batch is
+not real; the last one tells the end of the chain that the epoch is over.
+
+**Cardinality.** How many elements there are is decided anew by each iterator,
+from the position. tf.data must know a number when the dataset is made, and it
+has one for `unbatch`: elements times their static first dimension. `declare`
+gives a vector the length that it has in a whole epoch, so that the chain knows
+what an epoch holds. Nothing checks a static shape against a tensor's own at
+run time, and a resumed epoch is simply shorter.
+"""
+
+import tensorflow as tf
+
+from tfscale.data import order
+
+KEY_SIZE = 5
+SEED, EPOCH, RECORD, REAL, LAST = range(KEY_SIZE)
+
+
+def declare(tensor, length):
+    """Sets the length that a vector has in a whole epoch; see the module."""
+    tensor.set_shape([length, *tensor.shape[1:]])
+    return tensor
+
+
+def place(position, plan):
+    """Reads the position once, when an iterator begins.
+
+    Returns:
+        int64 scalars `(seed, epoch, start, steps)`: steps are those left in
+        the epoch. The end of an epoch is the beginning of the next one.
+    """
+    seed, epoch, index = tf.unstack(position.read())
+    start = index // plan.lines
+    steps = tf.maximum(plan.steps_in(plan.limit - start), 0)
+    over = steps < 1
+    return (
+        seed,
+        tf.where(over, epoch + 1, epoch),
+        tf.where(over, tf.zeros_like(start), start),
+        tf.where(over, tf.cast(plan.num_steps, tf.int64), steps),
+    )
+
+
+def keys_of(where, records, positions, plan):
+    """Keys for records at positions.
+
+    Args:
+        where: What `place` returned.
+        records: int64 vector.
+        positions: int64 vector of the same length.
+        plan: `Plan`.
+
+    Returns:
+        int64 tensor of shape `(len(records), KEY_SIZE)`.
+    """
+    seed, epoch, start, steps = where
+    first, size = plan.slice_of(steps - 1, start)
+    shape = tf.shape(records)
+    return tf.stack(
+        [
+            tf.fill(shape, seed),
+            tf.fill(shape, epoch),
+            records,
+            tf.cast(positions < plan.num_records, tf.int64),
+            tf.cast(tf.equal(positions, first + size - 1), tf.int64),
+        ],
+        axis=1,
+    )
+
+
+def indexed_keys(recipe, position):
+    """A dataset of the keys of each step, for records read one by one.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        Dataset of int64 tensors of shape `(plan.slice_size, KEY_SIZE)`.
+    """
+    plan = recipe.plan
+
+    def steps_of_epoch(_):
+        *start, steps = place(position, plan)
+        step = tf.range(recipe.lane, steps, recipe.num_lanes)
+        head = tf.stack([*start, steps])
+        head = tf.repeat(head[tf.newaxis], tf.size(step), axis=0)
+        length = plan.num_steps
+        return declare(head, length), declare(step, length)
+
+    def keys_of_step(head, step):
+        where = tf.unstack(head)
+        seed, epoch, start, _ = where
+        first, size = plan.slice_of(step, start)
+        positions = tf.range(first, first + size)
+        records = positions % plan.num_records
+        if recipe.shuffle:
+            records = order.shuffled(records, plan.num_records, seed, epoch)
+        keys = keys_of(where, records, positions, plan)
+        return declare(keys, plan.slice_size)
+
+    heads = tf.data.Dataset.from_tensors(0).map(steps_of_epoch, name="position")
+    return heads.unbatch().map(keys_of_step, name="order")

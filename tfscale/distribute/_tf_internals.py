@@ -1,0 +1,55 @@
+"""The only file that imports private symbols of TensorFlow and Keras.
+
+Read against TensorFlow 2.21.0 and Keras 3.15.1.
+"""
+
+# --- tfscale.distribute ---------------------------------------------------
+# isort: split
+# Canonical names of devices, and a host device for each.
+from tensorflow.python.distribute import device_util as device_util
+
+# Regroups what each replica has into one distributed value; makes a
+# distributed variable out of its components and says of which class.
+from tensorflow.python.distribute import distribute_utils as distribute_utils
+
+# The extended class of `MirroredStrategy`: one traced thread per replica.
+from tensorflow.python.distribute.mirrored_strategy import (
+    MirroredExtended as MirroredExtended,
+)
+
+# The variable with one component per replica, and values of that kind.
+from tensorflow.python.distribute.values import (
+    DistributedVariable as DistributedVariable,
+)
+from tensorflow.python.distribute.values import Mirrored as Mirrored
+from tensorflow.python.distribute.values import (
+    MirroredVariable as MirroredVariable,
+)
+
+# --- tfscale.pipeline -----------------------------------------------------
+# isort: split
+# What a functional model is made of, how it calls its layers with
+# `training` and masks, and Keras' rule for XLA.
+from keras.src.backend import get_keras_mask as get_keras_mask
+from keras.src.backend import set_keras_mask as set_keras_mask
+from keras.src.losses.loss import apply_mask as apply_mask
+from keras.src.losses.loss import (
+    unscale_loss_for_distribution as unscale_loss_for_distribution,
+)
+from keras.src.models.functional import Functional as Functional
+from keras.src.models.functional import operation_fn as operation_fn
+from keras.src.trainers.trainer import model_supports_jit as model_supports_jit
+
+# isort: split
+# How the outermost function of a step is run (Grappler on or off), and
+# Grappler itself, for one function at a time.
+from tensorflow.python.eager import context as eager_context  # noqa: F401
+from tensorflow.python.grappler import tf_optimizer as tf_optimizer
+
+# --- tfscale.data ---------------------------------------------------------
+# isort: split
+# A variable that no strategy in scope turns into a distributed one: the
+# public constructor asks the strategy. Used for a position in the data.
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable as ResourceVariable,
+)

@@ -1,0 +1,118 @@
+"""A `tf.distribute` strategy over a mesh: replicas are its data axis."""
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+from tfscale.distribute.extended import MeshExtended
+from tfscale.mesh import AXES
+
+
+class MeshStrategy(tf.distribute.Strategy):
+    """Trains over a mesh of devices, with `fit` or with `run` and `reduce`.
+
+    The replicas of `tf.distribute` are the data axis of the mesh: the global
+    batch is divided over them and `num_replicas_in_sync` is the size of that
+    axis. Each replica has a row of stage devices of its own along the
+    pipeline axis, which `tfscale.PipelineModel` cuts a model over.
+
+    Gradients of embeddings are dense here, with the rows that occur more than
+    once in a batch added up, because Keras' optimizers on TensorFlow mistreat
+    such rows otherwise.
+
+    Args:
+        mesh: A `keras.distribution.DeviceMesh` with the axes `"data"` and
+            `"pipeline"` (see `tfscale.device_mesh`); an axis that is not there
+            has size 1.
+
+    Raises:
+        TypeError: If `mesh` is no `DeviceMesh`.
+        ValueError: If the mesh has an axis of another name, if its `"model"`
+            axis is larger than 1, or if it names a device twice or one that
+            TensorFlow does not have.
+
+    Example: a plain model, on two replicas.
+
+    >>> import keras
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
+    >>> strategy.num_replicas_in_sync
+    2
+    """
+
+    # Of the class, as in `MirroredStrategy`: keys of collectives start here.
+    _collective_key_base = 0
+
+    def __init__(self, mesh: keras.distribution.DeviceMesh):
+        devices = _device_rows(mesh)
+        self._mesh = mesh
+        self._device_rows = devices
+        super().__init__(MeshExtended(self, devices))
+
+    @property
+    def mesh(self) -> keras.distribution.DeviceMesh:
+        """The mesh that the strategy was made for."""
+        return self._mesh
+
+    @property
+    def device_rows(self) -> tuple[tuple[str, ...], ...]:
+        """Canonical device names, `device_rows[replica][pipeline_rank]`."""
+        return self._device_rows
+
+
+def _device_rows(mesh):
+    if not isinstance(mesh, keras.distribution.DeviceMesh):
+        raise TypeError(
+            "`mesh` must be a `keras.distribution.DeviceMesh`. Received: "
+            f"{mesh!r}. Make one with "
+            "`tfscale.device_mesh(data=..., pipeline=...)`."
+        )
+    unknown = [name for name in mesh.axis_names if name not in AXES]
+    if unknown:
+        raise ValueError(
+            "The axes of a mesh must be among "
+            f"{', '.join(map(repr, AXES))}. Received: axis_names="
+            f"{list(mesh.axis_names)}. Rename {unknown[0]!r}."
+        )
+    sizes = dict(zip(mesh.axis_names, mesh.shape))
+    if sizes.get("model", 1) > 1:
+        raise ValueError(
+            "The axis 'model' must have size 1: tensor parallelism is not in "
+            f"this version. Received: a mesh of {sizes}. Use "
+            "'data' and 'pipeline'."
+        )
+    present = [axis for axis in AXES if axis in sizes]
+    devices = mesh.devices.transpose(
+        [mesh.axis_names.index(axis) for axis in present]
+    ).reshape(sizes.get("data", 1), sizes.get("pipeline", 1))
+    rows = tuple(
+        tuple(_canonical(str(name)) for name in row) for row in devices
+    )
+    named = [name for row in rows for name in row]
+    known = {_canonical(d.name) for d in tf.config.list_logical_devices()}
+    for name in named:
+        if name not in known:
+            raise ValueError(
+                "The devices of a mesh must be logical devices of TensorFlow. "
+                f"Received: {name}, but there are {', '.join(sorted(known))}. "
+                "Name one of these, or call `tfscale.use_virtual_devices` or "
+                "`tf.config.experimental_connect_to_cluster` first."
+            )
+        if named.count(name) > 1:
+            raise ValueError(
+                "A mesh must name each device once. Received: "
+                f"{name} {named.count(name)} times. Use as many devices as "
+                "the product of the axes."
+            )
+    return rows
+
+
+def _canonical(name):
+    """`"GPU:3"`, `"/gpu:3"` or a full name, as TensorFlow writes it."""
+    if not name.startswith("/"):
+        name = f"/device:{name}"
+    return _tf_internals.device_util.resolve(name)

@@ -1,0 +1,23 @@
+"""Pipeline parallelism: schedules, their planning and their execution."""
+
+from tfscale.pipeline.action import Action
+from tfscale.pipeline.model import PipelineModel
+from tfscale.pipeline.schedule import Schedule
+from tfscale.pipeline.schedule import gpipe
+from tfscale.pipeline.schedule import one_f_one_b
+from tfscale.pipeline.simulate import simulate
+from tfscale.pipeline.timeline import as_chrome_trace
+from tfscale.pipeline.timeline import as_text
+from tfscale.pipeline.timeline import save_png
+
+__all__ = [
+    "Action",
+    "PipelineModel",
+    "Schedule",
+    "as_chrome_trace",
+    "as_text",
+    "gpipe",
+    "one_f_one_b",
+    "save_png",
+    "simulate",
+]

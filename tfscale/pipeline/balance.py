@@ -1,0 +1,280 @@
+"""Cuts a chain of layers into stages of equal cost, exactly.
+
+A cut is the index of the layer with which a stage begins: cuts `(2, 5)` of
+seven layers give the stages `[0, 1]`, `[2, 3, 4]` and `[5, 6]`.
+"""
+
+import difflib
+import itertools
+import math
+import operator
+from collections.abc import Collection
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LayerMemory(NamedTuple):
+    """Bytes that a layer needs on its device during training.
+
+    Args:
+        fixed: Weights, their gradients and optimizer slots.
+        activation: What its backward needs of one microbatch, its input
+            included.
+        stage_input: What crosses a cut just before this layer, for one
+            microbatch. Only used when stages recompute.
+
+    Example: under 1F1B the first of two stages holds two microbatches, so
+    it gets fewer layers when memory is short.
+
+    >>> memory = [LayerMemory(fixed=1, activation=4)] * 4
+    >>> partition([1, 1, 1, 1], 2)
+    (2,)
+    >>> partition(
+    ...     [1, 1, 1, 1], 2, memory=memory, memory_limit=15, in_flight=(2, 1)
+    ... )
+    (1,)
+    """
+
+    fixed: float
+    activation: float
+    stage_input: float = 0
+
+
+def partition(
+    costs: Sequence[float],
+    num_stages: int,
+    *,
+    allowed_cuts: Collection[int] | None = None,
+    memory: Sequence[LayerMemory] | None = None,
+    memory_limit: float | None = None,
+    in_flight: int | Sequence[int] = 1,
+    recompute: bool = False,
+) -> tuple[int, ...]:
+    """The contiguous partition whose dearest stage is the cheapest.
+
+    Found by dynamic programming over all partitions, so it is the optimum.
+    Among equals it takes the one with the smallest sum of squared stage
+    costs (the most even), then the one with the earliest cuts.
+
+    Args:
+        costs: Cost of each layer in any unit, 0 or more; `int`s are compared
+            exactly.
+        num_stages: Number of stages; each gets at least one layer.
+        allowed_cuts: Indices of the layers that may begin a stage. Defaults
+            to all.
+        memory: A `LayerMemory`, or a tuple like it, for each layer. Goes
+            with `memory_limit`.
+        memory_limit: Bytes that each stage may take. Where several stages
+            share a device, pass the share of one.
+        in_flight: Number of microbatches that each stage holds at once, see
+            `peak_in_flight`; one number or one per stage.
+        recompute: Whether stages keep only their inputs of microbatches in
+            flight, and the activations of one.
+
+    Returns:
+        The `num_stages - 1` cuts.
+
+    Raises:
+        ValueError: If there are fewer layers (or places to cut) than the
+            stages need, a cost is negative or not finite, or nothing fits
+            the memory limit; the message then says what would.
+
+    Example:
+
+    >>> partition([4, 1, 1, 1, 1], num_stages=3)
+    (1, 3)
+    """
+    _check_costs(costs, num_stages)
+    num_layers = len(costs)
+    if allowed_cuts is None:
+        allowed_cuts = range(1, num_layers)
+    places = sorted({c for c in allowed_cuts if 0 < c < num_layers})
+    if len(places) < num_stages - 1:
+        raise ValueError(
+            f"{num_stages} stages need {num_stages - 1} cuts. Received: "
+            f"{len(places)} places where the model may be cut: {places}. Use "
+            f"at most {len(places) + 1} stages."
+        )
+    bounds = [0, *places, num_layers]
+    cost_before = [0, *itertools.accumulate(costs)]
+
+    def cost(stage, start, stop):
+        return cost_before[stop] - cost_before[start]
+
+    fits = None
+    if memory_limit is not None:
+        stage_bytes = _stage_bytes(
+            memory, num_layers, num_stages, in_flight, recompute
+        )
+
+        def fits(stage, start, stop):
+            return stage_bytes(stage, start, stop) <= memory_limit
+
+        if _search(bounds, num_stages, cost, max, fits) is None:
+            needed, _ = _search(bounds, num_stages, stage_bytes, max)
+            raise ValueError(
+                f"Each of {num_stages} stages must fit the memory limit. "
+                f"Received: memory_limit={memory_limit:,} bytes, but the cut "
+                f"that needs least needs {needed:,} bytes in its largest "
+                "stage. Use more stages, smaller microbatches, "
+                "recompute=True, or raise the limit."
+            )
+    dearest, _ = _search(bounds, num_stages, cost, max, fits)
+
+    def square(stage, start, stop):
+        return cost(stage, start, stop) ** 2
+
+    def is_optimal(stage, start, stop):
+        return cost(stage, start, stop) <= dearest and (
+            fits is None or fits(stage, start, stop)
+        )
+
+    _, cuts = _search(bounds, num_stages, square, operator.add, is_optimal)
+    return cuts
+
+
+def cuts_from_names(
+    layer_names: Sequence[str], cut_layers: Sequence[str], num_stages: int
+) -> tuple[int, ...]:
+    """Cuts before the named layers.
+
+    Args:
+        layer_names: Names of all layers in the order of the model. Where a
+            layer is used twice, its name stands for its first use.
+        cut_layers: For each stage but the first, the name of the layer with
+            which it begins, in the order of the model.
+        num_stages: Number of stages.
+
+    Returns:
+        The `num_stages - 1` cuts.
+
+    Raises:
+        ValueError: If a name is no layer (the message lists close ones), the
+            first layer, repeated or out of order, or if there are too many
+            or too few.
+
+    Example:
+
+    >>> cuts_from_names(["embed", "block_0", "block_1", "head"], ["block_1"], 2)
+    (2,)
+    """
+    cut_layers = list(cut_layers)
+    index_of = {}
+    for index, name in enumerate(layer_names):
+        index_of.setdefault(name, index)
+    for name in cut_layers:
+        if name not in index_of:
+            close = difflib.get_close_matches(str(name), index_of, n=3)
+            hint = close or [n for n in index_of if index_of[n]][:5]
+            raise ValueError(
+                "A cut point must be the name of a layer of the model. "
+                f"Received: {name!r}. "
+                + ("Did you mean " if close else "Layers are, for example, ")
+                + ", ".join(map(repr, hint))
+                + "?" * bool(close)
+            )
+    if len(cut_layers) != num_stages - 1:
+        raise ValueError(
+            f"{num_stages} stages need {num_stages - 1} cut points: the layer "
+            "with which each stage but the first begins. Received: "
+            f"{len(cut_layers)} cut points, {cut_layers}."
+        )
+    cuts = tuple(index_of[name] for name in cut_layers)
+    if cuts and cuts[0] == 0:
+        raise ValueError(
+            "A cut point is the layer with which a stage begins, and the "
+            "first stage begins with the first layer without being told. "
+            f"Received: {cut_layers[0]!r}, the first layer. Name the layer "
+            "with which the second stage begins."
+        )
+    if any(b <= a for a, b in itertools.pairwise(cuts)):
+        in_order = sorted(set(cut_layers), key=index_of.get)
+        raise ValueError(
+            "Cut points must be different and in the order of the model. "
+            f"Received: {cut_layers}. In order they are {in_order}."
+        )
+    return cuts
+
+
+def _check_costs(costs, num_stages):
+    if num_stages < 1:
+        raise ValueError(
+            "There must be at least one stage. Received: "
+            f"num_stages={num_stages}."
+        )
+    if len(costs) < num_stages:
+        raise ValueError(
+            "Each stage needs at least one layer. Received: "
+            f"{len(costs)} layers for num_stages={num_stages}. Use at most "
+            f"{len(costs)} stages."
+        )
+    for index, cost in enumerate(costs):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ValueError(
+                "Costs must be finite and not negative. Received: "
+                f"{cost} for layer {index}."
+            )
+
+
+def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
+    """A function of (stage, start, stop): bytes of a stage of these layers."""
+    if memory is None or len(memory) != num_layers:
+        raise ValueError(
+            "`memory_limit` needs `memory`, one entry per layer. Received: "
+            f"{'none' if memory is None else len(memory)} for {num_layers} "
+            "layers."
+        )
+    if isinstance(in_flight, int):
+        in_flight = [in_flight] * num_stages
+    if len(in_flight) != num_stages:
+        raise ValueError(
+            "`in_flight` must be one number or one per stage. Received: "
+            f"{len(in_flight)} numbers for {num_stages} stages."
+        )
+    memory = [LayerMemory(*layer) for layer in memory]
+    fixed_before = [0, *itertools.accumulate(m.fixed for m in memory)]
+    activation_before = [0, *itertools.accumulate(m.activation for m in memory)]
+
+    def stage_bytes(stage, start, stop):
+        fixed = fixed_before[stop] - fixed_before[start]
+        activation = activation_before[stop] - activation_before[start]
+        if recompute:
+            kept = memory[start].stage_input
+            recomputed = max(activation - kept, 0)
+            return fixed + kept * in_flight[stage] + recomputed
+        return fixed + activation * in_flight[stage]
+
+    return stage_bytes
+
+
+def _search(bounds, num_stages, measure, combine, allowed=None):
+    """Least combined measure over all stages, and the earliest cuts with it.
+
+    `best[i]` is the least measure of the stages from `stage` on, when
+    `stage` starts at `bounds[i]`: found for the last stage first.
+    """
+    end = len(bounds) - 1
+    best = {end: (0, None)}
+    tables = []
+    for stage in reversed(range(num_stages)):
+        rest, best = best, {}
+        starts = [0] if stage == 0 else range(stage, end)
+        for i in starts:
+            for j in rest:
+                if j <= i or (
+                    allowed and not allowed(stage, bounds[i], bounds[j])
+                ):
+                    continue
+                value = combine(
+                    measure(stage, bounds[i], bounds[j]), rest[j][0]
+                )
+                if i not in best or (value, j) < best[i]:
+                    best[i] = (value, j)
+        tables.append(best)
+    if 0 not in best:
+        return None
+    cuts, i = [], 0
+    for table in reversed(tables):
+        i = table[i][1]
+        cuts.append(bounds[i])
+    return best[0][0], tuple(cuts[:-1])

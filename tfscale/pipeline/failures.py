@@ -1,0 +1,69 @@
+"""Says of a failed step which layer of which stage it was."""
+
+import contextlib
+import re
+
+import tensorflow as tf
+
+# The message that TensorFlow is given for a loss that is not finite.
+NOT_FINITE = "The loss of the batch is not finite"
+
+# In names of operations: the stage, and after it the layer.
+_PLACE = re.compile(r"\bstage_(\d+)/([^/\s}:]+)")
+
+
+@contextlib.contextmanager
+def noted(layer: str, stage: int):
+    """Within it, exceptions of a layer's own code get a note where it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"In layer {layer!r} of pipeline stage {stage}.")
+        raise
+
+
+@contextlib.contextmanager
+def explained(stages):
+    """Within it, errors of the runtime name the layer and the stage.
+
+    Args:
+        stages: The stages that run.
+
+    Raises:
+        FloatingPointError: For a loss that is not finite.
+        tf.errors.OpError: For any other failure, of the class that TensorFlow
+            raised.
+    """
+    try:
+        yield
+    except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+        raise
+    except tf.errors.OpError as error:
+        message = error.message or ""
+        if NOT_FINITE in message:
+            found = "NaN" if "NaN" in message else "Inf"
+            raise FloatingPointError(
+                "The loss must be finite. Received: a batch whose loss is "
+                f"{found}. No variable was changed by this step, so the "
+                "weights are those before it: look for such values in the "
+                "data, lower the learning rate, or clip gradients."
+            ) from error
+        place = _PLACE.search(message)
+        if place is None:
+            raise
+        stage, scope = place.groups()
+        # TensorFlow may have numbered the name to make it unique.
+        layer = next(
+            (
+                name
+                for name in sorted(stages[int(stage)].layers, key=len)[::-1]
+                if re.fullmatch(re.escape(name) + r"(_\d+)?", scope)
+            ),
+            scope,
+        )
+        raise type(error)(
+            error.node_def,
+            error.op,
+            f"Layer {layer!r} of pipeline stage {stage} failed. The step was "
+            f"given up, and training can go on with another batch. {message}",
+        ) from error

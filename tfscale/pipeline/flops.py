@@ -1,0 +1,268 @@
+"""Counts the FLOPs of a layer by tracing it once and reading its graph.
+
+A table of formulas would miss every layer that is not in it. The graph has
+them all, those of `keras_hub` and of users too, and whatever a layer does is
+made of a few operations whose work follows from shapes: matrix products,
+einsums and convolutions, called in functions and loops.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+
+import keras
+import tensorflow as tf
+
+
+def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
+    """Forward FLOPs of `operation(*args, **kwargs)` for one example.
+
+    A multiplication with an addition counts 2: matrix products, einsums and
+    convolutions are counted exactly, also inside of nested models, RNN loops
+    (times the sequence length) and branches (the dearest). To this, each
+    element of the outputs adds 1, for all the rest: a bias, an activation, a
+    normalisation, a look-up in an `Embedding`.
+
+    Args:
+        operation: A layer, a model or an operation of `keras.ops`.
+        *args: What it is called with, `keras.KerasTensor`s of any shape and
+            dtype in place of tensors. A batch size of `None` counts as 1,
+            and so does every other unknown dimension: pass known shapes
+            where the sequence length matters.
+        **kwargs: Likewise.
+
+    Returns:
+        The number of FLOPs.
+
+    Example: 8 x 4 weights for each of 16 positions, and the bias.
+
+    >>> operation_flops(keras.layers.Dense(4), keras.KerasTensor((None, 16, 8)))
+    1088
+    """
+    tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_tensor(x)]
+
+    def call(*values):
+        values = iter(values)
+        call_args, call_kwargs = keras.tree.map_structure(
+            lambda x: next(values) if _is_tensor(x) else x, (args, kwargs)
+        )
+        # No state, seed or `add_loss` of the traced call may stay behind.
+        with keras.StatelessScope():
+            return operation(*call_args, **call_kwargs)
+
+    function = tf.function(call, autograph=False).get_concrete_function(
+        *(
+            tf.TensorSpec((x.shape[0] or 1, *x.shape[1:]), x.dtype)
+            if x.shape
+            else tf.TensorSpec((), x.dtype)
+            for x in tensors
+        )
+    )
+    outputs = keras.tree.flatten(function.structured_outputs)
+    graph = function.graph.as_graph_def(add_shapes=True)
+    library = {f.signature.name: f for f in graph.library.function}
+    roots = [output.op.name for output in outputs]
+    return 2 * _multiply_adds(graph.node, roots, {}, library) + sum(
+        _size(output.shape.as_proto()) for output in outputs
+    )
+
+
+def count_flops(
+    calls: Iterable[tuple[keras.Operation, tuple, dict]],
+) -> list[int]:
+    """`operation_flops` of many calls; equal ones are traced only once.
+
+    Args:
+        calls: Tuples of an operation, its args and its kwargs.
+
+    Returns:
+        The FLOPs of each.
+
+    Example:
+
+    >>> x = keras.KerasTensor((None, 8))
+    >>> dense = keras.layers.Dense(8)
+    >>> count_flops([(dense, (x,), {}), (keras.layers.ReLU(), (x,), {})])
+    [136, 8]
+    """
+    known = {}
+    counts = []
+    for operation, args, kwargs in calls:
+        key = call_key(operation, args, kwargs)
+        if key not in known:
+            known[key] = operation_flops(operation, *args, **kwargs)
+        counts.append(known[key])
+    return counts
+
+
+def call_key(operation, args, kwargs):
+    """Equal for calls that surely do the same work."""
+    try:
+        config = operation.get_config()
+        config.pop("name", None)
+        config = json.dumps(config, sort_keys=True)
+    except (AttributeError, NotImplementedError, TypeError):
+        config = id(operation)
+    variables = getattr(operation, "variables", [])
+    described = keras.tree.map_structure(
+        lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else repr(x),
+        (args, kwargs),
+    )
+    return (
+        type(operation),
+        config,
+        repr(described),
+        tuple(tuple(variable.shape) for variable in variables),
+    )
+
+
+def _is_tensor(x) -> bool:
+    return isinstance(x, keras.KerasTensor)
+
+
+def _multiply_adds(nodes, roots, shapes_of, library) -> int:
+    """Multiply-adds of a graph or the body of a function.
+
+    Args:
+        nodes: Its `NodeDef`s, with shapes.
+        roots: Names of the nodes (or arguments) that make its outputs. What
+            they do not need is left out, as TensorFlow does: Keras calls RNN
+            cells once just for the shape.
+        shapes_of: The output shapes of each name; arguments of the function.
+        library: All `FunctionDef`s by name.
+    """
+    by_name = {node.name: node for node in nodes}
+    shapes_of = shapes_of | {
+        node.name: node.attr["_output_shapes"].list.shape for node in nodes
+    }
+
+    def inputs(node):
+        # "node", "node:1" in a graph, "node:output:1" in a function.
+        parts = [name.split(":") for name in node.input if name[0] != "^"]
+        return [
+            shapes_of[part[0]][int(part[-1]) if len(part) > 1 else 0]
+            for part in parts
+        ]
+
+    def needed():
+        waiting, seen = list(roots), set()
+        while waiting:
+            name = waiting.pop().lstrip("^").split(":")[0]
+            if name in by_name and name not in seen:
+                seen.add(name)
+                waiting.extend(by_name[name].input)
+                yield by_name[name]
+
+    def iterations(node):
+        # Keras gives a loop its length as the maximum of a constant.
+        limit = by_name.get(node.input[1].split(":")[0])
+        while limit is not None and limit.op in ("Identity", "Max"):
+            limit = by_name.get(limit.input[0].split(":")[0])
+        if limit is None or limit.op != "Const":
+            return 1
+        return max(int(tf.make_ndarray(limit.attr["value"].tensor)), 1)
+
+    total = 0
+    for node in needed():
+        if node.op in _COUNTERS:
+            output = shapes_of[node.name][0]
+            total += _COUNTERS[node.op](node, inputs(node), output)
+        elif node.op in ("While", "StatelessWhile"):
+            body = library[node.attr["body"].func.name]
+            total += iterations(node) * _function_multiply_adds(body, library)
+        else:
+            called = [
+                function.name
+                for value in node.attr.values()
+                for function in (value.func, *value.list.func)
+                if function.name in library
+            ]
+            total += max(
+                (_function_multiply_adds(library[f], library) for f in called),
+                default=0,
+            )
+    return total
+
+
+def _function_multiply_adds(function, library) -> int:
+    arguments = {
+        argument.name: function.arg_attr[index]
+        .attr["_output_shapes"]
+        .list.shape
+        for index, argument in enumerate(function.signature.input_arg)
+    }
+    return _multiply_adds(
+        function.node_def, function.ret.values(), arguments, library
+    )
+
+
+def _dims(shape) -> list[int]:
+    return [dim.size if dim.size >= 0 else 1 for dim in shape.dim]
+
+
+def _size(shape) -> int:
+    return math.prod(_dims(shape))
+
+
+def _matmul(node, inputs, output):
+    transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+    return _size(output) * _dims(inputs[0])[-2 if transposed else -1]
+
+
+def _einsum(node, inputs, output):
+    # One multiply-add for each combination of indices, summed over or not.
+    if len(inputs) == 1:
+        return 0
+    terms = node.attr["equation"].s.decode().split("->")[0].split(",")
+    sizes = {}
+    for term, shape in zip(terms, inputs, strict=True):
+        labels, dims = re.findall(r"\.\.\.|\w", term), _dims(shape)
+        if "..." in labels:
+            at = labels.index("...")
+            hidden = range(len(dims) - len(labels) + 1)
+            # From the right: what an ellipsis stands for is broadcast.
+            labels[at : at + 1] = [f"...{i}" for i in reversed(hidden)]
+        for label, dim in zip(labels, dims, strict=True):
+            sizes[label] = max(sizes.get(label, 1), dim)
+    return math.prod(sizes.values())
+
+
+def _convolution(node, inputs, output):
+    # Filter: spatial dims, channels of a group, filters.
+    return _size(output) * math.prod(_dims(inputs[1])[:-1])
+
+
+def _depthwise_convolution(node, inputs, output):
+    return _size(output) * math.prod(_dims(inputs[1])[:-2])
+
+
+def _transposed_convolution(node, inputs, output):
+    # Inputs: shape of the output, filter, what is convolved.
+    return _size(inputs[2]) * math.prod(_dims(inputs[1])[:-1])
+
+
+def _cudnn_rnn(node, inputs, output):
+    # Inputs: sequence (time, batch, dim), state, cell state, all weights in
+    # one vector, of which the biases (two for each gate) multiply nothing.
+    gates = {b"lstm": 4, b"gru": 3}.get(node.attr["rnn_mode"].s, 1)
+    biases = 2 * gates * _dims(inputs[1])[-1]
+    time, batch, _ = _dims(inputs[0])
+    return time * batch * (_size(inputs[3]) - biases)
+
+
+_COUNTERS = {
+    "BatchMatMul": _matmul,
+    "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
+    "Conv": _convolution,
+    "Conv2D": _convolution,
+    "Conv2DBackpropInput": _transposed_convolution,
+    "Conv3D": _convolution,
+    "Conv3DBackpropInputV2": _transposed_convolution,
+    "CudnnRNNV2": _cudnn_rnn,
+    "CudnnRNNV3": _cudnn_rnn,
+    "DepthwiseConv2dNative": _depthwise_convolution,
+    "Einsum": _einsum,
+    "MatMul": _matmul,
+}

@@ -1,0 +1,144 @@
+"""The loss of a batch out of those of its microbatches, exactly.
+
+A mean over a batch is not the mean of the means over its microbatches when
+these differ in size, in sample weights or in masks. So every loss of every
+microbatch comes with its divisor (rows, unmasked elements or sum of weights,
+as the reduction of the loss wants it), and counts in proportion to it:
+
+    loss of the batch = sum_m divisor_m * loss_m / sum_m divisor_m
+"""
+
+import contextlib
+import dataclasses
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def num_rows(tensors) -> tf.Tensor:
+    """Number of rows of the first of some tensors, a scalar of float32."""
+    return tf.cast(tf.shape(keras.tree.flatten(tensors)[0])[0], tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledLoss:
+    """One loss of a microbatch.
+
+    Attributes:
+        value: As Keras reduces it, without its loss weight: a scalar of
+            float32.
+        divisor: Rows, unmasked elements or sum of weights behind `value`: a
+            scalar of float32. 1 for a loss that is a sum.
+        weight: The loss weight given to `compile`.
+        is_sum: Whether the loss of a batch is the sum over microbatches.
+    """
+
+    value: tf.Tensor
+    divisor: tf.Tensor
+    weight: float
+    is_sum: bool
+
+
+def compiled_losses(
+    compile_loss, y, y_pred, sample_weight
+) -> tuple[CompiledLoss, ...]:
+    """Every loss given to `compile`, of one microbatch.
+
+    Args:
+        compile_loss: The model's `CompileLoss`, built, or None.
+        y: Targets, in the structure that the user gave.
+        y_pred: Predictions, in the structure of the model's outputs.
+        sample_weight: None, one tensor, or one for each output.
+    """
+    if compile_loss is None:
+        return ()
+    found = []
+    flat = compile_loss._flat_losses
+
+    def recorder(entry):
+        def record(*args):
+            found.append(_compiled_loss(entry, *args))
+            return tf.zeros(())
+
+        return record
+
+    # Keras' own code finds out which target, prediction and sample weight go
+    # with which loss.
+    compile_loss._flat_losses = [
+        entry._replace(loss=recorder(entry), loss_weights=None)
+        for entry in flat
+    ]
+    try:
+        # Its trackers of the single losses are not to see the zeros.
+        with keras.StatelessScope():
+            compile_loss(y, y_pred, sample_weight)
+    finally:
+        compile_loss._flat_losses = flat
+    return tuple(found)
+
+
+def _compiled_loss(entry, y_true, y_pred, sample_weight):
+    loss = entry.loss
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    is_sum = reduction not in _MEANS
+    with _recorded_mask(loss) as recorded:
+        value = loss(y_true, y_pred, sample_weight)
+    value = tf.reduce_sum(tf.cast(value, tf.float32))
+    masks = [_tf_internals.get_keras_mask(y_pred), *recorded]
+    masks = [mask for mask in masks if mask is not None]
+    if is_sum:
+        divisor = tf.ones(())
+    else:
+        # Keras divides a mean by the number of replicas.
+        value = _tf_internals.unscale_loss_for_distribution(value)
+        mask = functools.reduce(tf.logical_and, masks) if masks else None
+        weights = mask
+        if reduction == "mean_with_sample_weight":
+            weights = _tf_internals.apply_mask(
+                _to_float(sample_weight), mask, "float32", reduction
+            )
+        if weights is None:
+            divisor = num_rows(y_true)
+        else:
+            divisor = tf.reduce_sum(_to_float(weights))
+    return CompiledLoss(
+        value=value,
+        divisor=divisor,
+        weight=1.0 if entry.loss_weights is None else entry.loss_weights,
+        is_sum=is_sum,
+    )
+
+
+def _to_float(x):
+    return None if x is None else tf.cast(x, tf.float32)
+
+
+@contextlib.contextmanager
+def _recorded_mask(loss):
+    """Yields a list that gets the mask that `loss.call` puts on its values.
+
+    With `ignore_class`, say: which elements count is known inside only.
+    """
+    masks = []
+    call = getattr(loss, "call", None)
+    if call is None:
+        yield masks
+        return
+
+    def recorded(*args, **kwargs):
+        values = call(*args, **kwargs)
+        mask = _tf_internals.get_keras_mask(values)
+        if mask is not None:
+            masks.append(mask)
+        return values
+
+    loss.call = recorded
+    try:
+        yield masks
+    finally:
+        del loss.call

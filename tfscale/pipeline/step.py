@@ -1,0 +1,316 @@
+"""One step of one replica: divide the batch, run the schedule, add up.
+
+Everything here runs in replica context, while Keras traces a step.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+from tfscale.pipeline import statistics
+from tfscale.pipeline.executor import Tensors
+from tfscale.pipeline.executor import run_schedule
+from tfscale.pipeline.losses import num_rows
+from tfscale.pipeline.plan import Plan
+from tfscale.pipeline.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What a step computed, of the batch of this replica.
+
+    Attributes:
+        loss: This replica's part of the loss of the global batch, without
+            weight regularisers, times the replicas' number of rows over its
+            own: so that the mean over replicas, by rows, is that loss.
+        losses: Likewise of each loss given to `compile`, not weighted.
+        share: This replica's part of the rows of the global batch.
+        outputs: Flat outputs of the model, with their Keras masks.
+        gradients: Of the global batch, summed over replicas: a tensor or None
+            for each trainable variable, by number.
+        states: New values of statistics and seeds, by number; `assign` makes
+            them those of the variables.
+    """
+
+    loss: tf.Tensor
+    losses: list[tf.Tensor]
+    share: tf.Tensor
+    outputs: list[tf.Tensor]
+    gradients: dict[int, tf.Tensor]
+    states: dict[int, tf.Tensor]
+
+
+class ReplicaStep:
+    """Runs a program on a batch in the current replica.
+
+    Args:
+        plan: The model.
+        program: Its functions, for this kind of batch.
+        strategy: The `MeshStrategy`.
+        emit: See `run_schedule`.
+    """
+
+    def __init__(self, plan: Plan, program: Program, strategy, emit=None):
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        row = strategy.device_rows[replica]
+        self._plan = plan
+        self._program = program
+        self._strategy = strategy
+        self._replica = replica
+        self._context = context
+        self._emit = {} if emit is None else {"emit": emit}
+        self.devices = [row[d] for d in plan.schedule.stage_devices]
+
+    def run(
+        self, inputs, targets, *, actions, loss_scale=1.0, training=False
+    ) -> StepResult:
+        """Runs `actions` on the microbatches of a batch.
+
+        Args:
+            inputs: Flat inputs of the model.
+            targets: Flat tensors of `(y, sample_weight)`.
+            actions: What to do, in an order that respects dependencies.
+            loss_scale: What gradients are multiplied by.
+            training: Whether to compute gradients.
+        """
+        tensors = Tensors(
+            shared=self._read("trainable", "param"),
+            states=self._read("state", "state"),
+            sums=self._zeros() if training else {},
+            microbatches=self._microbatches(inputs, targets),
+        )
+        rows = num_rows(inputs)
+        all_rows = self.all_sum(rows)
+        shares = None
+        if training:
+            shares = self._weigh(tensors, all_rows, loss_scale)
+        moving = {
+            number
+            for each in self._plan.statistics
+            for number in (each.mean, each.variance)
+        }
+        run_schedule(
+            actions,
+            self._program.stages,
+            self.devices,
+            tensors,
+            whole_batch=moving,
+            **self._emit,
+        )
+        with tf.device(self.devices[-1]):
+            loss, losses = self._loss(tensors, shares, all_rows)
+            to_mean = tf.math.divide_no_nan(all_rows, rows)
+            return StepResult(
+                loss=loss * to_mean,
+                losses=[each * to_mean for each in losses],
+                share=rows / all_rows,
+                outputs=self._outputs(tensors, inputs),
+                gradients=self._gradients(tensors) if training else {},
+                states=self._states(tensors),
+            )
+
+    def assign(self, states) -> None:
+        """Assigns this replica's components of variables, by number."""
+        for number, value in sorted(states.items()):
+            component = self._component(self._plan.variables[number])
+            with tf.device(component.device):
+                component.assign(tf.cast(value, component.dtype))
+
+    def all_sum(self, tensor) -> tf.Tensor:
+        """The sum of a tensor over the replicas."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return tensor
+        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+    def _component(self, variable):
+        return self._strategy.experimental_local_results(variable.value)[
+            self._replica
+        ]
+
+    def _read(self, kind, letter):
+        """Values of variables, each read once and where it lives."""
+        values = {}
+        for stage in self._plan.stages:
+            for variable in getattr(stage, kind):
+                key = letter, self._plan.numbers[id(variable)]
+                if key not in values:
+                    component = self._component(variable)
+                    with tf.device(component.device):
+                        values[key] = component.read_value()
+        return values
+
+    def _zeros(self):
+        if self._plan.schedule.num_microbatches == 1:
+            return {}
+        zeros = {}
+        for stage, device in zip(self._program.stages, self.devices):
+            with tf.device(device):
+                for key, spec in stage.sums.items():
+                    zeros[key] = tf.zeros(spec.shape, spec.dtype)
+        return zeros
+
+    def _microbatches(self, inputs, targets):
+        """The batch in parts whose sizes differ by one row at most.
+
+        Of a batch with fewer rows than there are microbatches, some get a row
+        that counts nothing, because many operations fail on no rows.
+        """
+        count = self._plan.schedule.num_microbatches
+        keys = [("value", value) for value in self._plan.graph.inputs]
+        keys += [("target", index) for index in range(len(targets))]
+        rows = inputs[0].shape[0]
+        if rows is not None and rows % count == 0:
+            sizes = [rows // count] * count
+        else:
+            rows = tf.shape(inputs[0])[0]
+            more = tf.cast(tf.range(count) < rows % count, rows.dtype)
+            sizes = tf.unstack(rows // count + more)
+        microbatches = [
+            {("rows",): tf.cast(size, tf.float32)} for size in sizes
+        ]
+        for key, tensor in zip(keys, [*inputs, *targets]):
+            if isinstance(sizes[0], int):
+                parts = tf.split(tensor, count)
+            else:
+                parts = tf.split(
+                    _with_rows(tensor, count),
+                    [tf.maximum(size, 1) for size in sizes],
+                )
+            for microbatch, part in zip(microbatches, parts):
+                microbatch[key] = part
+        return microbatches
+
+    def _weigh(self, tensors, all_rows, loss_scale):
+        """Gives each microbatch the weights of its losses in the batch's.
+
+        Returns:
+            For each microbatch, the weights without loss weight and scale.
+        """
+        losses = self._program.stages[-1].losses
+        weights = tf.constant([float(x.weight) for x in losses], tf.float32)
+        with tf.device(self.devices[-1]):
+            shares = self._shares(tensors)
+        for microbatch, share in zip(tensors.microbatches, shares):
+            share_of_rows = microbatch["rows",] / all_rows
+            microbatch["added_scale",] = loss_scale * share_of_rows
+            if losses:
+                microbatch["loss_scale",] = loss_scale * weights * share
+        return shares
+
+    def _shares(self, tensors):
+        """Each microbatch's part of the divisors of the global batch."""
+        losses = self._program.stages[-1].losses
+        if not losses:
+            return [None] * len(tensors.microbatches)
+        for microbatch in tensors.microbatches:
+            if ("divisors",) not in microbatch:
+                known = {**tensors.shared, **tensors.states, **microbatch}
+                microbatch.update(self._program.divisors.run(known))
+        counts = [tf.minimum(m["rows",], 1.0) for m in tensors.microbatches]
+        divisors = [
+            counts[i] * microbatch["divisors",]
+            for i, microbatch in enumerate(tensors.microbatches)
+        ]
+        total = self.all_sum(tf.add_n(divisors))
+        is_sum = tf.constant([x.is_sum for x in losses])
+        return [
+            tf.where(is_sum, count, tf.math.divide_no_nan(divisor, total))
+            for count, divisor in zip(counts, divisors)
+        ]
+
+    def _loss(self, tensors, shares, all_rows):
+        """This replica's part of the loss, and of each single loss."""
+        losses = self._program.stages[-1].losses
+        shares = shares or self._shares(tensors)
+        total, single = tf.zeros(()), []
+        for microbatch, share in zip(tensors.microbatches, shares):
+            if losses:
+                single.append(
+                    tf.math.multiply_no_nan(microbatch["losses",], share)
+                )
+            share_of_rows = microbatch["rows",] / all_rows
+            for stage in self._plan.stages:
+                added = microbatch.get(("added", stage.index))
+                if added is not None:
+                    total += tf.math.multiply_no_nan(added, share_of_rows)
+        if losses:
+            single = tf.unstack(tf.add_n(single))
+            total += tf.add_n([x.weight * v for x, v in zip(losses, single)])
+        return total, single
+
+    def _outputs(self, tensors, inputs):
+        rows = tf.shape(inputs[0])[0]
+
+        def join(key):
+            parts = [m[key] for m in tensors.microbatches if key in m]
+            # Without the rows that count nothing.
+            return tf.concat(parts, axis=0)[:rows] if parts else None
+
+        outputs = []
+        for value in self._plan.graph.outputs:
+            output, mask = join(("value", value)), join(("mask", value))
+            if mask is not None:
+                _tf_internals.set_keras_mask(output, mask)
+            outputs.append(output)
+        return outputs
+
+    def _gradients(self, tensors):
+        """Gradients by variable number, summed over stages and replicas."""
+        parts = {}
+        for key, tensor in tensors.sums.items():
+            parts.setdefault(key[2], []).append(tensor)
+        gradients = {}
+        for number, found in sorted(parts.items()):
+            variable = self._plan.variables[number]
+            with tf.device(self.devices[self._plan.homes[number]]):
+                gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
+        if self._strategy.num_replicas_in_sync == 1:
+            return gradients
+        reduced = self._context.all_reduce(
+            tf.distribute.ReduceOp.SUM, list(gradients.values())
+        )
+        return dict(zip(gradients, reduced))
+
+    def _states(self, tensors):
+        """What the microbatches made of statistics and seeds, by number."""
+        changed = {
+            key[1]
+            for stage in self._program.stages
+            for key in stage.outputs
+            if key[0] == "new_state"
+        }
+        values = {n: tensors.states["state", n] for n in changed}
+        for each in self._plan.statistics:
+            if each.mean in changed:
+                made = [
+                    [m["new_state", n] for m in tensors.microbatches]
+                    for n in (each.mean, each.variance)
+                ]
+                weights = [
+                    tf.minimum(m["rows",], 1.0)
+                    * m.get(("weight", each.mean), m["rows",])
+                    for m in tensors.microbatches
+                ]
+                device = self.devices[self._plan.homes[each.mean]]
+                with tf.device(device):
+                    values[each.mean], values[each.variance] = (
+                        statistics.combine(each, *made, weights, self.all_sum)
+                    )
+        return values
+
+
+def _with_rows(tensor, num_rows):
+    """The tensor with at least some number of rows; new ones count nothing.
+
+    They are copies of the first row, or ones where a replica has no row.
+    """
+    sizes = tf.shape(tensor)
+    one = tf.zeros if tensor.dtype == tf.string else tf.ones
+    row = one(tf.concat([[1], tf.maximum(sizes[1:], 1)], axis=0), tensor.dtype)
+    row = tf.concat([tensor[:1], row], axis=0)[:1]
+    more = tf.repeat(row, tf.maximum(num_rows - sizes[0], 0), axis=0)
+    return tf.ensure_shape(
+        tf.concat([tensor, more], axis=0), [None, *tensor.shape[1:]]
+    )

@@ -1,0 +1,143 @@
+"""Some operations of a graph, cut out to be a function of their own."""
+
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Subgraph:
+    """Operations with placeholders for what they take from elsewhere.
+
+    Attributes:
+        graph_def: The operations, the placeholders, and an identity for each
+            tensor that is returned.
+        feeds: Names of the placeholders of what is taken.
+        captures: By name of another placeholder, the name of the placeholder
+            that stands in the original graph for a tensor from outside it.
+        fetches: Names of the identities.
+        keep: Names of operations that are run for their side effects.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    feeds: tuple[str, ...]
+    captures: Mapping[str, str]
+    fetches: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    def run(self, tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the operations to the current graph.
+
+        Args:
+            tensors: What to put for each placeholder, by its name.
+
+        Returns:
+            The tensors of `fetches`.
+        """
+        graph_def = tf.compat.v1.GraphDef(
+            library=self.graph_def.library, versions=self.graph_def.versions
+        )
+        used = set()
+        for node in self.graph_def.node:
+            if node.name not in tensors:
+                # Tensors given are there: nobody has to wait for them.
+                inputs = [i for i in node.input if i[1:] not in tensors]
+                used.update(source.split(":")[0] for source in inputs)
+                graph_def.node.add(
+                    name=node.name, op=node.op, attr=node.attr, input=inputs
+                )
+        return tf.graph_util.import_graph_def(
+            graph_def,
+            input_map={
+                f"{name}:0": x for name, x in tensors.items() if name in used
+            },
+            return_elements=[f"{name}:0" for name in self.fetches],
+            name="",
+        )
+
+
+def extract(
+    operations: Collection[tf.Operation],
+    feeds: Sequence[tf.Tensor],
+    fetches: Sequence[tf.Tensor],
+    side_effects: Sequence[tf.Operation],
+    original: tf.compat.v1.GraphDef,
+) -> Subgraph:
+    """Cuts operations out of their graph.
+
+    Nothing else gets in, whatever control dependencies there are.
+
+    Args:
+        operations: The operations, all of one graph.
+        feeds: The tensors that they take from other operations.
+        fetches: The tensors to return.
+        side_effects: Those of `operations` that have to run.
+        original: The whole graph, for its functions and versions.
+    """
+    graph_def = tf.compat.v1.GraphDef(
+        library=original.library, versions=original.versions
+    )
+    names, captures = {}, {}
+
+    def placeholder(tensor, kind):
+        name = names[tensor.ref()] = f"{kind}_{len(names)}"
+        graph_def.node.append(
+            tf.compat.v1.NodeDef(
+                name=name,
+                op="Placeholder",
+                attr={
+                    "dtype": _type(tensor),
+                    "shape": tf.compat.v1.AttrValue(
+                        shape=tensor.shape.as_proto()
+                    ),
+                },
+            )
+        )
+        return name
+
+    def source(tensor):
+        """The name of an input; constants and captures come along."""
+        if tensor.ref() not in names:
+            if tensor.op.type == "Placeholder":
+                captures[placeholder(tensor, "capture")] = tensor.op.name
+            else:
+                names[tensor.ref()] = tensor.name
+                if tensor.op not in operations:
+                    add(tensor.op)
+        return names[tensor.ref()]
+
+    def add(operation):
+        node = operation.node_def
+        # All are on one device; the others of a group may be elsewhere.
+        node.attr.pop("_class", None)
+        node.input[:] = [source(tensor) for tensor in operation.inputs]
+        node.input.extend(
+            f"^{other.name}"
+            for other in operation.control_inputs
+            if other in operations
+        )
+        graph_def.node.append(node)
+
+    taken = tuple(placeholder(tensor, "feed") for tensor in feeds)
+    for operation in operations:
+        add(operation)
+    returned = []
+    for number, tensor in enumerate(fetches):
+        returned.append(f"fetch_{number}")
+        graph_def.node.append(
+            tf.compat.v1.NodeDef(
+                name=returned[-1],
+                op="Identity",
+                input=[source(tensor)],
+                attr={"T": _type(tensor)},
+            )
+        )
+    keep = tuple(operation.name for operation in side_effects)
+    return Subgraph(graph_def, taken, captures, tuple(returned), keep)
+
+
+def _type(tensor):
+    return tf.compat.v1.AttrValue(type=tensor.dtype.as_datatype_enum)

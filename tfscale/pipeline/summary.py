@@ -1,0 +1,305 @@
+"""The summary of a pipeline: who does what, and what it should cost."""
+
+import dataclasses
+import functools
+import math
+import re
+import shutil
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
+import rich.console
+import rich.markup
+import rich.table
+
+from tfscale.pipeline import memory
+from tfscale.pipeline.plan import Plan
+from tfscale.pipeline.simulate import peak_in_flight
+
+# As `model.summary()` has it for models with branches.
+_LINE_LENGTH = 108
+_LEAST_LENGTH = 64
+_WIDE = 10_000  # of the lines below the table, which are not wrapped
+
+
+@dataclasses.dataclass(frozen=True)
+class StageMemory:
+    """Bytes that a stage needs on its device in training, estimated.
+
+    Attributes:
+        weights: Of the variables that live there.
+        gradients: Sums of gradients.
+        slots: Of the optimizer.
+        activations: What one microbatch keeps until its backward.
+        in_flight: Microbatches that are there at once, at most.
+        recomputed: What is computed again of one of them, in its backward.
+    """
+
+    weights: int
+    gradients: int
+    slots: int
+    activations: int
+    in_flight: int
+    recomputed: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        fixed = self.weights + self.gradients + self.slots
+        return fixed + self.in_flight * self.activations + self.recomputed
+
+
+def stage_memory(
+    plan: Plan, microbatch_size: int, num_slots: float = 2
+) -> list[StageMemory]:
+    """What each stage needs, for microbatches of so many rows.
+
+    Args:
+        plan: The model.
+        microbatch_size: Rows of a microbatch.
+        num_slots: Slots that the optimizer has for a variable.
+    """
+    graph, rows = plan.graph, microbatch_size
+    in_flight = peak_in_flight(plan.schedule)
+    of_calls = iter(memory.call_memory(graph, rows))
+    result = []
+    for stage in plan.stages:
+        calls = [next(of_calls) for _ in stage.calls]
+        activations = memory.kept_bytes(graph, calls, rows)
+        if stage is plan.stages[-1]:
+            # The loss keeps as much as it is given.
+            activations += _bytes(graph, graph.outputs, rows)
+        kept = activations
+        if plan.recompute:
+            kept = min(_bytes(graph, stage.inputs, rows), activations)
+        weights, _, slots = memory.training_bytes(
+            _variables_at_home(plan, stage.index), num_slots
+        )
+        # A variable that lives elsewhere has its gradients summed here too.
+        _, gradients, _ = memory.training_bytes(stage.variables)
+        result.append(
+            StageMemory(
+                weights=weights,
+                gradients=gradients,
+                slots=slots,
+                activations=kept,
+                in_flight=in_flight[stage.index],
+                recomputed=activations - kept,
+            )
+        )
+    return result
+
+
+def summary_text(plan: Plan, devices, **kwargs) -> str:
+    """What `print_summary` prints, without colours."""
+    console = rich.console.Console(
+        width=_WIDE, highlight=False, force_terminal=False, color_system=None
+    )
+    with console.capture() as capture:
+        _render(console, plan, devices, **kwargs)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def print_summary(
+    plan: Plan,
+    devices: Sequence[Sequence[str]],
+    *,
+    microbatch_size: int | None = None,
+    optimizer: keras.Optimizer | None = None,
+    line_length: int | None = None,
+    print_fn: Callable[[str], None] | None = None,
+) -> None:
+    """Prints a table of the stages, and what is predicted of a step.
+
+    Args:
+        plan: The model.
+        devices: For each replica, the device of each pipeline rank.
+        microbatch_size: Rows of a microbatch, for the estimate of memory.
+            Defaults to that of the plan.
+        optimizer: Says how many slots a variable has, once it has been used;
+            before that two are assumed, as Adam has.
+        line_length: Columns of the table. Defaults to 108, or to the width
+            of the terminal if that is less.
+        print_fn: What to call with the text, as in `keras.Model.summary`.
+
+    Raises:
+        ValueError: If `line_length` is too small for a table.
+    """
+    kwargs = {
+        "microbatch_size": microbatch_size,
+        "optimizer": optimizer,
+        "line_length": line_length,
+    }
+    if print_fn is not None:
+        print_fn(summary_text(plan, devices, **kwargs))
+    else:
+        _render(
+            rich.console.Console(width=_WIDE, highlight=False),
+            plan,
+            devices,
+            **kwargs,
+        )
+
+
+def _render(
+    console,
+    plan,
+    devices,
+    *,
+    microbatch_size=None,
+    optimizer=None,
+    line_length=None,
+):
+    rows = microbatch_size or plan.microbatch_size
+    num_slots = _num_slots(optimizer, plan)
+    name = rich.markup.escape(plan.graph.functional.name)
+    console.print(f'[bold]Pipeline: "{name}"[/]')
+    console.print(
+        _table(
+            plan,
+            devices,
+            stage_memory(plan, rows, num_slots),
+            line_length or _default_length(),
+        )
+    )
+    schedule, simulation = plan.schedule, plan.simulation
+    replicas = f", {_number(len(devices))} replicas" * (len(devices) > 1)
+    recomputed = ", forwards recomputed" * plan.recompute
+    for title, text in (
+        (
+            "Schedule",
+            f"{rich.markup.escape(schedule.name)}, "
+            f"{_number(schedule.num_microbatches)} microbatches{replicas}"
+            f"{recomputed}",
+        ),
+        (
+            "Predicted bubble",
+            f"{_number(f'{100 * simulation.bubble:.1f}')} % of the devices' "
+            "time",
+        ),
+        (
+            "Predicted speed-up over one device",
+            f"{_number(f'{simulation.speedup:.2f}')} (on "
+            f"{_number(schedule.num_devices)} devices)",
+        ),
+        (
+            "Memory",
+            f"weights, gradients, {_number(f'{num_slots:.3g}')} optimizer slots"
+            " per variable, and activations: microbatches in flight x one of "
+            f"{_number(rows)} rows",
+        ),
+        *(("Tied variable", text) for text in _tied(plan)),
+    ):
+        console.print(f"[bold] {title}:[/] {text}", soft_wrap=True)
+
+
+def _default_length():
+    columns = shutil.get_terminal_size().columns - 4
+    return max(_LEAST_LENGTH, min(_LINE_LENGTH, columns))
+
+
+def _table(plan, devices, memories, line_length):
+    if line_length < _LEAST_LENGTH:
+        raise ValueError(
+            "A summary needs room for its columns. Received: "
+            f"line_length={line_length}. Use {_LEAST_LENGTH} or more."
+        )
+    column = functools.partial(rich.table.Column, no_wrap=True)
+    table = rich.table.Table(
+        column("Stage", justify="right"),
+        rich.table.Column("Layers", ratio=1, min_width=16),
+        column("Param #", justify="right"),
+        column("FLOPs", justify="right"),
+        column("Memory", justify="right"),
+        rich.table.Column("Device", overflow="fold"),
+        width=line_length,
+        show_lines=True,
+    )
+    # As Keras counts: without the states of random generators.
+    weights = {id(v) for v in plan.graph.functional.weights}
+    flops = plan.stage_sums(plan.flops)
+    for stage, cost, needed in zip(plan.stages, flops, memories):
+        rank = plan.schedule.stage_devices[stage.index]
+        parameters = sum(
+            math.prod(v.shape)
+            for v in _variables_at_home(plan, stage.index)
+            if id(v) in weights
+        )
+        table.add_row(
+            _number(stage.index),
+            rich.markup.escape(_layers(stage.layers)),
+            _number(f"{parameters:,}"),
+            _number(f"{100 * cost / sum(flops):.1f} %"),
+            "\n".join(
+                [
+                    _number(_readable(needed.total)),
+                    f"{needed.in_flight} x {_readable(needed.activations)}",
+                    *(
+                        f"+ {_readable(needed.recomputed)}"
+                        for _ in range(plan.recompute)
+                    ),
+                ]
+            ),
+            "\n".join(_short(replica[rank]) for replica in devices),
+        )
+    return table
+
+
+def _layers(names):
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]} ...\n{names[-1]} ({len(names)} layers)"
+
+
+def _short(device):
+    """`CPU:0` for a device of this process, else with job and task."""
+    local = device.removeprefix("/job:localhost/replica:0/task:0")
+    return re.sub(r"^/|replica:0/|device:", "", local)
+
+
+def _tied(plan):
+    """What there is to say of variables that several stages use."""
+    for number, variable in enumerate(plan.variables):
+        users = [
+            stage.index
+            for stage in plan.stages
+            if any(v is variable for v in stage.variables)
+        ]
+        if len(users) > 1:
+            yield (
+                f"{rich.markup.escape(variable.path)} of stages "
+                f"{', '.join(map(_number, users))} lives in stage "
+                f"{_number(plan.homes[number])}"
+            )
+
+
+def _bytes(graph, values, rows):
+    return sum(memory.value_bytes(graph, value, rows) for value in values)
+
+
+def _variables_at_home(plan, stage):
+    return [v for v, home in zip(plan.variables, plan.homes) if home == stage]
+
+
+def _num_slots(optimizer, plan):
+    if optimizer is None or not optimizer.built:
+        return 2.0
+
+    def size(variables):
+        return sum(math.prod(v.shape) for v in variables if len(v.shape))
+
+    trainable = [v for v in plan.variables if v.trainable]
+    return size(optimizer.variables) / max(size(trainable), 1)
+
+
+def _number(x):
+    return f"[color(34)]{x}[/]"
+
+
+def _readable(num_bytes):
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.2f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.2f} TB"
