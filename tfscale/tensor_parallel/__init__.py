@@ -1,0 +1,3 @@
+"""Layers split over the model axis of a mesh, as Megatron-LM splits them."""
+
+__all__ = []

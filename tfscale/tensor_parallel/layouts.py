@@ -1,0 +1,230 @@
+"""From a layout map to the dim of each variable that the model axis divides."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+AXIS = "model"
+_DATA_AXIS = "data"
+
+
+class Layouts:
+    """Which dim of which variable is divided over the `"model"` axis.
+
+    Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the
+    path of a variable decides; otherwise the one key that matches the whole
+    path as a regular expression (`re.fullmatch`; `re.search` in older Keras).
+
+    Only axis names count. The mesh that the map itself was made with may have
+    another shape, or be missing, because a layout holds names and no sizes:
+    one map serves a mesh of two ranks and of four, and what was written for a
+    mesh of `("data", "model")` needs no pipeline axis. Whether sizes divide is
+    checked against `mesh`, for each variable.
+
+    Ask for variables of the model only. A pattern such as `".*kernel"` also
+    matches the path of an optimizer slot, `"adam/dense_kernel_momentum"`
+    does not; slots follow their variable and are never looked up here.
+
+    Args:
+        layout_map: Mapping from pattern to `keras.distribution.TensorLayout`
+            or tuple, one entry per dim: `"model"` for the dim that is divided,
+            `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
+            weights over the replicas too, is read as `None`; see `ignored`.
+        mesh: The `keras.distribution.DeviceMesh` to train on. If its
+            `"model"` axis has size 1, every variable is replicated and the
+            map is not looked at.
+
+    Raises:
+        TypeError: If a layout is neither a `TensorLayout` nor a tuple.
+        ValueError: If a key is no regular expression, or a layout names an
+            axis that the mesh does not have, the pipeline axis, or the model
+            axis twice.
+
+    Example:
+
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> mesh = tfscale.device_mesh(model=4)
+    >>> layouts = Layouts({".*up/kernel": (None, "model")}, mesh)
+    >>> layouts.split_dim("mlp/up/kernel", (512, 2048))
+    1
+    """
+
+    def __init__(self, layout_map: Mapping[str, Any], mesh):
+        sizes = dict(zip(mesh.axis_names, mesh.shape))
+        self._size = sizes.get(AXIS)
+        self._axes = {}
+        self._dims = {}
+        self._matched = set()
+        self._ignored = {}
+        if self._size == 1:
+            return
+        for pattern, layout in layout_map.items():
+            _check_pattern(pattern)
+            axes = _axes_of(pattern, layout)
+            self._axes[pattern] = axes
+            self._dims[pattern] = _split_dim_of(pattern, axes, sizes)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks that a variable is divided over."""
+        return self._size or 1
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Paths of variables whose layout names the data axis, as asked for.
+
+        They are whole on each replica, where `keras.distribution` on JAX
+        would have them divided over the replicas.
+        """
+        return tuple(self._ignored)
+
+    def split_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
+        """The dim of a variable that is divided, or None if it is replicated.
+
+        Args:
+            path: Path of a variable of the model, `variable.path`.
+            shape: Its full shape.
+
+        Raises:
+            ValueError: If several patterns match, if the layout has not one
+                entry per dim, or if the number of ranks does not divide the
+                dim.
+        """
+        pattern = self._pattern_for(path)
+        if pattern is None:
+            return None
+        self._matched.add(pattern)
+        axes = self._axes[pattern]
+        if len(axes) != len(shape):
+            raise ValueError(
+                "A layout must have one entry per dim of its variable. "
+                f"Received: {axes} (of {pattern!r}), that is {len(axes)}, for "
+                f"{path!r} of shape {tuple(shape)}, that is {len(shape)}. "
+                "Add or remove `None`s, or make the pattern narrower."
+            )
+        if _DATA_AXIS in axes:
+            self._ignored[path] = axes
+        dim = self._dims[pattern]
+        if dim is not None and shape[dim] % self._size:
+            raise self._not_divisible(path, shape, dim, axes)
+        return dim
+
+    def unmatched(self) -> list[str]:
+        """Patterns that have matched no variable so far, in their order."""
+        return [p for p in self._axes if p not in self._matched]
+
+    def check_all_matched(self, variables: Iterable) -> None:
+        """Raises if a pattern has matched no variable so far.
+
+        Args:
+            variables: The variables of the model, or their paths, among which
+                the message looks for what may have been meant.
+
+        Raises:
+            ValueError: If there is such a pattern.
+        """
+        unmatched = self.unmatched()
+        if not unmatched:
+            return
+        paths = [getattr(v, "path", v) for v in variables]
+        lines = [f"  {p!r}{_hint(p, paths)}" for p in unmatched]
+        raise ValueError(
+            "Every pattern of a layout map must match the whole path of a "
+            "variable (`re.fullmatch`). Received patterns that match none:\n"
+            + "\n".join(lines)
+            + "\nCorrect them or leave them out; `variable.path` is what they "
+            "are matched with."
+        )
+
+    def _pattern_for(self, path):
+        if path in self._axes:
+            return path
+        matches = [p for p in self._axes if re.fullmatch(p, path)]
+        if len(matches) > 1:
+            raise ValueError(
+                "A variable must match one pattern of a layout map at most. "
+                f"Received: {path!r}, which matches "
+                f"{', '.join(map(repr, matches))}. Make them narrower, or give "
+                f"the variable the key {path!r}, which comes first."
+            )
+        return matches[0] if matches else None
+
+    def _not_divisible(self, path, shape, dim, axes):
+        length, size = shape[dim], self._size
+        divisors = [n for n in range(1, length + 1) if length % n == 0]
+        return ValueError(
+            "The model axis must divide the dim that is split over it. "
+            f"Received: {path!r} of shape {tuple(shape)} with the layout "
+            f"{axes}: dim {dim} has size {length}, the axis {AXIS!r} has size "
+            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, or "
+            f"make the dim {length + -length % size}, or leave the variable "
+            f"whole: give {path!r} a key of its own with `None`s, which comes "
+            "first, or start from `tfscale.auto_layout_map`."
+        )
+
+
+def _check_pattern(pattern):
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            "The keys of a layout map must be regular expressions. Received: "
+            f"{pattern!r}: {error}. For any text write '.*'."
+        ) from error
+
+
+def _axes_of(pattern, layout):
+    axes = getattr(layout, "axes", layout)
+    if not isinstance(axes, (tuple, list)):
+        raise TypeError(
+            "A layout must be a `keras.distribution.TensorLayout` or a tuple "
+            f"with one entry per dim. Received: {layout!r} for {pattern!r}."
+        )
+    return tuple(axes)
+
+
+def _split_dim_of(pattern, axes, sizes):
+    for axis in axes:
+        # An axis of the mesh, yet its layers are whole: a variable is on one
+        # stage, never spread over several.
+        if axis == "pipeline":
+            raise ValueError(
+                "A layout must not name the axis 'pipeline', along which "
+                f"layers are spread and not their weights. Received: {axes} "
+                f"for {pattern!r}. Use {AXIS!r}."
+            )
+        if axis is not None and axis not in sizes:
+            raise ValueError(
+                "A layout must name axes of the mesh. Received: "
+                f"{axis!r} in {axes} for {pattern!r}, but the mesh has the "
+                f"axes {', '.join(map(repr, sizes))}. Rename it; "
+                "`get_layout_map` of keras_hub takes the names as "
+                "`model_parallel_dim_name` and `data_parallel_dim_name`."
+            )
+    if axes.count(AXIS) > 1:
+        raise ValueError(
+            f"A layout must name the axis {AXIS!r} once at most. Received: "
+            f"{axes} for {pattern!r}. Put `None` in all places but one."
+        )
+    return axes.index(AXIS) if AXIS in axes else None
+
+
+def _hint(pattern, paths):
+    whole = [p for p in paths if re.fullmatch(pattern, p)]
+    if whole:
+        return (
+            f" (it matches {whole[0]!r}, which was not made under the "
+            "strategy, or has a key of its own)"
+        )
+    inside = [p for p in paths if re.search(pattern, p)]
+    if inside:
+        return (
+            f" (it matches only a part of {inside[0]!r}; begin or end it with "
+            "'.*')"
+        )
+    plain = re.sub(r"\.\*|\.\+|[\\^$()\[\]?]", "", pattern)
+    near = difflib.get_close_matches(plain, paths, n=3, cutoff=0.0)
+    return f" (nearest: {', '.join(map(repr, near))})" if near else ""
