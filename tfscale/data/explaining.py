@@ -1,5 +1,6 @@
 """`explain`: where a pipeline's time goes, and what would help most."""
 
+import statistics
 import time
 
 import keras
@@ -14,14 +15,18 @@ from tfscale.data.explanation import StageTime
 from tfscale.data.explanation import Suggestion
 
 _MIN_STEPS = 5
+_ROUNDS = 3  # of base and change, one beside the other
 
 
 def explain(pipeline, model=None, *, seconds=1.0):
     """Measures a pipeline, stage by stage, and what would make it faster.
 
-    It runs prefixes of the pipeline and changed copies of it, each for
-    `seconds`, and the model's own step on one batch over and over. Weights,
-    optimizer, metrics and position are afterwards what they were.
+    It runs prefixes of the pipeline in turns, each for `seconds` in all, and
+    the model's own step on one batch over and over. A change is run three
+    times in turns with the pipeline as it is, each for half of `seconds`, of
+    which the first half lets the buffers grow; its gain is the median of the
+    three. Weights, optimizer, metrics and position are afterwards what they
+    were.
 
     Args:
         pipeline: `tf.data.Dataset`; a `Pipeline` is taken apart by its
@@ -40,8 +45,7 @@ def explain(pipeline, model=None, *, seconds=1.0):
     >>> [stage.name for stage in explanation.stages]
     ['range', 'map', 'batch']
     """
-    stages = _stage_times(pipeline, seconds)
-    whole = throughput.benchmark(pipeline, seconds=seconds)
+    stages, whole = _stage_times(pipeline, seconds)
     step = None if model is None else _step_seconds(model, pipeline, seconds)
     # Without a model, a consumer as fast as the pipeline: the hardest case.
     consumer = step or whole.seconds_per_batch
@@ -63,31 +67,62 @@ def _findings(pipeline):
 
 
 def _stage_times(pipeline, seconds):
+    """Times of the stages, and the throughput of the whole."""
+    prefixes = what_if.stages(pipeline)
+    datasets = [prefix for _, prefix in prefixes] + [pipeline]
+    rounds = [
+        [throughput.benchmark(d, seconds=seconds / _ROUNDS) for d in datasets]
+        for _ in range(_ROUNDS)
+    ]
+    *measured, whole = [
+        sorted(one, key=lambda t: t.seconds_per_batch)[_ROUNDS // 2]
+        for one in zip(*rounds)
+    ]
     times, before = [], 0.0
-    for name, prefix in what_if.stages(pipeline):
-        total = throughput.benchmark(prefix, seconds=seconds).seconds_per_batch
+    for (name, _), one in zip(prefixes, measured, strict=True):
+        total = one.seconds_per_batch
         times.append(StageTime(name, max(total - before, 0.0), total))
         before = max(total, before)
-    return tuple(times)
+    return tuple(times), whole
 
 
 def _suggestions(pipeline, seconds, whole, consumer):
     """Changes with their gains, best first: each measured beside the base."""
-    cached_batches = min(max(int(seconds / whole.seconds_per_batch), 4), 64)
+    slice_ = seconds / 4
+    # Few enough that the warm-up reads them all.
+    cached_batches = int(slice_ / 2 / whole.seconds_per_batch)
+    cached_batches = min(max(cached_batches, 2), 64)
     found = []
     for change in what_if.changes(pipeline, cached_batches):
         step = consumer if change.overlaps else 0.0
         changed = change.make()
         for _ in changed.take(change.warm_up):
             pass
-        rates = []
-        for dataset in (pipeline, changed):
-            measured = throughput.benchmark(
-                dataset, seconds=seconds, step_seconds=step
-            )
-            rates.append(measured.batches_per_second)
-        found.append(Suggestion(change.text, rates[1] / rates[0]))
+        gain = _gain(pipeline, changed, slice_, step)
+        found.append(Suggestion(change.text, gain))
     return tuple(sorted(found, key=lambda s: -s.gain))
+
+
+def _gain(base, changed, seconds, step):
+    """Rate of the changed over that of the base; median of rounds.
+
+    What else the machine does comes and goes: a base and a change that were
+    measured far apart, or once, would be compared by that.
+    """
+    gains = []
+    for number in range(_ROUNDS):
+        pair = [base, changed] if number % 2 else [changed, base]
+        rates = {
+            id(dataset): throughput.benchmark(
+                dataset,
+                seconds=seconds,
+                step_seconds=step,
+                warm_up_seconds=seconds,
+            ).batches_per_second
+            for dataset in pair
+        }
+        gains.append(rates[id(changed)] / rates[id(base)])
+    return statistics.median(gains)
 
 
 def _autotuned(pipeline, seconds):

@@ -29,7 +29,7 @@ class Throughput:
         return 1.0 / self.seconds_per_batch
 
 
-def benchmark(dataset, *, seconds=2.0, step_seconds=0.0):
+def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
     """Measures how fast a dataset gives batches.
 
     The first batch, for which everything has to start, is measured by itself.
@@ -41,6 +41,8 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0):
         seconds: Float, how long to measure.
         step_seconds: Float, how long a consumer pretends to work on each
             batch; it sleeps, as a host does while an accelerator computes.
+        warm_up_seconds: Float, how long to take batches before the measuring
+            begins: autotuning starts with small buffers and lets them grow.
 
     Returns:
         A `Throughput`.
@@ -62,15 +64,16 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0):
     if next(iterator, None) is None:
         raise ValueError("A dataset without a batch has no throughput.")
     first = time.perf_counter() - begin
-    count, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds or not count:
-        if next(iterator, None) is None:
-            iterator = iter(dataset)
-            continue
-        count += 1
-        if step_seconds:
-            time.sleep(step_seconds)
-    elapsed = time.perf_counter() - begin
+    for duration in (warm_up_seconds, seconds):
+        count, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < duration or not count:
+            if next(iterator, None) is None:
+                iterator = iter(dataset)
+                continue
+            count += 1
+            if step_seconds:
+                time.sleep(step_seconds)
+        elapsed = time.perf_counter() - begin
     if position is not None:
         position.assign(**before._asdict())
     return Throughput(elapsed / count, first, count)

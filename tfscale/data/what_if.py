@@ -191,7 +191,7 @@ def _edits(stage, graph):
         text = "num_parallel_calls=AUTOTUNE for the interleave"
         yield text, _parallel_interleave, False
     if stage.is_a("Prefetch") and graph.constant(stage, 1) not in (None, auto):
-        yield "prefetch(tf.data.AUTOTUNE)", to(1, auto), True
+        yield "prefetch(tf.data.AUTOTUNE)", _autotuned_prefetch, True
 
 
 def _edited(dataset, stage, edit):
@@ -201,6 +201,13 @@ def _edited(dataset, stage, edit):
         return graph.dataset()
 
     return make
+
+
+def _autotuned_prefetch(graph, stage):
+    graph.set_constant(stage, 1, tf.data.AUTOTUNE)
+    # What `prefetch` sets beside it: a buffer that doubles whenever it was
+    # full and ran empty. The other kind stops growing at half of a burst.
+    graph.nodes()[stage.node].attr["legacy_autotune"].b = True
 
 
 def _parallel_map(graph, stage):
