@@ -5,12 +5,22 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 
 # --- tfscale.distribute ---------------------------------------------------
 # isort: split
+# The layer or optimizer that makes a variable, and the variable's path.
+from keras.src.backend.common import global_state as global_state
+from keras.src.backend.common.name_scope import current_path as current_path
+
+# isort: split
 # Canonical names of devices, and a host device for each.
 from tensorflow.python.distribute import device_util as device_util
 
 # Regroups what each replica has into one distributed value; makes a
 # distributed variable out of its components and says of which class.
 from tensorflow.python.distribute import distribute_utils as distribute_utils
+
+# Which replica or component the current thread works for.
+from tensorflow.python.distribute.distribute_lib import (
+    get_update_replica_id as get_update_replica_id,
+)
 
 # The extended class of `MirroredStrategy`: one traced thread per replica.
 from tensorflow.python.distribute.mirrored_strategy import (
@@ -24,6 +34,12 @@ from tensorflow.python.distribute.values import (
 from tensorflow.python.distribute.values import Mirrored as Mirrored
 from tensorflow.python.distribute.values import (
     MirroredVariable as MirroredVariable,
+)
+from tensorflow.python.distribute.values import (
+    SyncOnReadVariable as SyncOnReadVariable,
+)
+from tensorflow.python.distribute.values_util import (
+    get_current_replica_id_as_int as get_current_replica_id_as_int,
 )
 
 # --- tfscale.pipeline -----------------------------------------------------
@@ -53,3 +69,12 @@ from tensorflow.python.grappler import tf_optimizer as tf_optimizer
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable as ResourceVariable,
 )
+
+
+def name_scope_callers() -> list:
+    """The layers and optimizers that are open in this thread, outermost first.
+
+    What is inside of the last one is made or called by it.
+    """
+    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    return [scope.caller for scope in scopes]

@@ -1,40 +1,107 @@
 """What `MeshStrategy` does: where variables live, how replicas are summed."""
 
 import contextlib
+import functools
 import threading
 
+import keras
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.distribute.optimizer import adapt_optimizer
+from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
+from tfscale.distribute.variable import ShardedVariable
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import layer_rules
+from tfscale.tensor_parallel import sharded_call
 
 _VARIABLE_CLASSES = {
     **_tf_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
     tf.VariableSynchronization.ON_WRITE: MeshVariable,
+    tf.VariableSynchronization.ON_READ: MeshAccumulator,
 }
+
+
+class _Replica(int):
+    """The number of a replica, which knows which thread it is the number of.
+
+    TensorFlow picks the components of values by thread; users are told the
+    replica, which is the same for all of its model ranks.
+    """
+
+    thread: int
 
 
 class MeshExtended(_tf_internals.MirroredExtended):
     """The `extended` of a `MeshStrategy`.
 
     As far as tf.distribute is concerned a replica is its first stage's
-    device: it gets the inputs and runs what has no other place. Where a
-    replica has several devices, variables are made on its host and
+    device: it gets the inputs and runs what has no other place. Its model
+    ranks are traced as if they were replicas, and hidden from users: all get
+    the inputs of their replica, and what the first one returns is returned.
+
+    Where a replica has several stages, variables are made on its host and
     `PipelineModel` moves them (`placed_on`), so that building a model never
     puts all of it on one accelerator.
 
     Args:
         strategy: The `MeshStrategy`.
-        devices: Canonical device names, `devices[replica][pipeline_rank]`.
+        devices: Canonical device names,
+            `devices[replica][pipeline_rank][model_rank]`.
+        layouts: The `Layouts` that say which variables are sharded.
     """
 
-    def __init__(self, strategy, devices):
-        self._device_rows = devices
+    def __init__(self, strategy, devices, layouts):
+        self._device_grid = devices
+        self._layouts = layouts
+        self._paths = []
         self._local = threading.local()
+        self.num_model_ranks = len(devices[0][0])
         super().__init__(
             strategy,
-            devices=[row[0] for row in devices],
-            cross_device_ops=SumOnEachDevice(),
+            devices=[d for stages in devices for d in stages[0]],
+            cross_device_ops=SumOnEachDevice(self.num_model_ranks),
+        )
+        host, threads = self._input_workers_devices[0]
+        self._input_workers_devices = (
+            (host, threads[:: self.num_model_ranks]),
+        )
+
+    @property
+    def _num_replicas_in_sync(self):
+        return len(self._device_grid)
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        replica = _Replica(replica_id // self.num_model_ranks)
+        replica.thread = replica_id
+        return replica
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group.thread
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        self._layouts.check_all_matched(self._paths)
+        if self.num_model_ranks == 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        args, kwargs = tf.nest.map_structure(self._to_ranks, (args, kwargs))
+        results = super()._call_for_each_replica(_meeting(fn), args, kwargs)
+        return tf.nest.map_structure(self._of_first_ranks, results)
+
+    def _to_ranks(self, value):
+        """Gives a replica's value to each of its ranks."""
+        if not _is_per_replica(value, self._num_replicas_in_sync):
+            return value
+        return _tf_internals.distribute_utils.regroup(
+            tuple(v for v in value.values for _ in range(self.num_model_ranks))
+        )
+
+    def _of_first_ranks(self, value):
+        if not _is_per_replica(value, len(self._devices)):
+            return value
+        return _tf_internals.distribute_utils.regroup(
+            value.values[:: self.num_model_ranks]
         )
 
     @property
@@ -63,7 +130,9 @@ class MeshExtended(_tf_internals.MirroredExtended):
     def placed_on(self, pipeline_rank: int):
         """Within it, variables are made on that stage's device, everywhere."""
         self._local.placement = [
-            row[pipeline_rank] for row in self._device_rows
+            device
+            for stages in self._device_grid
+            for device in stages[pipeline_rank]
         ]
         try:
             yield
@@ -76,7 +145,7 @@ class MeshExtended(_tf_internals.MirroredExtended):
         placement = getattr(self._local, "placement", None)
         if placement:
             return placement
-        if len(self._device_rows[0]) == 1:
+        if len(self._device_grid[0]) == 1:
             return self._devices
         return [
             _tf_internals.device_util.canonicalize("/device:CPU:0", device)
@@ -93,31 +162,81 @@ class MeshExtended(_tf_internals.MirroredExtended):
                 next_creator, colocate_with=colocate_with, **kwargs
             )
         devices = self._variable_devices(colocate_with)
+        callers = _tf_internals.name_scope_callers()
+        maker = callers[-1] if callers else None
+        split_dim, initial = None, kwargs["initial_value"]
+        if self._layouts.size > 1:
+            initial = _on_host(initial, kwargs.get("dtype"), devices[0])
+            split_dim = self._split_dim(maker, initial, colocate_with, kwargs)
 
         def create_components(**kwargs):
             components = []
-            for replica, device in enumerate(devices):
-                if replica:
-                    first = components[0]
-                    kwargs["initial_value"] = first.read_value
+            for index, device in enumerate(devices):
+                if index:
                     # The slash makes the name absolute.
                     kwargs["name"] = (
-                        f"{first.name.split(':')[0]}/replica_{replica}/"
+                        f"{components[0].name.split(':')[0]}/replica_{index}/"
                     )
+                kwargs["initial_value"] = self._initial_value(
+                    initial, components, index, split_dim
+                )
                 with tf.init_scope(), tf.device(device):
                     components.append(next_creator(**kwargs))
             return components
 
-        return _tf_internals.distribute_utils.create_mirrored_variable(
+        classes = _VARIABLE_CLASSES
+        if split_dim is not None:
+            kwargs.pop("shape", None)
+            sharded = functools.partial(ShardedVariable, split_dim=split_dim)
+            classes = dict.fromkeys(classes, sharded)
+        variable = _tf_internals.distribute_utils.create_mirrored_variable(
             self._container_strategy(),
             create_components,
-            _VARIABLE_CLASSES,
+            classes,
             _tf_internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
+        self._adapt(maker, variable)
+        return variable
+
+    def _split_dim(self, maker, initial, colocate_with, kwargs):
+        """Along which dim a new variable is divided over the model ranks."""
+        if colocate_with is not None:
+            # Slots of an optimizer are divided like their variable.
+            whole = getattr(colocate_with, "whole_shape", None)
+            same = initial.shape == whole
+            return colocate_with.split_dim if same else None
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return None
+        if not isinstance(maker, keras.layers.Layer):
+            return None
+        path = f"{_tf_internals.current_path()}/{kwargs['name']}"
+        self._paths.append(path)
+        return self._layouts.split_dim(path, tuple(initial.shape))
+
+    def _initial_value(self, initial, components, index, split_dim):
+        if split_dim is not None:
+            ranks = self.num_model_ranks
+            return tf.split(initial, ranks, axis=split_dim)[index % ranks]
+        return components[0].read_value if components else initial
+
+    def _adapt(self, maker, variable):
+        """Prepares a layer or optimizer for shards, when it makes variables."""
+        if isinstance(maker, keras.optimizers.Optimizer):
+            adapt_optimizer(maker, self)
+        elif isinstance(variable, ShardedVariable):
+            decide = functools.partial(analysis.decide, self.num_model_ranks)
+            sharded_call.attach(maker, layer_rules.make_rule, decide)
+
+    def _get_cross_device_ops(self, value):
+        return self._cross_device_ops
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         def reduce(value):
+            if self.num_model_ranks > 1 and _is_per_replica(
+                value, len(self._devices)
+            ):
+                return self._cross_device_ops.reduce_on_each(reduce_op, value)
             # Keras asks for the mean of a batch to learn what it looks like,
             # even if it has none: then the first replica's part has to do.
             if (
@@ -141,6 +260,34 @@ class MeshExtended(_tf_internals.MirroredExtended):
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
 
+def _is_per_replica(value, count):
+    return (
+        isinstance(value, tf.distribute.DistributedValues)
+        and not isinstance(value, _tf_internals.DistributedVariable)
+        and len(value.values) == count
+    )
+
+
+def _meeting(fn):
+    """The function, with its threads told where ranks meet: in its graph."""
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with collectives.meeting_in(tf.compat.v1.get_default_graph()):
+            return fn(*args, **kwargs)
+
+    return call
+
+
+def _on_host(initial_value, dtype, device):
+    """The initial value, made on the host of a device."""
+    host = _tf_internals.device_util.canonicalize("/device:CPU:0", device)
+    with tf.init_scope(), tf.device(host):
+        if callable(initial_value):
+            initial_value = initial_value()
+        return tf.convert_to_tensor(initial_value, dtype)
+
+
 def _has_mean(tensors):
     first = tensors[0]
     return first.dtype not in (tf.bool, tf.string) and all(
@@ -153,26 +300,36 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
 
     Each device gets the others' tensors and adds them up in the order of the
     replicas, so results are equal to the last bit, and no device waits for
-    the sum of another one.
+    the sum of another one. Of several model ranks, each is summed with the
+    same rank of the other replicas.
+
+    Args:
+        num_model_ranks: Number of model ranks of each replica.
     """
+
+    def __init__(self, num_model_ranks):
+        super().__init__()
+        self._num_ranks = num_model_ranks
 
     def batch_reduce_implementation(
         self, reduce_op, value_destination_pairs, options
     ):
         """See `tf.distribute.CrossDeviceOps`."""
         return [
-            self._reduce_on_each(reduce_op, value)
+            self.reduce_on_each(reduce_op, value)
             for value, _ in value_destination_pairs
         ]
 
-    def _reduce_on_each(self, reduce_op, value):
+    def reduce_on_each(self, reduce_op, value):
+        """The sum or mean of a value, a copy on each of its devices."""
         tensors = [tf.convert_to_tensor(v) for v in value.values]
         results = []
-        for tensor in tensors:
+        for index, tensor in enumerate(tensors):
+            replicas = tensors[index % self._num_ranks :: self._num_ranks]
             with tf.device(tensor.device):
-                total = tf.add_n(tensors)
+                total = tf.add_n(replicas)
                 if reduce_op == tf.distribute.ReduceOp.MEAN:
-                    total /= tf.cast(len(tensors), total.dtype)
+                    total /= tf.cast(len(replicas), total.dtype)
                 results.append(total)
         return _tf_internals.distribute_utils.regroup(
             tuple(results), wrap_class=_tf_internals.Mirrored

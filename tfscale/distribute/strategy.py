@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.extended import MeshExtended
 from tfscale.mesh import AXES
+from tfscale.tensor_parallel.layouts import Layouts
 
 
 class MeshStrategy(tf.distribute.Strategy):
@@ -14,7 +15,11 @@ class MeshStrategy(tf.distribute.Strategy):
     The replicas of `tf.distribute` are the data axis of the mesh: the global
     batch is divided over them and `num_replicas_in_sync` is the size of that
     axis. Each replica has a row of stage devices of its own along the
-    pipeline axis, which `tfscale.PipelineModel` cuts a model over.
+    pipeline axis, which `tfscale.PipelineModel` cuts a model over. Along the
+    model axis the layout map says which variables are divided; a layer runs
+    on the parts where it can (Megatron-LM's column and row parallelism) and
+    puts them together where it cannot, so that the numbers are always those
+    of one device.
 
     Gradients of embeddings are dense here, with the rows that occur more than
     once in a batch added up, because Keras' optimizers on TensorFlow mistreat
@@ -22,14 +27,17 @@ class MeshStrategy(tf.distribute.Strategy):
 
     Args:
         mesh: A `keras.distribution.DeviceMesh` with the axes `"data"` and
-            `"pipeline"` (see `tfscale.device_mesh`); an axis that is not there
-            has size 1.
+            `"pipeline"` and `"model"` (see `tfscale.device_mesh`); an axis that
+            is not there has size 1.
+        layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
+            variables are divided over the axis `"model"`. Entries of other
+            axes count as replicated.
 
     Raises:
         TypeError: If `mesh` is no `DeviceMesh`.
-        ValueError: If the mesh has an axis of another name, if its `"model"`
-            axis is larger than 1, or if it names a device twice or one that
-            TensorFlow does not have.
+        ValueError: If the mesh has an axis of another name, if it names a
+            device twice or one that TensorFlow does not have, or if the
+            `"model"` axis is larger than 1 and there is no `layout_map`.
 
     Example: a plain model, on two replicas.
 
@@ -47,11 +55,22 @@ class MeshStrategy(tf.distribute.Strategy):
     # Of the class, as in `MirroredStrategy`: keys of collectives start here.
     _collective_key_base = 0
 
-    def __init__(self, mesh: keras.distribution.DeviceMesh):
-        devices = _device_rows(mesh)
+    def __init__(
+        self,
+        mesh: keras.distribution.DeviceMesh,
+        layout_map: keras.distribution.LayoutMap | None = None,
+    ):
         self._mesh = mesh
-        self._device_rows = devices
-        super().__init__(MeshExtended(self, devices))
+        self._device_grid = _device_grid(mesh)
+        layouts = Layouts(layout_map or {}, mesh)
+        if layouts.size > 1 and layout_map is None:
+            raise ValueError(
+                "A mesh with a 'model' axis needs a layout map, which says "
+                "what is divided over it. Received: a model axis of size "
+                f"{layouts.size} and layout_map=None. Pass a "
+                "`keras.distribution.LayoutMap`."
+            )
+        super().__init__(MeshExtended(self, self._device_grid, layouts))
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:
@@ -60,11 +79,16 @@ class MeshStrategy(tf.distribute.Strategy):
 
     @property
     def device_rows(self) -> tuple[tuple[str, ...], ...]:
-        """Canonical device names, `device_rows[replica][pipeline_rank]`."""
-        return self._device_rows
+        """Canonical names of the first model ranks' devices.
+
+        They are `device_rows[replica][pipeline_rank]`.
+        """
+        return tuple(
+            tuple(ranks[0] for ranks in stages) for stages in self._device_grid
+        )
 
 
-def _device_rows(mesh):
+def _device_grid(mesh):
     if not isinstance(mesh, keras.distribution.DeviceMesh):
         raise TypeError(
             "`mesh` must be a `keras.distribution.DeviceMesh`. Received: "
@@ -79,20 +103,17 @@ def _device_rows(mesh):
             f"{list(mesh.axis_names)}. Rename {unknown[0]!r}."
         )
     sizes = dict(zip(mesh.axis_names, mesh.shape))
-    if sizes.get("model", 1) > 1:
-        raise ValueError(
-            "The axis 'model' must have size 1: tensor parallelism is not in "
-            f"this version. Received: a mesh of {sizes}. Use "
-            "'data' and 'pipeline'."
-        )
     present = [axis for axis in AXES if axis in sizes]
     devices = mesh.devices.transpose(
         [mesh.axis_names.index(axis) for axis in present]
-    ).reshape(sizes.get("data", 1), sizes.get("pipeline", 1))
-    rows = tuple(
-        tuple(_canonical(str(name)) for name in row) for row in devices
+    ).reshape([sizes.get(axis, 1) for axis in AXES])
+    grid = tuple(
+        tuple(
+            tuple(_canonical(str(name)) for name in ranks) for ranks in stages
+        )
+        for stages in devices
     )
-    named = [name for row in rows for name in row]
+    named = [name for stages in grid for ranks in stages for name in ranks]
     known = {_canonical(d.name) for d in tf.config.list_logical_devices()}
     for name in named:
         if name not in known:
@@ -108,7 +129,7 @@ def _device_rows(mesh):
                 f"{name} {named.count(name)} times. Use as many devices as "
                 "the product of the axes."
             )
-    return rows
+    return grid
 
 
 def _canonical(name):

@@ -1,13 +1,18 @@
-"""The variable of a mesh: one component per replica, on that replica's device.
+"""Variables of a mesh: a component on a device of every replica and rank.
 
-It differs from the variable of `tf.distribute.MirroredStrategy` in two points:
-gradients of lookups come out dense, and where gradients are summed over the
-replicas already a replica updates its own component by itself.
+    MeshVariable      every component holds the value
+    ShardedVariable   the model ranks of a replica hold a part of it each
+    MeshAccumulator   every replica adds up its own (metrics)
+
+They differ from those of `tf.distribute.MirroredStrategy` in this: gradients
+of lookups come out dense, model ranks of one replica count once, and where
+gradients are summed over the replicas already, each updates its own component.
 """
 
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import collectives
 
 
 class MeshVariable(_tf_internals.MirroredVariable):
@@ -29,6 +34,108 @@ class MeshVariable(_tf_internals.MirroredVariable):
             with tf.device(component.device):
                 return update_fn(component, value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
+
+
+class ShardedVariable(MeshVariable):
+    """A variable divided over the model ranks along one dimension.
+
+    It is the whole value for all who do not ask for shards: outside of
+    replicas the parts are put together, inside the ranks gather them, and
+    what is assigned is divided. Within `collectives.local_shards`, and where
+    a strategy updates components, it is the rank's own part.
+
+    Made by `MeshStrategy` for what its layout map divides, not by users.
+    """
+
+    def __init__(
+        self, strategy, values, aggregation, var_policy=None, *, split_dim
+    ):
+        self.split_dim = split_dim
+        self._num_ranks = strategy.extended.num_model_ranks
+        sizes = values[0].shape.as_list()
+        sizes[split_dim] *= self._num_ranks
+        self._whole_shape = tf.TensorShape(sizes)
+        super().__init__(strategy, values, aggregation, var_policy)
+
+    @property
+    def shape(self):
+        """The whole shape, or the rank's where the shard is what is read."""
+        return self._primary.shape if self._is_local() else self._whole_shape
+
+    @property
+    def whole_shape(self) -> tf.TensorShape:
+        """The shape of the value that is divided."""
+        return self._whole_shape
+
+    def get_shape(self):
+        """See `shape`."""
+        return self.shape
+
+    def value(self):
+        """The value as a tensor."""
+        return tf.convert_to_tensor(self)
+
+    def read_value(self):
+        """The value as a tensor."""
+        return tf.convert_to_tensor(self)
+
+    def _is_local(self):
+        if tf.distribute.in_cross_replica_context():
+            return _tf_internals.get_update_replica_id() is not None
+        return collectives.reads_shards()
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        if self._is_local():
+            return super()._dense_var_to_tensor(dtype, name, as_ref)
+        if collectives.num_ranks() > 1:
+            # Ranks meet outside of loops and branches only.
+            with collectives.meeting_graph().as_default():
+                part = super()._dense_var_to_tensor()
+                value = collectives.gather_from_ranks(part, self.split_dim)
+        else:
+            parts = [v.read_value() for v in self._values[: self._num_ranks]]
+            value = tf.concat(parts, axis=self.split_dim)
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _get_cross_replica(self):
+        return self._dense_var_to_tensor()
+
+    def _update_cross_replica(self, update_fn, value, **kwargs):
+        parts = tf.split(
+            tf.convert_to_tensor(value, self.dtype),
+            self._num_ranks,
+            axis=self.split_dim,
+        )
+        num_replicas = len(self._values) // self._num_ranks
+        value = _tf_internals.distribute_utils.regroup(
+            tuple(parts) * num_replicas
+        )
+        return super()._update_cross_replica(update_fn, value, **kwargs)
+
+    def _update_replica(self, update_fn, value, **kwargs):
+        if not collectives.reads_shards():
+            value = collectives.own_part(
+                tf.convert_to_tensor(value, self.dtype), self.split_dim
+            )
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class MeshAccumulator(_tf_internals.SyncOnReadVariable):
+    """A variable of which every replica has its own, added up when read.
+
+    The model ranks of a replica have the same; the first one's counts.
+    """
+
+    def _get_cross_replica(self):
+        strategy = self.distribute_strategy
+        ranks = strategy.extended.num_model_ranks
+        first_ranks = [v.read_value() for v in self._values[::ranks]]
+        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return first_ranks[0]
+        total = tf.add_n(first_ranks)
+        if self.aggregation == tf.VariableAggregation.MEAN:
+            total /= tf.cast(len(first_ranks), total.dtype)
+        return total
 
 
 @tf.custom_gradient

@@ -1,0 +1,161 @@
+"""Finds what a model's layers may leave divided for the layers after them.
+
+The model is traced once, whole and on one device, into a graph that is thrown
+away; in it propagation.py follows the outputs of column-parallel layers.
+"""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import propagation
+from tfscale.tensor_parallel import retrace
+from tfscale.tensor_parallel import sharded_call
+
+
+def decide(num_ranks: int) -> None:
+    """Analyses the outermost functional model that is being called.
+
+    Args:
+        num_ranks: Number of model ranks.
+    """
+    for model in _tf_internals.name_scope_callers():
+        if isinstance(model, _tf_internals.Functional | keras.Sequential):
+            analyse(model, num_ranks)
+            return
+
+
+def analyse(model, num_ranks: int) -> dict:
+    """Decides for all layers of a model what stays divided.
+
+    Args:
+        model: A functional or sequential model with sharded variables.
+        num_ranks: Number of model ranks.
+
+    Returns:
+        Why outputs are put together at once, by layer.
+    """
+    # A thread of its own has none of what surrounds the call: scopes of Keras,
+    # tapes, graphs and strategies of TensorFlow.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        reasons = executor.submit(_analyse, model, num_ranks).result()
+    for call in sharded_calls(model):
+        call.is_decided = True
+    return reasons
+
+
+def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
+    """Of all layers of a model that have sharded variables."""
+    for layer in model._flatten_layers():
+        if hasattr(layer, "_sharded_call"):
+            yield layer._sharded_call
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    graph: tf.Graph
+    calls: list
+    outputs: list
+    differentiable: list
+
+    def as_trace(self, whole_rules):
+        """For propagation; `whole_rules` neither give nor pass on parts."""
+        calls = [
+            _layer_call(key, call, call.rule not in whole_rules)
+            for key, call in enumerate(self.calls)
+        ]
+        return propagation.Trace(self.graph, calls, self.outputs)
+
+
+def _analyse(model, num_ranks):
+    whole, reasons = _trace(model), {}
+    while True:
+        trace = whole.as_trace(reasons)
+        found = propagation.propagate(
+            trace,
+            num_ranks=num_ranks,
+            differentiable=whole.differentiable,
+            retraced=True,
+        )
+        problems = found.gathered
+        for key, call in enumerate(whole.calls):
+            call.rule.keeps = key in found.divided
+        if not problems:
+            # What ranks will do: are those the same operations?
+            local = _trace(model, num_ranks).as_trace(reasons)
+            problems = retrace.differences(
+                trace, local, found, num_ranks=num_ranks
+            )
+        if not problems:
+            return {rule.layer: why for rule, why in reasons.items()}
+        # A layer that is called several times does the same in all calls.
+        for key, reason in problems.items():
+            reasons.setdefault(whole.calls[key].rule, reason)
+
+
+def _trace(model, num_parts=1):
+    made = {}
+
+    def run():
+        made.update(_call(model, num_parts))
+
+    graph = tf.compat.v1.wrap_function(run, []).graph
+    return _Traced(graph, **made)
+
+
+def _call(model, num_parts):
+    """Calls the model on placeholders."""
+    variables = model.variables
+    values = [
+        tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
+        for v in variables
+    ]
+    inputs = keras.tree.map_structure(
+        lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
+        getattr(model, "_inputs_struct", model.inputs[0]),
+    )
+    outputs = []
+    with (
+        keras.StatelessScope(
+            state_mapping=list(zip(variables, values)), collect_losses=True
+        ),
+        sharded_call.recording(num_parts) as calls,
+    ):
+        try:
+            outputs = keras.tree.flatten(model(inputs, training=True))
+        except Exception:
+            # Python that fails on a rank's shapes; the whole has to work.
+            if num_parts == 1:
+                raise
+    trainable = {id(v) for v in model.trainable_variables}
+    return {
+        "calls": calls,
+        "outputs": outputs,
+        "differentiable": [
+            x for v, x in zip(variables, values) if id(v) in trainable
+        ],
+    }
+
+
+def _layer_call(key, recorded, may_divide):
+    """What propagation is to know of a call."""
+    rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
+    source = sink = None
+    if recorded.divides and may_divide:
+        dim = outputs.shape.rank + rule.source_dim
+        source = propagation.Source(outputs, dim)
+    if rule.sink_dim is not None and (source or not rule.passes):
+        dim = inputs.shape.rank + rule.sink_dim
+        passed = source if rule.passes else None
+        sink = propagation.Sink(inputs, dim, passed)
+    return propagation.LayerCall(
+        key,
+        recorded.operations,
+        sources=(source,) if source and not rule.passes else (),
+        sinks=(sink,) if sink else (),
+        outputs=() if source else (outputs,),
+    )

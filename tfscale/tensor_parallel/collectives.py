@@ -1,0 +1,195 @@
+"""What the model ranks of a replica exchange, forward and backward.
+
+A replica whose layers are split over T devices runs as T traced threads, its
+model ranks. At each of these operations the ranks meet, and every one computes
+its own result on its own device:
+
+    operator                  forward             backward
+    copy_to_ranks      (f)    x                   sum over ranks
+    reduce_from_ranks  (g)    sum over ranks      x
+    total_over_ranks          sum over ranks      sum over ranks
+    split_to_ranks            own part            all parts
+    gather_from_ranks         all parts           own part
+    reduce_scatter            own part of sum     all parts
+    all_gather                all parts           own part of sum
+
+f and g are those of Shoeybi et al., Megatron-LM (2019), section 3; the last
+two are g-bar and its conjugate in Korthikanti et al., Reducing Activation
+Recomputation in Large Transformer Models (2022), section 4.2.2. What is on the
+whole side of an operator is the same tensor on all ranks, value and gradient.
+
+With one rank, and outside of a replica, all of them return what they got.
+"""
+
+import contextlib
+import threading
+
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+
+_thread = threading.local()
+
+
+def num_ranks() -> int:
+    """Over how many devices each layer of this replica is split."""
+    if tf.distribute.in_cross_replica_context():
+        return 1
+    extended = tf.distribute.get_strategy().extended
+    return getattr(extended, "num_model_ranks", 1)
+
+
+def rank() -> int:
+    """Which of the model ranks of its replica this thread is."""
+    if num_ranks() == 1:
+        return 0
+    index = _tf_internals.get_current_replica_id_as_int()
+    return index % num_ranks()
+
+
+@contextlib.contextmanager
+def local_shards():
+    """Within it, a sharded variable is this rank's shard and not the whole."""
+    before = reads_shards()
+    _thread.shards = True
+    try:
+        yield
+    finally:
+        _thread.shards = before
+
+
+def reads_shards() -> bool:
+    """Whether this thread is inside `local_shards`."""
+    return getattr(_thread, "shards", False)
+
+
+@contextlib.contextmanager
+def meeting_in(graph):
+    """Tells a rank's thread the graph in which it meets the other ranks."""
+    _thread.graph = graph
+    try:
+        yield
+    finally:
+        _thread.graph = None
+
+
+def meeting_graph():
+    """The graph of `meeting_in`: within a loop or branch, the one outside."""
+    graph = getattr(_thread, "graph", None)
+    return graph or tf.compat.v1.get_default_graph()
+
+
+@tf.custom_gradient
+def copy_to_ranks(x):
+    """The same tensor, whose gradient is the sum over the ranks (f)."""
+    return tf.identity(x), sum_over_ranks
+
+
+@tf.custom_gradient
+def reduce_from_ranks(x):
+    """The sum over the ranks, whose gradient is every rank's own (g)."""
+    return sum_over_ranks(x), tf.identity
+
+
+@tf.custom_gradient
+def total_over_ranks(x):
+    """The sum over the ranks, of which each rank makes its own use."""
+    return sum_over_ranks(x), sum_over_ranks
+
+
+def split_to_ranks(x, dim: int):
+    """This rank's part of a tensor that is the same on all ranks."""
+
+    @tf.custom_gradient
+    def split(x):
+        return own_part(x, dim), lambda dy: concat_over_ranks(dy, dim)
+
+    return split(x) if num_ranks() > 1 else x
+
+
+def gather_from_ranks(x, dim: int):
+    """All ranks' parts of a tensor, for what all ranks do alike with them."""
+
+    @tf.custom_gradient
+    def gather(x):
+        return concat_over_ranks(x, dim), lambda dy: own_part(dy, dim)
+
+    return gather(x) if num_ranks() > 1 else x
+
+
+def reduce_scatter(x, dim: int):
+    """This rank's part of the sum over the ranks."""
+
+    @tf.custom_gradient
+    def scatter(x):
+        return sum_of_parts(x, dim), lambda dy: concat_over_ranks(dy, dim)
+
+    return scatter(x) if num_ranks() > 1 else x
+
+
+def all_gather(x, dim: int):
+    """All ranks' parts of a tensor, for what each rank does its own with."""
+
+    @tf.custom_gradient
+    def gather(x):
+        return concat_over_ranks(x, dim), lambda dy: sum_of_parts(dy, dim)
+
+    return gather(x) if num_ranks() > 1 else x
+
+
+def own_part(x, dim: int):
+    """This rank's part along a dim; no gradient is defined."""
+    if num_ranks() == 1:
+        return x
+    return tf.split(x, num_ranks(), axis=dim)[rank()]
+
+
+def sum_over_ranks(x):
+    """The sum of the ranks' tensors; no gradient is defined."""
+    return _exchange(lambda rank, parts: tf.add_n(parts), x)
+
+
+def max_over_ranks(x):
+    """The elementwise maximum of the ranks' tensors; no gradient."""
+    return _exchange(
+        lambda rank, parts: tf.reduce_max(tf.stack(parts), axis=0), x
+    )
+
+
+def concat_over_ranks(x, dim: int):
+    """The ranks' tensors one after the other; no gradient is defined."""
+    return _exchange(lambda rank, parts: tf.concat(parts, axis=dim), x)
+
+
+def sum_of_parts(x, dim: int):
+    """This rank's part of the sum of the ranks' tensors; no gradient."""
+    count = num_ranks()
+    return _exchange(
+        lambda rank, parts: tf.add_n(
+            [tf.split(part, count, axis=dim)[rank] for part in parts]
+        ),
+        x,
+    )
+
+
+def _exchange(compute, x):
+    """Calls `compute(rank, tensors of all ranks)` on every rank's device."""
+    count = num_ranks()
+    if count == 1:
+        return x
+
+    def merge(strategy, values):
+        values = strategy.experimental_local_results(values)
+        results = []
+        for index, value in enumerate(values):
+            first = index // count * count
+            with tf.device(value.device):
+                results.append(
+                    compute(index - first, list(values[first : first + count]))
+                )
+        return _tf_internals.distribute_utils.regroup(tuple(results))
+
+    # The identity is on the device of this rank, wherever `x` comes from.
+    return tf.distribute.get_replica_context().merge_call(
+        merge, args=(tf.identity(x),)
+    )

@@ -1,0 +1,107 @@
+"""Dense and EinsumDense on shards: column- and row-parallel contractions.
+
+With the kernel split along an output dim each rank computes its part of the
+output (column-parallel); split along a contracted dim, each rank computes a
+term of the sum that the output is (row-parallel):
+
+    Y = [X A1, X A2]          Y = X1 A1 + X2 A2
+
+Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rules
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of a Dense or EinsumDense layer with a sharded kernel."""
+    if type(layer).call not in (
+        keras.layers.Dense.call,
+        keras.layers.EinsumDense.call,
+    ):
+        return None
+    if layer.lora_enabled or layer.quantization_mode is not None:
+        return None
+    dim = rules.split_dim(layer._kernel)
+    if dim is None:
+        return None
+    inputs, kernel, output = _subscripts(layer)
+    letter = kernel[dim]
+    if letter in output and letter not in inputs:
+        return _Column(layer, output.index(letter) - len(output), letter)
+    if letter in inputs and letter not in output:
+        return _Row(layer, inputs.index(letter) - len(inputs), dim)
+    return None
+
+
+def _subscripts(layer):
+    """Letters of input, kernel and output; `.` for all that "..." stands for.
+
+    Dims are counted from the right, past it, so one place is enough.
+    """
+    if isinstance(layer, keras.layers.Dense):
+        return ".x", "xy", ".y"
+    equation = layer.equation.replace(" ", "").replace("...", ".")
+    operands, output = equation.split("->")
+    inputs, kernel = operands.split(",")
+    return inputs, kernel, output
+
+
+def _contract(layer, inputs, kernel):
+    if isinstance(layer, keras.layers.Dense):
+        return keras.ops.matmul(inputs, kernel)
+    return keras.ops.einsum(layer.equation, inputs, kernel)
+
+
+class _Column(rules.Rule):
+    def __init__(self, layer, source_dim, letter):
+        super().__init__(layer)
+        self.source_dim = source_dim
+        self._letter = letter
+
+    def run(self, inputs, training=None):
+        layer = self.layer
+        x = _contract(
+            layer,
+            collectives.copy_to_ranks(inputs),
+            rules.shard_of(layer.kernel),
+        )
+        if layer.bias is not None:
+            x = keras.ops.add(x, self._bias())
+        return self.activate(x)
+
+    def _bias(self):
+        letters = (
+            "y"
+            if isinstance(self.layer, keras.layers.Dense)
+            else self.layer.bias_axes
+        )
+        bias = self.layer.bias
+        rank = len(bias.shape)
+        # The bias has the dims from the first one with a letter on.
+        dim = rank + self.source_dim
+        if self._letter in letters and dim >= 0:
+            return rules.part_of(bias, dim)
+        whole = tf.convert_to_tensor(bias)
+        return collectives.copy_to_ranks(whole)
+
+
+class _Row(rules.Rule):
+    def __init__(self, layer, sink_dim, kernel_dim):
+        super().__init__(layer)
+        self.sink_dim = sink_dim
+        self._kernel_dim = kernel_dim
+
+    def whole_size(self):
+        return self.layer._kernel.shape[self._kernel_dim]
+
+    def run(self, inputs, training=None):
+        layer = self.layer
+        x = _contract(layer, self.take(inputs), rules.shard_of(layer.kernel))
+        x = collectives.reduce_from_ranks(x)
+        if layer.bias is not None:
+            x = keras.ops.add(x, layer.bias)
+        return x if layer.activation is None else layer.activation(x)

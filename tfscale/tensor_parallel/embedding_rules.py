@@ -1,0 +1,94 @@
+"""Embeddings on shards: each rank has some rows of the table, or some columns.
+
+With the vocabulary split, a rank looks up the tokens whose rows it has and
+zeros for the others; the sum over ranks is the embedding. The reverse, logits
+of an output projection, is column-parallel in the vocabulary.
+
+Source: Shoeybi et al., Megatron-LM (2019), section 3, on input and output
+embedding.
+"""
+
+import keras
+
+from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rules
+
+_REVERSIBLE = keras.layers.ReversibleEmbedding
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of an Embedding or ReversibleEmbedding with a sharded table."""
+    if type(layer).call not in (keras.layers.Embedding.call, _REVERSIBLE.call):
+        return None
+    if layer.lora_enabled or layer.quantization_mode is not None:
+        return None
+    dim = rules.split_dim(layer._embeddings)
+    if dim is None:
+        return None
+    if type(layer).call is _REVERSIBLE.call:
+        tied = layer.tie_weights
+        if dim == 0 and (
+            tied or rules.split_dim(layer.reverse_embeddings) == 1
+        ):
+            return _VocabularyParallel(layer)
+        return None
+    return _VocabularyParallel(layer) if dim == 0 else _ColumnEmbedding(layer)
+
+
+class _VocabularyParallel(rules.Rule):
+    # Of logits only; `divides` says so.
+    source_dim = -1
+
+    def divides(self, args, kwargs):
+        """Whether this call's output can be divided."""
+        return bool(kwargs.get("reverse", args[1] if len(args) > 1 else False))
+
+    def run(self, inputs, reverse=False):
+        if reverse:
+            return self._logits(inputs)
+        layer = self.layer
+        table = rules.shard_of(layer.embeddings)
+        if inputs.dtype not in ("int32", "int64"):
+            inputs = keras.ops.cast(inputs, "int32")
+        rows = table.shape[0]
+        own = inputs - rows * collectives.rank()
+        here = keras.ops.logical_and(own >= 0, own < rows)
+        outputs = keras.ops.take(table, keras.ops.where(here, own, 0), axis=0)
+        outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
+        outputs = collectives.reduce_from_ranks(
+            keras.ops.cast(outputs, layer.compute_dtype)
+        )
+        mask = layer.compute_mask(inputs)
+        if mask is not None and isinstance(layer, _REVERSIBLE):
+            _tf_internals.set_keras_mask(outputs, mask)
+        return outputs
+
+    def _logits(self, inputs):
+        layer = self.layer
+        if layer.tie_weights:
+            kernel = keras.ops.transpose(rules.shard_of(layer.embeddings))
+        else:
+            kernel = rules.shard_of(layer.reverse_embeddings)
+        inputs = collectives.copy_to_ranks(inputs)
+        if layer.reverse_dtype is not None:
+            inputs = keras.ops.cast(inputs, layer.reverse_dtype)
+            kernel = keras.ops.cast(kernel, layer.reverse_dtype)
+        logits = keras.ops.matmul(inputs, kernel)
+        cap = layer.logit_soft_cap
+        if cap is not None:
+            logits = keras.ops.multiply(
+                keras.ops.tanh(keras.ops.divide(logits, cap)), cap
+            )
+        return self.give(logits)
+
+
+class _ColumnEmbedding(rules.Rule):
+    source_dim = -1
+
+    def run(self, inputs):
+        if inputs.dtype not in ("int32", "int64"):
+            inputs = keras.ops.cast(inputs, "int32")
+        table = rules.shard_of(self.layer.embeddings)
+        outputs = keras.ops.take(table, inputs, axis=0)
+        return self.give(keras.ops.cast(outputs, self.layer.compute_dtype))

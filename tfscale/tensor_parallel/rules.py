@@ -1,0 +1,141 @@
+"""How unmodified Keras layers run on shards of their variables.
+
+The layout of its variables decides by which rule a layer runs:
+
+    layout               rule                     input       output
+    output dim split     column-parallel          whole (f)   divided, or whole
+    input dim split      row-parallel             divided     whole (g)
+    vocabulary split     vocabulary-parallel      whole       whole (g)
+    channels split       each channel by itself   divided     divided
+    anything else        none: weights are put    whole       whole
+                         together where used
+
+Whether a divided output may stay divided until somebody takes it so is found
+by analysis.py; by default it is put together at once, which is always right.
+Of a layer that is not one of Keras' own, or a subclass with a `call` of its
+own, nothing is assumed.
+"""
+
+import abc
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import collectives
+
+_ELEMENTWISE = frozenset(
+    {
+        "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid",
+        "hard_silu", "hard_tanh", "leaky_relu", "linear", "log_sigmoid",
+        "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink",
+        "softplus", "softsign", "sparse_plus", "squareplus", "tanh",
+        "tanh_shrink", "threshold",
+    }
+)  # fmt: skip
+
+
+class Rule(abc.ABC):
+    """How one layer runs on shards.
+
+    Attributes:
+        layer: The Keras layer.
+        source_dim: The dim of its output that can stay divided, counted from
+            the right (negative), or None if the output is whole.
+        sink_dim: The dim of its input that it can take divided, likewise.
+        keeps: Whether the output stays divided. Analysis sets it.
+    """
+
+    source_dim: int | None = None
+    sink_dim: int | None = None
+    # Whether the output is divided only if the input came so.
+    passes = False
+
+    def __init__(self, layer):
+        self.layer = layer
+        self.keeps = False
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """What ranks exchange in one forward and backward, in words."""
+        names = []
+        if self.source_dim is not None and not self.passes:
+            names.append("all-reduce of the input's gradient")
+        if self.source_dim is not None and not self.keeps:
+            names.append("all-gather of the output")
+        if self.source_dim is None:
+            names.append("all-reduce of the output")
+        return tuple(names)
+
+    def divides(self, args, kwargs) -> bool:
+        """Whether a call with these arguments makes a divided output."""
+        layer = self.layer
+        return (
+            self.source_dim is not None
+            and layer.activity_regularizer is None
+            and is_elementwise(getattr(layer, "activation", None))
+        )
+
+    @abc.abstractmethod
+    def run(self, inputs, *args, **kwargs):
+        """What the layer's `call` does, on shards; in replica context."""
+
+    def give(self, output):
+        """The divided output as it is to leave the layer."""
+        if self.keeps:
+            return output
+        dim = output.shape.rank + self.source_dim
+        return collectives.gather_from_ranks(output, dim)
+
+    def activate(self, output):
+        """Applies the layer's activation, to the part if it can be."""
+        activation = self.layer.activation
+        if activation is None:
+            return self.give(output)
+        if is_elementwise(activation):
+            return self.give(activation(output))
+        # As softmax, which needs the whole: analysis keeps none divided.
+        return activation(self.give(output))
+
+    def take(self, inputs):
+        """The divided input, whether it came divided or whole."""
+        if self.is_divided(inputs):
+            return inputs
+        dim = inputs.shape.rank + self.sink_dim
+        return collectives.split_to_ranks(inputs, dim)
+
+    def is_divided(self, inputs) -> bool:
+        """Whether an input is this rank's part."""
+        return inputs.shape[self.sink_dim] != self.whole_size()
+
+    def whole_size(self) -> int:
+        """Size of the input's divided dim in full."""
+        raise NotImplementedError
+
+
+def shard_of(variable):
+    """This rank's shard of a Keras variable, in the dtype to compute with."""
+    with collectives.local_shards():
+        return tf.convert_to_tensor(variable)
+
+
+def split_dim(variable) -> int | None:
+    """Along which dim a Keras variable is sharded, if it is."""
+    return getattr(variable.value, "split_dim", None)
+
+
+def part_of(variable, dim):
+    """This rank's part of a variable, sharded along `dim` or replicated."""
+    if split_dim(variable) == dim:
+        return shard_of(variable)
+    whole = tf.convert_to_tensor(variable)
+    return collectives.split_to_ranks(whole, dim)
+
+
+def is_elementwise(activation) -> bool:
+    """Whether an activation may be applied to a part of a tensor."""
+    if activation is None:
+        return True
+    name = getattr(activation, "__name__", None)
+    return name in _ELEMENTWISE and activation is getattr(
+        keras.activations, name, None
+    )

@@ -1,0 +1,138 @@
+"""Puts a layer's rule in the place of its `call`, where it runs on ranks."""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.rules import Rule
+
+_thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A call of a layer with a rule, while a model was traced whole.
+
+    Attributes:
+        rule: The rule.
+        operations: Places of its operations in the graph.
+        inputs: First argument of the call.
+        outputs: What the call returned.
+        divides: Whether the output can be divided.
+    """
+
+    rule: Rule
+    operations: range
+    inputs: Any
+    outputs: Any
+    divides: bool
+
+
+@contextlib.contextmanager
+def recording(num_parts: int = 1):
+    """Within it, calls of layers with rules are written down, and no ranks meet.
+
+    Args:
+        num_parts: 1 for whole tensors; the number of ranks for tensors of the
+            shapes that a rank has, where rules keep them divided.
+
+    Yields:
+        A list of `Recorded`.
+    """
+    _thread.recorded, _thread.is_inside = [], False
+    _thread.num_parts = num_parts
+    try:
+        yield _thread.recorded
+    finally:
+        _thread.recorded = None
+
+
+def attach(layer, make_rule, decide) -> None:
+    """Replaces the `call` of a layer with sharded variables, once.
+
+    Args:
+        layer: A Keras layer, in its `build`.
+        make_rule: Makes a `Rule` for the built layer, or None.
+        decide: Called before the first call on ranks, without arguments; sets
+            what rules are to keep divided.
+    """
+    if not hasattr(layer, "_sharded_call"):
+        layer._sharded_call = ShardedCall(layer, layer.call, make_rule, decide)
+        layer.call = functools.wraps(layer.call)(layer._sharded_call)
+
+
+class ShardedCall:
+    """What a layer with sharded variables does when it is called.
+
+    Attributes:
+        is_decided: Whether analysis has seen the layer.
+    """
+
+    def __init__(self, layer, call, make_rule, decide):
+        self._layer = layer
+        self._call = call
+        self._make_rule = make_rule
+        self._decide = decide
+        self.is_decided = False
+
+    @functools.cached_property
+    def rule(self) -> Rule | None:
+        """The rule of the layer, None if its weights are put together."""
+        rule = self._make_rule(self._layer)
+        if rule is not None and rule.sink_dim is not None:
+            # It names the size of the whole input, and says no to a part.
+            self._layer.input_spec = None
+        return rule
+
+    def __call__(self, *args, **kwargs):
+        """Calls the layer by its rule on ranks, and as it is elsewhere."""
+        if self.rule is None:
+            return self._call(*args, **kwargs)
+        if getattr(_thread, "recorded", None) is not None:
+            return self._record(args, kwargs)
+        if collectives.num_ranks() == 1:
+            return self._call(*args, **kwargs)
+        if not self.is_decided:
+            self._decide()
+            self.is_decided = True
+        return self.rule.run(*args, **kwargs)
+
+    def _record(self, args, kwargs):
+        if _thread.is_inside:
+            return self._call(*args, **kwargs)
+        rule, graph = self.rule, tf.compat.v1.get_default_graph()
+        divides = rule.divides(args, kwargs)
+        inputs = args[0] if args else next(iter(kwargs.values()))
+        start = len(graph.get_operations())
+        _thread.is_inside = True
+        try:
+            outputs = self._call_on_parts(inputs, args, kwargs, divides)
+        finally:
+            _thread.is_inside = False
+        operations = range(start, len(graph.get_operations()))
+        _thread.recorded.append(
+            Recorded(rule, operations, inputs, outputs, divides)
+        )
+        return outputs
+
+    def _call_on_parts(self, inputs, args, kwargs, divides):
+        """The shapes of a rank's call; the values are of no interest."""
+        count, rule = _thread.num_parts, self.rule
+        came_divided = (
+            count > 1 and rule.sink_dim is not None and rule.is_divided(inputs)
+        )
+        if came_divided:
+            dim = inputs.shape.rank + rule.sink_dim
+            args = (tf.concat([inputs] * count, axis=dim), *args[1:])
+        outputs = self._call(*args, **kwargs)
+        if count > 1 and divides and (came_divided or not rule.passes):
+            # An output that is not kept is whole.
+            if rule.keeps or rule.passes:
+                dim = outputs.shape.rank + rule.source_dim
+                outputs = tf.split(outputs, count, axis=dim)[0]
+        return outputs
