@@ -1,0 +1,124 @@
+"""Finds the activations of a traced model that can stay divided over ranks.
+
+In Megatron-LM a column-split layer leaves its output divided, and a row-split
+one takes it so; nothing is sent in between. Here the model is any graph, and
+what lies between the two is looked at operation by operation:
+
+    column-split        Reshape  Transpose  BatchMatMul  ...        row-split
+    source (b, t, 8*) -> (b, t, 4*, 2) -> ... -> (b, t, 4*, 2) -> sink (dim 2)
+
+A tensor is whole, the same on all ranks, or divided along one dim (*). An
+operation may take a divided tensor if, run on each rank's part, it makes this
+rank's part of what the whole operation makes. Where one may not, the sources
+that its input came from are gathered, and the analysis begins anew, because
+what joined them may depend on it. A type of operation without a rule fails:
+to gather is always right.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language
+Models Using Model Parallelism" (2019), section 3.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel import graph_facts
+from tfscale.tensor_parallel import layer_calls
+from tfscale.tensor_parallel import propagation_walk
+from tfscale.tensor_parallel.division import Divided
+from tfscale.tensor_parallel.layer_calls import Source
+from tfscale.tensor_parallel.layer_calls import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Propagation:
+    """What can stay divided.
+
+    Attributes:
+        divided: Keys of the calls whose sources stay divided.
+        gathered: For each other call with sources, why they are gathered.
+        sink_divided: Keys of the calls whose sinks arrive divided.
+        states: For each tensor that differs between ranks, by name, how it does
+            and the keys of the sources that it depends on.
+    """
+
+    divided: frozenset
+    gathered: dict
+    sink_divided: frozenset
+    states: dict
+
+    def dim(self, tensor: tf.Tensor) -> int | None:
+        """The dim along which a tensor is divided, None if it is whole."""
+        state, _ = self.states.get(tensor.name, (None, None))
+        return state.dim if isinstance(state, Divided) else None
+
+
+def propagate(
+    trace: Trace,
+    *,
+    num_ranks: int,
+    divided_outputs: Iterable[Source] = (),
+    differentiable: Iterable[tf.Tensor] = (),
+    retraced: bool = False,
+) -> Propagation:
+    """Decides which sources stay divided.
+
+    Args:
+        trace: A model traced on one device, all shapes in full. Trace it with
+            an unknown batch size, so that shapes are read as the model runs.
+        num_ranks: Number of model ranks, at least 2.
+        divided_outputs: Those among the outputs that may be divided, each along
+            the dim that is given, as logits for a vocabulary-parallel loss.
+        differentiable: Parameters, and inputs of the model, whose gradients
+            are needed: a tensor made from these that every rank uses with a
+            part of another one would get a part of its gradient on each.
+        retraced: Whether ranks trace the model's Python anew with their parts.
+            Constants that are the full size of a divided dim in a shape are
+            then taken to have been read from the tensor, and the decision has
+            to be confirmed on the new trace (`retrace.differences`).
+
+    Returns:
+        The decision, along with reasons.
+
+    Raises:
+        ValueError: If a call or a tensor of it does not fit the graph.
+
+    Example:
+
+    >>> from tfscale.tensor_parallel.layer_calls import LayerCall, Sink
+    >>> with tf.Graph().as_default() as graph:
+    ...     hidden = tf.compat.v1.placeholder("float32", (None, 8))
+    ...     relu = tf.nn.relu(hidden)
+    >>> up = LayerCall("up", range(0, 1), sources=(Source(hidden, 1),))
+    >>> down = LayerCall("down", range(2, 2), sinks=(Sink(relu, 1),))
+    >>> trace = Trace(graph, [up, down])
+    >>> propagate(trace, num_ranks=2).sink_divided
+    frozenset({'down'})
+    """
+    operations, calls = trace.operations, trace.calls
+    layer_calls.check_calls(trace, num_ranks)
+    may_leave = {
+        source.tensor.name: Divided(source.dim) for source in divided_outputs
+    }
+    facts = graph_facts.GraphFacts(
+        num_ranks=num_ranks,
+        retraced=retraced,
+        needs_gradient=graph_facts.needs_gradient(operations, differentiable),
+        insides=graph_facts.insides(operations, calls),
+    )
+    gathered = {}
+    while True:
+        walk = propagation_walk.Walk(facts, gathered)
+        walk.run(operations, calls)
+        for tensor in trace.outputs:
+            walk.leave(tensor, may_leave.get(tensor.name))
+        if not walk.failures:
+            break
+        gathered |= walk.failures
+    return Propagation(
+        divided=frozenset(c.key for c in calls if c.sources) - set(gathered),
+        gathered=gathered,
+        sink_divided=frozenset(walk.taken),
+        states=walk.states,
+    )

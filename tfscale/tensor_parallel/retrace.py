@@ -1,0 +1,245 @@
+"""Whether ranks that trace a model anew do what `propagation` looked at.
+
+A rank does not run the operations of the whole model's graph: it runs the
+model's Python on its parts, and Python may read static shapes. Most of it only
+puts them into other shapes, as is right. But what it computes from a local
+size may be wrong (`1 / sqrt(x.shape[-1])`), it may go another way (`if
+x.shape[2] > 1`), and a size that it has from elsewhere does not shrink with
+the tensor (`reshape(x, (-1, self.num_heads, 8))`). So both traces are compared
+operation by operation: they have to be the same but for sizes in shapes, and
+each tensor has to have the shape that is expected of it.
+"""
+
+from collections.abc import Hashable
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.tensor_parallel.division import Divided
+from tfscale.tensor_parallel.layer_calls import LayerCall
+from tfscale.tensor_parallel.layer_calls import Trace
+from tfscale.tensor_parallel.propagation import Propagation
+
+# What may take a size that is not the same in both traces, and pass it on ...
+_JOINS = ("Cast", "ConcatV2", "Identity", "Pack")
+# ... until it is the second operand of these.
+_SHAPED = ("BroadcastTo", "Reshape")
+
+
+class _Different(Exception):
+    """The traces differ; what comes behind has no partners any more."""
+
+
+def differences(
+    whole: Trace, local: Trace, found: Propagation, *, num_ranks: int
+) -> dict[Hashable, str]:
+    """Compares the trace of a whole model with that of a rank.
+
+    Args:
+        whole: What `propagate` was given.
+        local: The same model traced again, where each source that stays divided
+            has its local shape, and each call its key. If Python failed on the
+            way: what there was of it, with no outputs.
+        found: What `propagate(whole, retraced=True)` returned.
+        num_ranks: Number of model ranks.
+
+    Returns:
+        Keys of sources that cannot stay divided, and why. Empty if the decision
+        stands; else trace again without them, until it does.
+
+    Raises:
+        ValueError: If the traces differ where nothing is divided.
+    """
+    return _Comparison(whole, local, found, num_ranks).run()
+
+
+class _Comparison:
+    def __init__(self, whole, local, found, num_ranks):
+        self._whole, self._local = whole, local
+        self._states = found.states
+        self._num_ranks = num_ranks
+        self._operations = whole.operations, local.operations
+        self._partner = {}  # name of a tensor -> name in the other trace
+        self._sizes = set()  # names of local tensors that hold other sizes
+        self._nearest = frozenset()  # keys at the last divided tensor
+        self._problems = {}
+
+    def run(self):
+        calls = [
+            sorted(trace.calls, key=lambda call: call.operations.start)
+            for trace in (self._whole, self._local)
+        ]
+        # What lies between two calls is compared for itself, so that all
+        # differences are found at once.
+        starts = [0, 0]
+        for call, other in zip(*calls):
+            if call.key != other.key:
+                break
+            pair = call, other
+            self._between(starts, [c.operations.start for c in pair])
+            starts = [c.operations.stop for c in pair]
+            self._try(self._call, call, other, keys=self._keys_of_call(call))
+        self._between(starts, [len(ops) for ops in self._operations])
+        self._try(self._outputs, keys=frozenset())
+        return self._problems
+
+    def _between(self, starts, ends):
+        runs = [
+            operations[start:end]
+            for operations, start, end in zip(self._operations, starts, ends)
+        ]
+        keys = self._keys(tensor for op in runs[0] for tensor in op.inputs)
+        self._try(self._run, *runs, keys=keys)
+
+    def _try(self, compare, *args, keys):
+        """Compares, and blames the sources if it fails."""
+        self._nearest = keys or self._nearest
+        try:
+            compare(*args)
+        except _Different as error:
+            self._blame(keys or self._nearest, str(error))
+
+    def _blame(self, keys, reason):
+        if not keys and not self._problems:
+            raise ValueError(
+                "A model has to be traced the same way each time. Received "
+                f"traces that differ where nothing is divided: {reason}. A "
+                "choice in `call` by what is no argument would do so."
+            )
+        for key in keys:
+            self._problems.setdefault(key, reason)
+
+    def _keys(self, tensors):
+        states = (self._states.get(tensor.name) for tensor in tensors)
+        return frozenset().union(*(state[1] for state in states if state))
+
+    def _keys_of_call(self, call: LayerCall):
+        parts = (*call.sources, *call.sinks)
+        return self._keys(part.tensor for part in parts)
+
+    def _run(self, operations, others):
+        for op, other in zip(operations, others):
+            if op.type != other.type:
+                raise _Different(
+                    f"{op.type} {op.name!r} is {other.type} {other.name!r} on "
+                    "a rank"
+                )
+            self._operation(op, other)
+        if len(operations) != len(others):
+            raise _Different(
+                f"a rank makes {len(others)} operations in place of "
+                f"{len(operations)}, or fails, after "
+                f"{operations[0].name if operations else 'a layer'!r}"
+            )
+
+    def _call(self, call, other):
+        names = ("sources", "sinks", "inputs", "outputs")
+        for name in names:
+            parts, others = getattr(call, name), getattr(other, name)
+            if len(parts) != len(others):
+                raise _Different(f"layer {call.key!r} has other {name}")
+            if name in ("sources", "sinks"):
+                parts = [part.tensor for part in parts]
+                others = [part.tensor for part in others]
+            for tensor, local in zip(parts, others):
+                if name in ("sinks", "inputs"):
+                    self._check_partner(tensor, local)
+                else:
+                    self._partner[tensor.name] = local.name
+                self._check_shape(tensor, local)
+        for sink, sink_other in zip(call.sinks, other.sinks):
+            if (sink.passes is None) != (sink_other.passes is None):
+                raise _Different(f"layer {call.key!r} has other sinks")
+            if sink.passes:
+                tensor, local = sink.passes.tensor, sink_other.passes.tensor
+                self._partner[tensor.name] = local.name
+                self._check_shape(tensor, local)
+        for place in other.operations:
+            for tensor in self._operations[1][place].inputs:
+                if tensor.name in self._sizes:
+                    raise _Different(f"layer {call.key!r} takes a local size")
+
+    def _outputs(self):
+        if len(self._whole.outputs) != len(self._local.outputs):
+            raise _Different("a rank's trace has other outputs, or ended early")
+        for tensor, local in zip(self._whole.outputs, self._local.outputs):
+            self._check_partner(tensor, local)
+
+    def _operation(self, op, other):
+        if len(op.inputs) != len(other.inputs):
+            raise _Different(f"{op.type} {op.name!r} has other inputs")
+        for tensor, local in zip(op.inputs, other.inputs):
+            self._check_partner(tensor, local)
+        for tensor, local in zip(op.outputs, other.outputs):
+            self._partner[tensor.name] = local.name
+        try:
+            self._check_values(op, other)
+            for tensor, local in zip(op.outputs, other.outputs):
+                self._check_shape(tensor, local)
+        except _Different as error:
+            keys = self._keys((*op.inputs, *op.outputs))
+            self._blame(keys or self._nearest, str(error))
+
+    def _check_partner(self, tensor, local):
+        # None: behind a difference that has been blamed already.
+        if self._partner.get(tensor.name) not in (None, local.name):
+            raise _Different(
+                f"{local.name!r} on a rank stands for {tensor.name!r}"
+            )
+
+    def _check_values(self, op, other):
+        if _attributes(op) != _attributes(other):
+            raise _Different(f"{op.type} {op.name!r} has other attributes")
+        if op.type == "Const":
+            self._check_constant(op.outputs[0], other.outputs[0])
+        for place, tensor in enumerate(other.inputs):
+            if tensor.name not in self._sizes:
+                continue
+            made = other.outputs[0]
+            state, _ = self._states.get(op.outputs[0].name, (None, None))
+            if op.type in _JOINS and made.dtype.is_integer:
+                self._sizes.add(made.name)
+            elif not (
+                op.type in _SHAPED and place == 1 and isinstance(state, Divided)
+            ):
+                raise _Different(
+                    f"{op.type} {op.name!r} takes another number on a rank"
+                )
+
+    def _check_constant(self, tensor, local):
+        values = [tf.get_static_value(each) for each in (tensor, local)]
+        # Of NaN only the bytes are equal, of strings only the values.
+        if np.array_equal(*values) or (
+            tensor.dtype.is_floating
+            and values[0].tobytes() == values[1].tobytes()
+        ):
+            return
+        if values[0].shape != values[1].shape or not tensor.dtype.is_integer:
+            raise _Different(f"{tensor.name!r} has another value on a rank")
+        self._sizes.add(local.name)
+
+    def _check_shape(self, tensor, local):
+        expected = tensor.shape
+        state, _ = self._states.get(tensor.name, (None, None))
+        if isinstance(state, Divided):
+            expected = expected.as_list()
+            expected[state.dim] //= self._num_ranks
+            expected = tf.TensorShape(expected)
+        shapes = [
+            None if shape.rank is None else shape.as_list()
+            for shape in (expected, local.shape)
+        ]
+        if shapes[0] != shapes[1]:
+            raise _Different(
+                f"{tensor.name!r} has shape {shapes[1]} on a rank, not "
+                f"{shapes[0]}"
+            )
+
+
+def _attributes(op):
+    """All but what holds shapes and values, which are compared themselves."""
+    return {
+        name: value
+        for name, value in op.node_def.attr.items()
+        if name not in ("shape", "value") and not name.startswith("_")
+    }
