@@ -286,7 +286,11 @@ NOT_THE_SAME = (
     ("more", lambda x: x + 1 if x.shape[-1] == HIDDEN else x, "operations"),
     ("attribute", lambda x: tf.nn.leaky_relu(x, 1 / x.shape[-1]), "attributes"),
     ("layers_size", heads_of_a_layer, "shape"),
-    ("fails", lambda x: x.set_shape((None, None, HIDDEN)) or x, "or fails"),
+    (
+        "fails",
+        lambda x: x.set_shape((None, None, HIDDEN)) or x,
+        "fails before layer",
+    ),
 )
 
 
@@ -418,6 +422,21 @@ class RetraceTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(found.divided, 1)
         self.assertEqual(set(different), set(found.divided))
         self.assertIn(reason, "".join(different.values()))
+
+    def test_a_failure_says_nothing_of_the_layers_behind_it(self):
+        def fails(x):
+            x.set_shape((None, None, HIDDEN))
+            return x
+
+        first, up, down = between(fails)
+        second, *behind = between(tf.nn.relu)
+        model = build(keras.Sequential([first, second]), HIDDEN_STATES)
+        made = model, up | behind[0], down | behind[1]
+        _, found, local, different = decide(made, [HIDDEN_STATES])
+        self.assertIsNotNone(local.error)
+        self.assertLen(found.divided, 2)
+        self.assertEqual([path for path, _ in different], [first.up.path])
+        self.assertIn("fails before", "".join(different.values()))
 
     def test_sizes_of_the_tensor_in_shapes_are_right(self):
         made = between(heads_of_the_tensor)

@@ -288,6 +288,21 @@ FAILS_WITH_UNKNOWN_BATCH = (
         "",
     ),
     (
+        "reshape_local_elsewhere",
+        lambda x: tf.reshape(x, (tf.shape(x)[0], 6, tf.shape(x)[1])),
+        "local size of another dim",
+    ),
+    (
+        "reshape_other_batch",
+        lambda x: tf.reshape(x, (-1, tf.shape(x)[1], 12)),
+        "lost",
+    ),
+    (
+        "local_product",
+        lambda x: tf.zeros([tf.shape(x)[1] * tf.shape(x)[1]]),
+        "multiplies local sizes",
+    ),
+    (
         "local_squared",
         lambda x: tf.zeros([tf.shape(x)[1], tf.shape(x)[1]]),
         "more than one",
@@ -676,6 +691,15 @@ class GraphTest(tf.test.TestCase):
             self.assertEqual(found.divided, divided)
         self.assertIn("Mean", found.gathered["up"])
 
+    def test_a_custom_gradient_that_is_whole(self):
+        @tf.custom_gradient
+        def told(x):
+            return x * 2, lambda dy: whole(4, 8)
+
+        g = Graph()
+        g.run(told, g.column("up", 1, dense, g.input(4, 6)))
+        self.assertIn("as it is", g.propagate().gathered["up"])
+
     def test_a_custom_gradient_that_cannot_be_traced(self):
         @tf.custom_gradient
         def hopeless(x):
@@ -714,6 +738,13 @@ class GraphTest(tf.test.TestCase):
         split = g.run(tf.reshape, hidden, (2, -1, 4))
         self.assertEqual(g.propagate().dim(split), 1)
         self.assertIn("lost", g.propagate(num_ranks=4).gathered["up"])
+
+    def test_two_unknown_sizes_may_have_changed_places(self):
+        g = Graph()
+        hidden = g.column("up", 1, tf.transpose, g.input(None, 4, None))
+        shape = g.run(tf.shape, hidden)
+        g.run(lambda: tf.reshape(hidden, (-1, shape[1], shape[0])))
+        self.assertIn("lost", g.propagate().gathered["up"])
 
     def test_constant_shapes_are_taken_for_sizes_read_if_retraced(self):
         g = Graph()

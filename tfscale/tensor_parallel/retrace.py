@@ -71,7 +71,7 @@ class _Comparison:
         ]
         # What lies between two calls is compared for itself, so that all
         # differences are found at once.
-        starts = [0, 0]
+        starts, done = [0, 0], 0
         for call, other in zip(*calls):
             if call.key != other.key:
                 break
@@ -79,8 +79,23 @@ class _Comparison:
             self._between(starts, [c.operations.start for c in pair])
             starts = [c.operations.stop for c in pair]
             self._try(self._call, call, other, keys=self._keys_of_call(call))
-        self._between(starts, [len(ops) for ops in self._operations])
-        self._try(self._outputs, keys=frozenset())
+            done += 1
+        if done < len(calls[0]):
+            # Python failed, or went to another layer, before the next call.
+            # Of what would have come behind it nothing is known.
+            ends = [
+                calls[place][done].operations.start
+                if done < len(calls[place])
+                else len(self._operations[place])
+                for place in range(2)
+            ]
+            self._between(starts, ends)
+            if not self._problems:
+                key = calls[0][done].key
+                self._blame(self._nearest, f"a rank fails before layer {key!r}")
+        else:
+            self._between(starts, [len(ops) for ops in self._operations])
+            self._try(self._outputs, keys=frozenset())
         return self._problems
 
     def _between(self, starts, ends):
