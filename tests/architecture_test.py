@@ -25,6 +25,7 @@ PURE = (
     "tfscale/pipeline/schedule.py",
     "tfscale/pipeline/simulate.py",
     "tfscale/pipeline/timeline.py",
+    "tfscale/tensor_parallel/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
 PURE_PACKAGES = ("matplotlib", "numpy", "rich")
@@ -34,10 +35,12 @@ PURE_PACKAGES = ("matplotlib", "numpy", "rich")
 LAYERS = (
     ("tfscale/_version.py", "tfscale/_version_check.py"),
     (*PURE, "tfscale/mesh.py"),
+    (INTERNALS,),
+    ("tfscale/tensor_parallel/",),
     ("tfscale/distribute/",),
     ("tfscale/data/",),
     ("tfscale/callbacks/",),
-    ("tfscale/pipeline/",),
+    ("tfscale/pipeline/", "tfscale/layers/", "tfscale/losses/"),
     ("tfscale/__init__.py",),
 )
 

@@ -1,9 +1,9 @@
 """The same numbers as on one device: the harness, to which features add rows.
 
 A `Job` is trained twice from the same initial weights: by plain Keras on one
-device, and by `tfscale.PipelineModel` under a `tfscale.MeshStrategy`. Then all
-weights, all other variables of the model, all slots of the optimizer, and what
-`fit` logged have to be equal.
+device, and under a `tfscale.MeshStrategy`: as a `tfscale.PipelineModel`, or
+with its layers split over model ranks. Then all weights, all other variables of
+the model, all slots of the optimizer, and what `fit` logged have to be equal.
 
 Equal means: at most `RTOL` times the largest magnitude in the tensor away,
 before or after the training. The two sides add the same numbers up in another
@@ -97,6 +97,37 @@ def on_mesh(
         options = {"balance": "params", **options}
         pipeline = PipelineModel(model, num_microbatches, **options)
         return _train(pipeline, model, job.optimizer(), job)
+
+
+def on_ranks(
+    job: Job, num_ranks: int, num_replicas: int = 1, layouts=None
+) -> Outcome:
+    """Trains the plain Keras model with its layers split over model ranks.
+
+    Args:
+        job: What is trained.
+        num_ranks: Size of the axis "model".
+        num_replicas: Size of the axis "data".
+        layouts: Layout of variables by pattern. Defaults to what
+            `tfscale.auto_layout_map` finds.
+    """
+    mesh = tfscale.device_mesh(data=num_replicas, model=num_ranks)
+    layout_map = layout_map_for(job, mesh, layouts)
+    _reset()
+    with tfscale.MeshStrategy(mesh, layout_map).scope():
+        model = job.build()
+        return _train(model, model, job.optimizer(), job)
+
+
+def layout_map_for(job: Job, mesh, layouts=None):
+    """The layout map of `layouts`, or else one that is found."""
+    _reset()
+    if layouts is None:
+        return tfscale.auto_layout_map(job.build(), mesh)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for pattern, layout in layouts.items():
+        layout_map[pattern] = layout
+    return layout_map
 
 
 def assert_same(

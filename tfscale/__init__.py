@@ -9,11 +9,13 @@ from tfscale.distribute import MeshStrategy
 from tfscale.mesh import device_mesh
 from tfscale.mesh import use_virtual_devices
 from tfscale.pipeline import PipelineModel
+from tfscale.tensor_parallel.auto_layout import auto_layout_map
 
 __all__ = [
     "MeshStrategy",
     "PipelineModel",
     "__version__",
+    "auto_layout_map",
     "callbacks",
     "data",
     "device_mesh",

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import propagation
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sharded_call
@@ -68,7 +69,7 @@ class _Traced:
             _layer_call(key, call, call.rule not in whole_rules)
             for key, call in enumerate(self.calls)
         ]
-        return propagation.Trace(self.graph, calls, self.outputs)
+        return layer_calls.Trace(self.graph, calls, self.outputs)
 
 
 def _analyse(model, num_ranks):
@@ -147,15 +148,16 @@ def _layer_call(key, recorded, may_divide):
     source = sink = None
     if recorded.divides and may_divide:
         dim = outputs.shape.rank + rule.source_dim
-        source = propagation.Source(outputs, dim)
+        source = layer_calls.Source(outputs, dim)
     if rule.sink_dim is not None and (source or not rule.passes):
         dim = inputs.shape.rank + rule.sink_dim
         passed = source if rule.passes else None
-        sink = propagation.Sink(inputs, dim, passed)
-    return propagation.LayerCall(
+        sink = layer_calls.Sink(inputs, dim, passed)
+    return layer_calls.LayerCall(
         key,
         recorded.operations,
         sources=(source,) if source and not rule.passes else (),
         sinks=(sink,) if sink else (),
+        inputs=() if sink else (inputs,),
         outputs=() if source else (outputs,),
     )
