@@ -1,6 +1,7 @@
 """What a user may do wrong with a `PipelineModel`, and what it answers."""
 
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tfscale.pipeline import program
 
 
 def _layers(num_layers=4):
@@ -48,6 +50,24 @@ class RaisesAtNegative(keras.layers.Layer):
         check = tf.debugging.assert_non_negative(x[0, 0], "a negative number")
         with tf.control_dependencies([check]):
             return tf.identity(x)
+
+
+class RaisesInGradient(keras.layers.Layer):
+    """Likewise, but not before the backward."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def passed(x):
+            def gradient(dy):
+                check = tf.debugging.assert_non_negative(
+                    x[0, 0], "a negative number"
+                )
+                with tf.control_dependencies([check]):
+                    return tf.identity(dy)
+
+            return tf.identity(x), gradient
+
+        return passed(x)
 
 
 class Subclassed(keras.Model):
@@ -157,7 +177,7 @@ class WrapTest(tf.test.TestCase, parameterized.TestCase):
             tfscale.PipelineModel(keras.Sequential(layers), 2)
 
 
-class FailingStepTest(tf.test.TestCase):
+class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
     def test_loss_that_is_not_finite_ends_training_and_changes_nothing(self):
         model = _pipeline(
             lambda: [
@@ -181,15 +201,27 @@ class FailingStepTest(tf.test.TestCase):
                 self.assertAllEqual(old, np.array(variable))
         model.fit(*_data(), verbose=0)
 
-    def test_failing_layer_is_named_with_its_stage_and_training_goes_on(self):
+    @parameterized.parameters("guard", "gradient_guard")
+    def test_failing_layer_of_a_large_step_is_named_too(self, name):
+        with mock.patch.object(program, "_INLINE_LIMIT", 0):
+            self.check_failing_layer(name)
+
+    @parameterized.parameters("guard", "gradient_guard")
+    def test_failing_layer_is_named_with_its_stage_and_training_goes_on(
+        self, name
+    ):
+        self.check_failing_layer(name)
+
+    def check_failing_layer(self, name):
+        guards = {"guard": RaisesAtNegative, "gradient_guard": RaisesInGradient}
         model = _pipeline(
             lambda: [
                 keras.layers.Dense(8),
                 keras.layers.Dense(8),
-                RaisesAtNegative(name="guard"),
+                guards[name](name=name),
                 keras.layers.Dense(8),
             ],
-            balance=["guard"],
+            balance=[name],
         )
         good, bad = np.ones((8, 8)), np.ones((8, 8))
         bad[4] = -1.0  # the first row of the second microbatch
@@ -200,7 +232,7 @@ class FailingStepTest(tf.test.TestCase):
         begin = time.monotonic()
         with self.assertRaisesRegex(
             tf.errors.InvalidArgumentError,
-            r"(?s)Layer 'guard' of pipeline stage 1 failed.*a negative number",
+            rf"(?s)Layer '{name}' of pipeline stage 1 failed.*a negative num",
         ):
             model.fit(bad, bad, verbose=0, shuffle=False)
         self.assertLess(time.monotonic() - begin, 60)

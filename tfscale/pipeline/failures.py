@@ -8,8 +8,9 @@ import tensorflow as tf
 # The message that TensorFlow is given for a loss that is not finite.
 NOT_FINITE = "The loss of the batch is not finite"
 
-# In names of operations: the stage, and after it the layer.
-_PLACE = re.compile(r"\bstage_(\d+)/([^/\s}:]+)")
+# In names of operations: the stage, and after it the layer. In the backward,
+# gradients have the name of what they are the gradient of.
+_PLACE = re.compile(r"\bstage_(\d+)/(?:gradients/stage_\d+/)?([^/\s}:]+)")
 
 
 @contextlib.contextmanager

@@ -326,6 +326,18 @@ class PipelineModel(keras.Model):
         )
         return self.predict_function
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """See `keras.Model`; only if something is left to build.
+
+        Keras takes a batch from an iterator made for this alone, in every
+        `fit`. Letting go of an iterator may take as long as it has lived:
+        tf.data's autotuner can miss the signal and sleep on.
+        """
+        parts = [*self._flatten_layers(), self._compile_metrics]
+        parts += [self._compile_loss, getattr(self, "optimizer", None)]
+        if not all(part is None or part.built for part in parts):
+            super()._maybe_symbolic_build(iterator, data_batch)
+
     def _run(self, x, targets, *, training, loss_scale=1.0):
         """Runs a batch; returns the step, its flat inputs and its result."""
         inputs = self._plan.graph.flatten_inputs(x)

@@ -14,8 +14,8 @@ earlier one. So what a microbatch keeps between its forward and its backward is
 exactly what the backward reads, and nothing is computed twice.
 
 Each phase is optimised by Grappler once, here, so that the graph of a step, in
-which it stands once per microbatch, need not be. TensorFlow inlines it there:
-a function that is not inlined hides which of its operations failed.
+which it stands once per microbatch, need not be. TensorFlow inlines it there,
+or, where that would make a very large graph, runs it as one node (calls.py).
 """
 
 import dataclasses
@@ -187,11 +187,14 @@ def _function(name, subgraph, feeds, graph, jit_compile):
         with tf.control_dependencies(results):
             return [*results, tf.zeros((), name="done")]
 
-    call.__name__ = name
-    return tf.function(
-        call,
-        autograph=False,
-        jit_compile=jit_compile or None,
-    ).get_concrete_function(
-        *[tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
-    )
+    signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
+    functions = subgraph.graph_def.library.function
+    if jit_compile or subgraph.keep or functions:
+        call.__name__ = name
+        return tf.function(
+            call, autograph=False, jit_compile=jit_compile or None
+        ).get_concrete_function(*signature)
+    # Without side effects there is nothing to put in order, and no need for the
+    # identity that `tf.function` gives each result to order it by. (What
+    # `wrap_function` returns cannot be in a process twice with the same loops.)
+    return tf.compat.v1.wrap_function(call, signature, name)

@@ -97,6 +97,7 @@ class ReplicaStep:
             self.devices,
             tensors,
             whole_batch=moving,
+            inline=self._program.inline,
             **self._emit,
         )
         with tf.device(self.devices[-1]):

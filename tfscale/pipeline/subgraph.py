@@ -40,9 +40,11 @@ class Subgraph:
         graph_def = tf.compat.v1.GraphDef(
             library=self.graph_def.library, versions=self.graph_def.versions
         )
+        returned = self._returned()
         used = set()
         for node in self.graph_def.node:
-            if node.name not in tensors:
+            # What only hands its input on to the result is left out.
+            if node.name not in tensors and returned.get(node.name) is None:
                 # Tensors given are there: nobody has to wait for them.
                 inputs = [i for i in node.input if i[1:] not in tensors]
                 used.update(source.split(":")[0] for source in inputs)
@@ -54,9 +56,36 @@ class Subgraph:
             input_map={
                 f"{name}:0": x for name, x in tensors.items() if name in used
             },
-            return_elements=[f"{name}:0" for name in self.fetches],
+            return_elements=[
+                returned.get(name) or f"{name}:0" for name in self.fetches
+            ],
             name="",
         )
+
+    def _returned(self) -> dict[str, str | None]:
+        """For fetches that nothing needs but the caller, what they hand on.
+
+        In a step they would stand once per microbatch, and there are as many
+        as tensors are kept: a tenth of the graph.
+        """
+        placeholders = {*self.feeds, *self.captures}
+        taken = {
+            source.lstrip("^").split(":")[0]
+            for node in self.graph_def.node
+            for source in node.input
+        }
+        returned = {}
+        for node in self.graph_def.node:
+            if (
+                node.name in self.fetches
+                and node.name not in taken
+                and node.op == "Identity"
+                and len(node.input) == 1
+            ):
+                source, _, index = node.input[0].partition(":")
+                if source not in placeholders:
+                    returned[node.name] = f"{source}:{index or 0}"
+        return returned
 
 
 def extract(
