@@ -130,9 +130,9 @@ def _with_weights(actions, stages):
 def _wait(key, tensor, kind):
     """The tensor, once the action before is done.
 
-    Where TensorFlow inlines the functions, what is inlined waits for nothing but
-    its data. So the data that everything in it depends on has to wait: inputs
-    of a forward, gradients for a backward, what was kept for a W.
+    Where TensorFlow inlines the functions, what is inlined waits for its data
+    and nothing else. So the data that everything in it depends on has to wait:
+    inputs of a forward, gradients for a backward, what was kept for a W.
     """
     waits = key[0] not in ("param", "sum", "kept")
     if waits or (key[0] == "kept" and kind == "W"):
