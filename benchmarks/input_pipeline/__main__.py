@@ -1,4 +1,12 @@
-"""Images per second of every contestant, interleaved, medians.
+"""Images per second of every contestant, compared within rounds.
+
+Every round runs each contestant for one epoch, in a rotated order. Contestants
+are compared by the ratios of their rates within the same round, because the
+machine's speed changes from round to round, and by the median over rounds.
+
+The fastest of many noisy contestants is fast by luck as well. Therefore the
+best of the grid and AUTOTUNE is chosen by the even rounds and compared in the
+odd ones, and the other way round.
 
 python -m benchmarks.input_pipeline
 """
@@ -21,16 +29,10 @@ NUM_IMAGES = flags.DEFINE_integer(
     "num_images", 1536, "Pictures in an epoch.", lower_bound=64
 )
 NUM_ROUNDS = flags.DEFINE_integer(
-    "num_rounds", 15, "Epochs of each contestant.", lower_bound=1
+    "num_rounds", 8, "Epochs of each contestant.", lower_bound=2
 )
 DIRECTORY = flags.DEFINE_string(
     "directory", None, "Where the pictures are made; by default temporary."
-)
-NUM_GRID_ROUNDS = flags.DEFINE_integer(
-    "num_grid_rounds",
-    2,
-    "Epochs of each point of the grid, of which the fastest takes part.",
-    lower_bound=1,
 )
 
 
@@ -63,6 +65,36 @@ def _print(rates):
         print(f"{median[name]:8.0f}  {low:6.0f}  {high:7.0f}  {name}")
 
 
+def _ratio(ours, theirs):
+    """Ratios of the rates within each round: median, and quartiles."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0], ratios[0], ratios[0]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return middle, low, high
+
+
+def _best_of(rates, names):
+    """Each round's rate of whoever is the fastest in the other half."""
+    others = {half: _fastest(rates, names, 1 - half) for half in (0, 1)}
+    rounds = range(len(rates[names[0]]))
+    print(f"Chosen by the odd rounds: {others[0]}; even: {others[1]}")
+    return [rates[others[number % 2]][number] for number in rounds]
+
+
+def _fastest(rates, names, half):
+    """By the median of the rates over the round's mean of all of them."""
+
+    def score(name):
+        return statistics.median(
+            rates[name][number]
+            / statistics.mean(rates[other][number] for other in names)
+            for number in range(half, len(rates[name]), 2)
+        )
+
+    return max(names, key=score)
+
+
 def main(_):
     with tempfile.TemporaryDirectory() as temporary:
         folder, pattern = jpegs.make(
@@ -74,24 +106,21 @@ def main(_):
             f"{keras.__version__}; {NUM_IMAGES.value} images, "
             f"{NUM_ROUNDS.value} rounds"
         )
-        grid = _interleaved(contestants.grid(folder), NUM_GRID_ROUNDS.value)
-        _print(grid)
-        best = max(grid, key=lambda name: max(grid[name]))
-        rates = _interleaved(
-            {
-                f"best of the {best}": contestants.grid(folder)[best],
-                **contestants.others(folder, pattern),
-            },
-            NUM_ROUNDS.value,
-        )
+        grid = contestants.grid(folder)
+        others = contestants.others(folder, pattern)
+        rates = _interleaved({**grid, **others}, NUM_ROUNDS.value)
     _print(rates)
-    print("Medians of the ratios within a round:")
+    tuned = [*grid, "AUTOTUNE, files"]
+    theirs = {"the best of the grid and AUTOTUNE": _best_of(rates, tuned)}
+    theirs |= {n: rates[n] for n in others if not n.startswith("tfscale")}
+    print("Ratios within a round: median, lower and upper quartile")
     for kind in ("files", "TFRecord"):
-        ours = rates[f"tfscale, {kind}"]
-        for name, theirs in rates.items():
-            if not name.startswith("tfscale"):
-                ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-                print(f"{ratio:6.3f}  tfscale, {kind} / {name}")
+        for name, those in theirs.items():
+            middle, low, high = _ratio(rates[f"tfscale, {kind}"], those)
+            print(
+                f"{middle:6.3f} {low:6.3f} {high:6.3f}  tfscale, {kind} / "
+                f"{name}"
+            )
 
 
 if __name__ == "__main__":

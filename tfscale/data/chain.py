@@ -121,15 +121,15 @@ def _deliver(recipe, position):
     """The consumer's end: weights for padding, and the end of the epoch."""
 
     def deliver(key, batch):
-        over = tf.reduce_any(key[:, stream.LAST] > 0)
+        _, epoch, _, real, last = tf.unstack(key, axis=1)
         tf.cond(
-            over,
-            lambda: position.end_epoch(key[0, stream.EPOCH]),
-            position.read,
+            tf.reduce_any(last > 0),
+            lambda: position.end_epoch(epoch[0]),
+            lambda: tf.no_op(),
         )
         if recipe.plan.remainder != "pad":
             return batch
-        return _weighted(batch, tf.cast(key[:, stream.REAL], tf.float32))
+        return _weighted(batch, tf.cast(real, tf.float32))
 
     return deliver
 

@@ -69,12 +69,13 @@ class Plan:
             return num_records // self.global_batch
         return -(-num_records // self.global_batch)
 
-    def slice_of(self, step, start):
+    def slice_of(self, step, start, minimum=min):
         """First position and size of the worker's slice.
 
         Args:
             step: Steps since `start`; integer or int64 tensor.
             start: The position at which the line begins.
+            minimum: Function that takes two of their kind.
 
         Returns:
             `(first, size)`.
@@ -83,21 +84,13 @@ class Plan:
         if self.remainder != "keep":
             return first + self.worker * self.slice_size, self.slice_size
         # The last batch is shared out as evenly as it goes.
-        batch = _minimum(self.limit - first, self.global_batch)
+        batch = minimum(self.limit - first, self.global_batch)
+        if self.num_workers == 1:
+            return first, batch
         size, extra = batch // self.num_workers, batch % self.num_workers
-        offset = self.worker * size + _minimum(extra, self.worker)
-        return first + offset, size + _minimum(
-            _maximum(extra - self.worker, 0), 1
-        )
-
-
-def _minimum(a, b):
-    # Arithmetic, so that it serves integers and tensors alike.
-    return a - _maximum(a - b, 0)
-
-
-def _maximum(a, b):
-    return (a + b + abs(a - b)) // 2
+        larger = minimum(extra, self.worker)  # slices before this one
+        offset = self.worker * size + larger
+        return first + offset, size + minimum(extra, self.worker + 1) - larger
 
 
 def make_plan(

@@ -93,6 +93,6 @@ class Position(tf.Module):
 
     def end_epoch(self, epoch):
         """Moves on from `epoch`, an int64 scalar tensor; for tf.data."""
-        seed = self._state.read_value()[0]
-        self._state.assign(tf.stack([seed, epoch + 1, 0]))
-        return self.read()
+        seed, _, _ = tf.unstack(self._state.read_value())
+        state = [seed, epoch + 1, tf.zeros_like(epoch)]
+        return self._state.assign(tf.stack(state), read_value=False)

@@ -19,6 +19,7 @@ from tfscale.data import order
 from tfscale.data import stream
 from tfscale.data.source import DAMAGED
 
+_FAR = 1 << 60  # a position after all others
 _MIX = 0x5EED  # so that blocks and records are not shuffled alike
 
 
@@ -66,7 +67,6 @@ class _WindowReader:
 
     def _blocks(self, begin, end, seed, epoch):
         blocks = tf.range(begin, tf.minimum(end, self._num_blocks))
-        blocks = tf.cast(blocks, tf.int64)
         if not self._recipe.shuffle:
             return blocks
         return order.shuffled(blocks, self._num_blocks, seed, epoch)
@@ -74,31 +74,31 @@ class _WindowReader:
     def windows(self, _):
         """Head and number and first position of each window left."""
         plan, per, total = self._plan, self._per_window, self._num_windows
-        seed, epoch, start, steps = stream.place(self._position, plan)
-        counts = tf.gather(
-            self._counts, self._blocks(0, per * total, seed, epoch)
+        where = stream.place(self._position, plan)
+        seed, epoch, start, _, final = where
+        blocks = self._blocks(
+            tf.constant(0, tf.int64), self._num_blocks, seed, epoch
         )
-        ends = tf.cumsum(counts)[per - 1 :: per]
-        ends = tf.concat([ends[: total - 1], tf.reduce_sum(counts)[None]], 0)
-        begins = tf.concat([tf.zeros([1], tf.int64), ends[:-1]], 0)
+        counts = tf.gather(self._counts, blocks)
+        counts = tf.pad(counts, [[0, per * total - self._num_blocks]])
+        sizes = tf.reduce_sum(tf.reshape(counts, [total, per]), axis=1)
+        begins = tf.cumsum(sizes, exclusive=True)
         # Positions past the records pad the last batch, from the last window.
-        last, size = plan.slice_of(steps - 1, start)
-        needed = (ends > start) & (begins < last + size)
-        needed |= (tf.range(total) == total - 1) & (
-            last + size > plan.num_records
+        endless = tf.constant([0] * (total - 1) + [_FAR], tf.int64)
+        needed = (begins + sizes + endless > start) & (begins <= final)
+        needed |= tf.constant([False] * (total - 1) + [True]) & (
+            final >= plan.num_records
         )
         window = tf.where(needed)[:, 0]
-        head = tf.stack([seed, epoch, start, steps])
-        head = tf.repeat(head[tf.newaxis], tf.size(window), axis=0)
+        head = stream.repeated(where, tf.size(window))
         begin = tf.gather(begins, window)
         length = plan.num_steps
         return tuple(stream.declare(t, length) for t in (head, window, begin))
 
     def read(self, head, window, begin):
         """Keys and raw records of a window, this worker's, in order."""
-        plan = self._plan
         where = tf.unstack(head)
-        seed, epoch, start, steps = where
+        seed, epoch, start, *_, final = where
         first_block = window * self._per_window
         blocks = self._blocks(
             first_block, first_block + self._per_window, seed, epoch
@@ -108,18 +108,9 @@ class _WindowReader:
         records = tf.ragged.range(firsts, firsts + counts).values
         size = tf.reduce_sum(counts)
 
-        last, last_size = plan.slice_of(steps - 1, start)
-        end = tf.where(
-            window == self._num_windows - 1,
-            tf.maximum(last + last_size, begin + size),
-            begin + size,
-        )
-        positions = tf.range(tf.maximum(begin, start), end)
-        step = (positions - start) // plan.global_batch
-        first, length = plan.slice_of(step, start)
-        mine = (positions >= first) & (positions < first + length)
-        mine &= step % self._recipe.num_lanes == self._recipe.lane
-        positions = tf.boolean_mask(positions, mine & (step < steps))
+        end = tf.minimum(begin + size, final + 1)
+        end = tf.where(window == self._num_windows - 1, final + 1, end)
+        positions = self._mine(tf.range(tf.maximum(begin, start), end), where)
         within = (positions - begin) % size
         if self._recipe.shuffle:
             within = order.shuffled(
@@ -127,22 +118,35 @@ class _WindowReader:
             )
         raw = tf.gather(self._raw(blocks, size), within)
         records = tf.gather(records, within)
-        self._check(records, raw)
-        keys = stream.keys_of(where, records, positions, plan)
-        length = plan.slice_size
+        keys = stream.keys_of(where, records, positions, self._plan)
+        with tf.control_dependencies([self._check(records, raw)]):
+            keys = tf.identity(keys)
+        length = self._plan.slice_size
         return stream.declare(keys, length), stream.declare(raw, length)
 
+    def _mine(self, positions, where):
+        """Those positions that are this worker's and this lane's."""
+        plan, recipe = self._plan, self._recipe
+        if plan.num_workers == 1 and recipe.num_lanes == 1:
+            return positions
+        _, _, start, steps, _ = where
+        step = (positions - start) // plan.global_batch
+        first, length = plan.slice_of(step, start, tf.minimum)
+        mine = (positions >= first) & (positions < first + length)
+        mine &= step % recipe.num_lanes == recipe.lane
+        return tf.boolean_mask(positions, mine & (step < steps))
+
     def _check(self, records, raw):
-        """Raises with file and offset if a record could not be read."""
-        damaged = tf.boolean_mask(records, tf.equal(raw, DAMAGED))
+        """Fails with file and offset if a record could not be read."""
+        damaged = tf.equal(raw, DAMAGED)
         # A block ends at its first damage: what follows counts as damaged.
-        none = tf.cast(self._source.num_records - 1, tf.int64)
-        path, offset = self._source.place(
-            tf.reduce_min(tf.concat([damaged, none[tf.newaxis]], 0))
-        )
-        tf.debugging.Assert(
-            tf.size(damaged) == 0,
-            [
+        none = tf.constant(self._source.num_records - 1, tf.int64)
+        first = tf.reduce_min(tf.where(damaged, records, none))
+        path, offset = self._source.place(first)
+        # `tf.debugging.Assert` would wrap it in 20 operations more.
+        return tf.raw_ops.Assert(
+            condition=tf.logical_not(tf.reduce_any(damaged)),
+            data=[
                 "A record cannot be read: it is damaged, or its file has gone."
                 " Received: file",
                 path,
@@ -188,12 +192,12 @@ def stream_records(recipe, position):
     """
     source, plan = recipe.source, recipe.plan
 
-    def epoch_of(seed, epoch, start, steps):
+    def epoch_of(*where):
+        seed, epoch, start, steps, final = where
         records = source.dataset.enumerate()
         if recipe.shuffle:
             key = order.augmentation_seed(seed, epoch, _MIX)
             records = _shuffled(records, recipe.window, key)
-        last, size = plan.slice_of(steps - 1, start)
         end = plan.global_batch * steps + start
         padding = tf.maximum(end - plan.num_records, 0)
         if plan.remainder == "pad":
@@ -204,7 +208,7 @@ def stream_records(recipe, position):
 
         def mine(place, _):
             step = (place - start) // plan.global_batch
-            first, length = plan.slice_of(step, start)
+            first, length = plan.slice_of(step, start, tf.minimum)
             mine = (place >= first) & (place < first + length)
             mine &= step % recipe.num_lanes == recipe.lane
             return mine & (step < steps)
@@ -212,13 +216,11 @@ def stream_records(recipe, position):
         if plan.num_workers > 1 or recipe.num_lanes > 1:
             records = records.filter(mine)
         else:
-            records = records.take(last + size - start)
+            records = records.take(final + 1 - start)
 
         def keyed(place, record):
             number, raw = record
-            keys = stream.keys_of(
-                (seed, epoch, start, steps), number[None], place[None], plan
-            )
+            keys = stream.keys_of(where, number[None], place[None], plan)
             return keys[0], raw
 
         return records.map(keyed)
