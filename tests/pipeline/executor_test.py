@@ -1,7 +1,6 @@
 """Schedules that a user may write, dropout, and what runs when."""
 
 import functools
-from unittest import mock
 
 import keras
 import numpy as np
@@ -11,7 +10,6 @@ import tfscale
 from tests import same_numbers
 from tests.pipeline import user_schedules
 from tfscale.pipeline import PipelineModel
-from tfscale.pipeline import program
 from tfscale.pipeline import schedule as schedules
 
 RANDOM = np.random.RandomState(0)
@@ -78,16 +76,6 @@ class UserSchedulesTest(parameterized.TestCase):
             balance=cuts,
             recompute=recompute,
         )
-        same_numbers.assert_same(self, one_device(), many)
-
-    @parameterized.parameters(False, True)
-    def test_calls_that_are_not_inlined_give_the_same(self, recompute):
-        with mock.patch.object(program, "_INLINE_LIMIT", 0):
-            many = same_numbers.on_mesh(
-                job(), 2, 4, balance=["c"], recompute=recompute
-            )
-        (functions,) = many.model.programs
-        self.assertFalse(functions.inline)
         same_numbers.assert_same(self, one_device(), many)
 
     def test_schedules_differ_in_nothing_but_time(self):

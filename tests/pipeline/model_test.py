@@ -1,7 +1,6 @@
 """What a user may do wrong with a `PipelineModel`, and what it answers."""
 
 import time
-from unittest import mock
 
 import keras
 import numpy as np
@@ -9,7 +8,6 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.pipeline import program
 
 
 def _layers(num_layers=4):
@@ -202,17 +200,9 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(*_data(), verbose=0)
 
     @parameterized.parameters("guard", "gradient_guard")
-    def test_failing_layer_of_a_large_step_is_named_too(self, name):
-        with mock.patch.object(program, "_INLINE_LIMIT", 0):
-            self.check_failing_layer(name)
-
-    @parameterized.parameters("guard", "gradient_guard")
     def test_failing_layer_is_named_with_its_stage_and_training_goes_on(
         self, name
     ):
-        self.check_failing_layer(name)
-
-    def check_failing_layer(self, name):
         guards = {"guard": RaisesAtNegative, "gradient_guard": RaisesInGradient}
         model = _pipeline(
             lambda: [

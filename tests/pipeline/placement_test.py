@@ -9,7 +9,6 @@ import contextlib
 import gc
 import re
 import weakref
-from unittest import mock
 
 import keras
 import numpy as np
@@ -20,7 +19,6 @@ import tfscale
 from tests.pipeline import user_schedules
 from tfscale.distribute import _tf_internals
 from tfscale.pipeline import PipelineModel
-from tfscale.pipeline import program
 
 HOST = "CPU:0"
 NUM_MICROBATCHES = 4
@@ -122,33 +120,6 @@ class PlacementTest(parameterized.TestCase):
                 products(graph),
                 0 if device == HOST else NUM_MICROBATCHES * by_microbatch,
             )
-
-    def test_calls_that_are_not_inlined_are_on_the_device_of_their_stage(self):
-        strategy = mesh_strategy(3, 2)
-        with (
-            mock.patch.object(program, "_INLINE_LIMIT", 0),
-            executed_functions() as found,
-        ):
-            _, pipeline = train(strategy, ["b", "c"])
-        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
-        for graph in step:
-            device = short(graph.node[0].device)
-            calls = collections.Counter(
-                node.attr["branches"].list.func[0].name
-                for node in graph.node
-                if node.op in ("Case", "StatelessCase")
-            )
-            self.assertEqual(products(graph), 0)
-            expected = {}
-            if device != HOST:
-                stage = pipeline.programs[0].stages[(int(device[-1]) - 1) % 3]
-                expected = {
-                    stage.phases[letter].function.function_def.signature.name: (
-                        NUM_MICROBATCHES
-                    )
-                    for letter in "FB"
-                }
-            self.assertEqual(calls, expected)
 
     def test_interleaved_stages_share_their_device(self):
         strategy = mesh_strategy(2, 1)

@@ -13,7 +13,6 @@ is waited for, so TensorFlow runs the stages at the same time:
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -23,7 +22,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.pipeline.action import Action
-from tfscale.pipeline.calls import call_as_one_node
 from tfscale.pipeline.trace import TracedStage
 
 
@@ -52,7 +50,6 @@ def run_schedule(
     tensors: Tensors,
     *,
     whole_batch: Collection = frozenset(),
-    inline: bool = True,
     emit: Callable = lambda action, function, arguments: function(*arguments),
 ) -> None:
     """Emits the actions of a schedule for one replica.
@@ -64,7 +61,6 @@ def run_schedule(
         tensors: What there is at the start; results are added to it.
         whole_batch: Keys of states that every microbatch gets as they were
             before the step (statistics of BatchNormalization).
-        inline: Whether TensorFlow inlines the functions.
         emit: Calls the function of an action on its arguments; for whoever
             wants to know when it starts and ends.
     """
@@ -91,10 +87,7 @@ def run_schedule(
             arguments = [
                 _wait(key, lookup[key], action.kind) for key in phase.inputs
             ]
-            function = phase.function
-            if not inline and not tf.executing_eagerly():
-                function = functools.partial(call_as_one_node, function)
-            *results, done = emit(action, function, arguments)
+            *results, done = emit(action, phase.function, arguments)
             if not tf.executing_eagerly():
                 last[device] = [tf.identity(done).op]
         for key, result in zip(phase.outputs, results):
@@ -130,9 +123,9 @@ def _with_weights(actions, stages):
 def _wait(key, tensor, kind):
     """The tensor, once the action before is done.
 
-    Where TensorFlow inlines the functions, what is inlined waits for its data
-    and nothing else. So the data that everything in it depends on has to wait:
-    inputs of a forward, gradients for a backward, what was kept for a W.
+    TensorFlow inlines the functions, and what is inlined waits for nothing but
+    its data. So the data that everything in it depends on has to wait: inputs
+    of a forward, gradients for a backward, what was kept for a W.
     """
     waits = key[0] not in ("param", "sum", "kept")
     if waits or (key[0] == "kept" and kind == "W"):

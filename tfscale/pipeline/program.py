@@ -10,10 +10,6 @@ from tfscale.pipeline import trace
 from tfscale.pipeline.phases import Phase
 from tfscale.pipeline.plan import Plan
 
-# Operations of a step up to which TensorFlow inlines the functions. Those of
-# more microbatches take longer to get ready than they save in steps.
-_INLINE_LIMIT = 20_000
-
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -23,12 +19,10 @@ class Program:
         stages: The functions of each stage.
         divisors: In training, makes `("divisors",)` of a microbatch; None if
             there is no loss to divide.
-        inline: Whether TensorFlow is to inline the functions into a step.
     """
 
     stages: tuple[trace.TracedStage, ...]
     divisors: Phase | None
-    inline: bool
 
 
 def trace_program(
@@ -108,11 +102,4 @@ def trace_program(
             divisors = trace.trace_divisors(
                 plan.stages, plan.numbers, fed, targets
             )
-    operations = schedule.num_microbatches * sum(
-        len(phase.function.graph.get_operations())
-        for stage in traced
-        for phase in stage.phases.values()
-    )
-    # What XLA compiles is a single node already.
-    inline = jit_compile or operations <= _INLINE_LIMIT
-    return Program(tuple(traced), divisors, inline)
+    return Program(tuple(traced), divisors)

@@ -97,7 +97,6 @@ class ReplicaStep:
             self.devices,
             tensors,
             whole_batch=moving,
-            inline=self._program.inline,
             **self._emit,
         )
         with tf.device(self.devices[-1]):
