@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import weakref
 
 import keras
 import tensorflow as tf
@@ -58,6 +59,7 @@ class MeshExtended(_tf_internals.MirroredExtended):
         self._layouts = layouts
         self._paths = []
         self._local = threading.local()
+        self._functions = weakref.WeakKeyDictionary()
         self.num_model_ranks = len(devices[0][0])
         super().__init__(
             strategy,
@@ -85,6 +87,18 @@ class MeshExtended(_tf_internals.MirroredExtended):
         self._layouts.check_all_matched(self._paths)
         if self.num_model_ranks == 1:
             return super()._call_for_each_replica(fn, args, kwargs)
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            return self._function_of_ranks(fn)(args, kwargs)
+        return self._run_on_ranks(fn, args, kwargs)
+
+    def _function_of_ranks(self, fn):
+        """A function of all ranks; within one of each no two could meet."""
+        if fn not in self._functions:
+            run = functools.partial(self._run_on_ranks, fn.python_function)
+            self._functions[fn] = tf.function(run)
+        return self._functions[fn]
+
+    def _run_on_ranks(self, fn, args, kwargs):
         args, kwargs = tf.nest.map_structure(self._to_ranks, (args, kwargs))
         results = super()._call_for_each_replica(_meeting(fn), args, kwargs)
         return tf.nest.map_structure(self._of_first_ranks, results)

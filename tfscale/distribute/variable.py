@@ -9,10 +9,14 @@ of lookups come out dense, model ranks of one replica count once, and where
 gradients are summed over the replicas already, each updates its own component.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import collectives
+
+# Under which a checkpoint of TensorFlow has the value of any variable.
+_CHECKPOINT_KEY = "VARIABLE_VALUE"
 
 
 class MeshVariable(_tf_internals.MirroredVariable):
@@ -89,22 +93,75 @@ class ShardedVariable(MeshVariable):
             return super()._dense_var_to_tensor(dtype, name, as_ref)
         if collectives.num_ranks() > 1:
             # Ranks meet outside of loops and branches only.
-            with collectives.meeting_graph().as_default():
+            with collectives.meeting_place():
                 part = super()._dense_var_to_tensor()
                 value = collectives.gather_from_ranks(part, self.split_dim)
         else:
-            parts = [v.read_value() for v in self._values[: self._num_ranks]]
-            value = tf.concat(parts, axis=self.split_dim)
+            value = self._whole()
         return value if dtype is None else tf.cast(value, dtype)
+
+    def __array__(self, dtype=None):
+        """The value, which NumPy asks for outside of a strategy's scope too."""
+        return np.asarray(self.numpy(), dtype)
+
+    def sparse_read(self, indices, name=None):
+        """Rows of the value, for `tf.gather`."""
+        return tf.gather(tf.convert_to_tensor(self), indices, name=name)
+
+    def gather_nd(self, indices, name=None):
+        """Entries of the value, for `tf.gather_nd`."""
+        return tf.gather_nd(tf.convert_to_tensor(self), indices, name=name)
+
+    def _get_as_operand(self):
+        return tf.convert_to_tensor(self)
 
     def _get_cross_replica(self):
         return self._dense_var_to_tensor()
 
+    def _serialize_to_tensors(self):
+        # What a checkpoint has does not tell on how many ranks it was written.
+        return {_CHECKPOINT_KEY: self._whole()}
+
+    def _restore_from_tensors(self, restored_tensors):
+        value = restored_tensors[_CHECKPOINT_KEY]
+        parts = tf.split(
+            self._checked(value), self._num_ranks, axis=self.split_dim
+        )
+        assigned = []
+        for index, component in enumerate(self._values):
+            with tf.device(component.device):
+                part = tf.identity(parts[index % self._num_ranks])
+                assigned.append(component.assign(part, read_value=False))
+        return assigned
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        # TensorFlow would take the first shard for the value.
+        raise ValueError(
+            "A model with sharded variables cannot be exported. Received: "
+            f"{self.name!r}, on {self._num_ranks} model ranks. Save it with "
+            "`model.save(path)`, load it with `keras.models.load_model(path)` "
+            "outside of the strategy's scope, and export what was loaded."
+        )
+
+    def _whole(self):
+        parts = [v.read_value() for v in self._values[: self._num_ranks]]
+        return tf.concat(parts, axis=self.split_dim)
+
+    def _checked(self, value):
+        """A value as a tensor; before any component is changed."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self._whole_shape):
+            raise ValueError(
+                "A value must have the shape of the variable that it is "
+                f"assigned to. Received: {value.shape} for {self.name!r} of "
+                f"shape {self._whole_shape}. Give the whole value, as of one "
+                "device; nothing was changed."
+            )
+        return value
+
     def _update_cross_replica(self, update_fn, value, **kwargs):
         parts = tf.split(
-            tf.convert_to_tensor(value, self.dtype),
-            self._num_ranks,
-            axis=self.split_dim,
+            self._checked(value), self._num_ranks, axis=self.split_dim
         )
         num_replicas = len(self._values) // self._num_ranks
         value = _tf_internals.distribute_utils.regroup(
@@ -114,9 +171,7 @@ class ShardedVariable(MeshVariable):
 
     def _update_replica(self, update_fn, value, **kwargs):
         if not collectives.reads_shards():
-            value = collectives.own_part(
-                tf.convert_to_tensor(value, self.dtype), self.split_dim
-            )
+            value = collectives.own_part(self._checked(value), self.split_dim)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

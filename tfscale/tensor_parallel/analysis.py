@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import layer_calls
+from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import propagation
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sharded_call
@@ -26,7 +27,9 @@ def decide(num_ranks: int) -> None:
     """
     for model in _tf_internals.name_scope_callers():
         if isinstance(model, _tf_internals.Functional | keras.Sequential):
-            analyse(model, num_ranks)
+            # A call, of which the one that goes on is to know nothing.
+            with layer_losses.kept():
+                analyse(model, num_ranks)
             return
 
 

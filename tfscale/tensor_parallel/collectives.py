@@ -27,6 +27,7 @@ import threading
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import layer_losses
 
 _thread = threading.local()
 
@@ -73,10 +74,16 @@ def meeting_in(graph):
         _thread.graph = None
 
 
-def meeting_graph():
-    """The graph of `meeting_in`: within a loop or branch, the one outside."""
+def meeting_place():
+    """A context in the graph of `meeting_in`: outside of loops and branches.
+
+    Where operations are run eagerly there is no graph, and no way to be inside
+    of a loop.
+    """
     graph = getattr(_thread, "graph", None)
-    return graph or tf.compat.v1.get_default_graph()
+    if graph is None or tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return graph.as_default()
 
 
 @tf.custom_gradient
@@ -190,6 +197,6 @@ def _exchange(compute, x):
         return _tf_internals.distribute_utils.regroup(tuple(results))
 
     # The identity is on the device of this rank, wherever `x` comes from.
-    return tf.distribute.get_replica_context().merge_call(
-        merge, args=(tf.identity(x),)
-    )
+    x, context = tf.identity(x), tf.distribute.get_replica_context()
+    with layer_losses.kept():
+        return context.merge_call(merge, args=(x,))

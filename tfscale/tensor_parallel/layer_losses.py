@@ -1,0 +1,39 @@
+"""Keeps apart what layers noted down as losses on each of the ranks.
+
+A Keras layer holds the losses of its last call (`add_loss`, activity
+regularizers), and a model forgets them where it is called again. Ranks are
+threads that call one model at the same time, by turns from one meeting to the
+next: whoever comes back from a meeting finds what the others left.
+"""
+
+import contextlib
+import threading
+
+import keras
+
+from tfscale.distribute import _tf_internals
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def kept():
+    """Within it other ranks run; behind it, layers have this rank's losses."""
+    layers = _layers()
+    losses = [list(layer._losses) for layer in layers]
+    yield
+    for layer, own in zip(layers, losses):
+        layer._losses[:] = own
+
+
+def _layers():
+    """Of all models that this thread has been inside of at a meeting."""
+    models = _thread.__dict__.setdefault("models", {})
+    callers = _tf_internals.name_scope_callers()
+    if not callers:
+        # In the backward: losses have been read.
+        return []
+    model = callers[0]
+    if isinstance(model, keras.layers.Layer) and id(model) not in models:
+        models[id(model)] = list(model._flatten_layers())
+    return [layer for layers in models.values() for layer in layers]
