@@ -3,6 +3,8 @@
 from tfscale import _version_check as _version_check  # refuses, so first
 from tfscale import callbacks
 from tfscale import data
+from tfscale import layers
+from tfscale import losses
 from tfscale import pipeline
 from tfscale._version import __version__
 from tfscale.distribute import MeshStrategy
@@ -19,6 +21,8 @@ __all__ = [
     "callbacks",
     "data",
     "device_mesh",
+    "layers",
+    "losses",
     "pipeline",
     "use_virtual_devices",
 ]

@@ -177,11 +177,10 @@ class MeshExtended(_tf_internals.MirroredExtended):
             )
         devices = self._variable_devices(colocate_with)
         callers = _tf_internals.name_scope_callers()
-        maker = callers[-1] if callers else None
         split_dim, initial = None, kwargs["initial_value"]
         if self._layouts.size > 1:
             initial = _on_host(initial, kwargs.get("dtype"), devices[0])
-            split_dim = self._split_dim(maker, initial, colocate_with, kwargs)
+            split_dim = self._split_dim(callers, initial, colocate_with, kwargs)
 
         def create_components(**kwargs):
             components = []
@@ -210,10 +209,10 @@ class MeshExtended(_tf_internals.MirroredExtended):
             _tf_internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
-        self._adapt(maker, variable)
+        self._adapt(callers, variable)
         return variable
 
-    def _split_dim(self, maker, initial, colocate_with, kwargs):
+    def _split_dim(self, callers, initial, colocate_with, kwargs):
         """Along which dim a new variable is divided over the model ranks."""
         if colocate_with is not None:
             # Slots of an optimizer are divided like their variable.
@@ -222,11 +221,12 @@ class MeshExtended(_tf_internals.MirroredExtended):
             return colocate_with.split_dim if same else None
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return None
-        if not isinstance(maker, keras.layers.Layer):
+        if not callers or not isinstance(callers[-1], keras.layers.Layer):
             return None
         path = f"{_tf_internals.current_path()}/{kwargs['name']}"
         self._paths.append(path)
-        return self._layouts.split_dim(path, tuple(initial.shape))
+        declared = _declared_dim(callers, kwargs["name"])
+        return self._layouts.split_dim(path, tuple(initial.shape), declared)
 
     def _initial_value(self, initial, components, index, split_dim):
         if split_dim is not None:
@@ -234,13 +234,15 @@ class MeshExtended(_tf_internals.MirroredExtended):
             return tf.split(initial, ranks, axis=split_dim)[index % ranks]
         return components[0].read_value if components else initial
 
-    def _adapt(self, maker, variable):
+    def _adapt(self, callers, variable):
         """Prepares a layer or optimizer for shards, when it makes variables."""
+        maker = callers[-1] if callers else None
         if isinstance(maker, keras.optimizers.Optimizer):
             adapt_optimizer(maker, self)
         elif isinstance(variable, ShardedVariable):
             decide = functools.partial(analysis.decide, self.num_model_ranks)
-            sharded_call.attach(maker, layer_rules.make_rule, decide)
+            for layer in layer_rules.concerned(callers):
+                sharded_call.attach(layer, layer_rules.make_rule, decide)
 
     def _get_cross_device_ops(self, value):
         return self._cross_device_ops
@@ -272,6 +274,20 @@ class MeshExtended(_tf_internals.MirroredExtended):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _declared_dim(callers, name):
+    """What a layer says of its own or a sublayer's variable.
+
+    `model_parallel_dims` of a layer has the divided dim of each variable by
+    its path below the layer.
+    """
+    for depth, caller in enumerate(callers):
+        dims = getattr(caller, "model_parallel_dims", None)
+        if dims is not None:
+            names = [layer.name for layer in callers[depth + 1 :]]
+            return dims.get("/".join([*names, name]))
+    return None
 
 
 def _is_per_replica(value, count):

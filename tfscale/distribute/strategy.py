@@ -31,13 +31,14 @@ class MeshStrategy(tf.distribute.Strategy):
             is not there has size 1.
         layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
             variables are divided over the axis `"model"`. Entries of other
-            axes count as replicated.
+            axes count as replicated. `tfscale.layers` need none.
 
     Raises:
         TypeError: If `mesh` is no `DeviceMesh`.
-        ValueError: If the mesh has an axis of another name, if it names a
-            device twice or one that TensorFlow does not have, or if the
-            `"model"` axis is larger than 1 and there is no `layout_map`.
+        ValueError: If the mesh has an axis of another name, or if it names a
+            device twice or one that TensorFlow does not have. In the first
+            run: if the `"model"` axis is larger than 1 and there is neither a
+            `layout_map` nor a layer that divides its own variables.
 
     Example: a plain model, on two replicas.
 
@@ -62,14 +63,7 @@ class MeshStrategy(tf.distribute.Strategy):
     ):
         self._mesh = mesh
         self._device_grid = _device_grid(mesh)
-        layouts = Layouts(layout_map or {}, mesh)
-        if layouts.size > 1 and layout_map is None:
-            raise ValueError(
-                "A mesh with a 'model' axis needs a layout map, which says "
-                "what is divided over it. Received: a model axis of size "
-                f"{layouts.size} and layout_map=None. Pass a "
-                "`keras.distribution.LayoutMap`."
-            )
+        layouts = Layouts(layout_map, mesh)
         super().__init__(MeshExtended(self, self._device_grid, layouts))
 
     @property

@@ -87,7 +87,8 @@ def _analyse(model, num_ranks):
         )
         problems = found.gathered
         for key, call in enumerate(whole.calls):
-            call.rule.keeps = key in found.divided
+            why = found.gathered.get(key) or reasons.get(call.rule)
+            call.rule.decide(key in found.divided, why)
         if not problems:
             # What ranks will do: are those the same operations?
             local = _trace(model, num_ranks).as_trace(reasons)
@@ -162,5 +163,5 @@ def _layer_call(key, recorded, may_divide):
         sources=(source,) if source and not rule.passes else (),
         sinks=(sink,) if sink else (),
         inputs=() if sink else (inputs,),
-        outputs=() if source else (outputs,),
+        outputs=() if source else tuple(keras.tree.flatten(outputs)),
     )

@@ -23,6 +23,7 @@ With one rank, and outside of a replica, all of them return what they got.
 
 import contextlib
 import threading
+import weakref
 
 import tensorflow as tf
 
@@ -30,6 +31,10 @@ from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import layer_losses
 
 _thread = threading.local()
+
+# What `gather_from_ranks` has put together in a graph, by name. Tensors would
+# keep the graph alive.
+_gathered = weakref.WeakKeyDictionary()
 
 
 def num_ranks() -> int:
@@ -121,7 +126,41 @@ def gather_from_ranks(x, dim: int):
     def gather(x):
         return concat_over_ranks(x, dim), lambda dy: own_part(dy, dim)
 
-    return gather(x) if num_ranks() > 1 else x
+    if num_ranks() == 1:
+        return x
+    whole = gather(x)
+    if not tf.executing_eagerly():
+        parts = _gathered.setdefault(whole.graph, {})
+        parts[whole.name] = x.name, dim
+    return whole
+
+
+def part_before_gather(whole):
+    """What this rank gave to `gather_from_ranks` for a tensor.
+
+    Who takes it in the place of the whole spares the gather: TensorFlow leaves
+    out what nobody uses.
+
+    Args:
+        whole: A tensor, as gathered or converted to other dtypes since.
+
+    Returns:
+        The part, converted likewise, and the dim along which it was gathered;
+        `None` if the tensor does not come from `gather_from_ranks`.
+    """
+    if tf.executing_eagerly():
+        return None
+    dtypes, parts = [], _gathered.get(whole.graph, {})
+    while whole.name not in parts:
+        if whole.op.type not in ("Cast", "Identity"):
+            return None
+        dtypes.append(whole.dtype)
+        (whole,) = whole.op.inputs
+    name, dim = parts[whole.name]
+    part = whole.graph.get_tensor_by_name(name)
+    for dtype in reversed(dtypes):
+        part = tf.cast(part, dtype)
+    return part, dim
 
 
 def reduce_scatter(x, dim: int):

@@ -90,13 +90,31 @@ class _Column(rules.Rule):
 
 
 class _Row(rules.Rule):
-    def __init__(self, layer, sink_dim, kernel_dim):
+    def __init__(self, layer, input_dim, kernel_dim):
         super().__init__(layer)
-        self.sink_dim = sink_dim
+        self._input_dim = input_dim
         self._kernel_dim = kernel_dim
+        # None, True or False: inferred, or what the user says.
+        self._comes_divided = getattr(layer, "input_is_parallel", None)
+        if self._comes_divided is not False:
+            self.sink_dim = input_dim
 
     def whole_size(self):
         return self.layer._kernel.shape[self._kernel_dim]
+
+    def take(self, inputs):
+        if self.sink_dim is None:
+            dim = inputs.shape.rank + self._input_dim
+            return collectives.split_to_ranks(inputs, dim)
+        if self._comes_divided and not self.is_divided(inputs):
+            raise ValueError(
+                "The input of a layer with input_is_parallel=True must be this "
+                f"rank's part of {self.whole_size()} entries. Received: shape "
+                f"{inputs.shape} in {self.layer.name!r}, which is all of it. "
+                "Set input_is_parallel=False, or let the layer follow a "
+                "`ColumnParallelDense` with gather_output=False."
+            )
+        return super().take(inputs)
 
     def run(self, inputs, training=None):
         layer = self.layer

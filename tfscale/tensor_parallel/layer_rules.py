@@ -1,11 +1,12 @@
 """Which rule a layer runs by: the first family that has one for it."""
 
+from tfscale.tensor_parallel import attention_rules
 from tfscale.tensor_parallel import channel_rules
 from tfscale.tensor_parallel import dense_rules
 from tfscale.tensor_parallel import embedding_rules
 from tfscale.tensor_parallel.rules import Rule
 
-_FAMILIES = (dense_rules, embedding_rules, channel_rules)
+_FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 
 
 def make_rule(layer) -> Rule | None:
@@ -15,3 +16,20 @@ def make_rule(layer) -> Rule | None:
         if rule is not None:
             return rule
     return None
+
+
+def concerned(callers: list) -> list:
+    """The layers that may need a rule when a sharded variable is made.
+
+    Args:
+        callers: The layers that are being built, outermost first.
+
+    Returns:
+        The layer that makes the variable, and what it is a part of if that is
+        a layer with a rule for all of its parts.
+    """
+    *around, maker = callers
+    return [
+        *(layer for layer in around if attention_rules.is_attention(layer)),
+        maker,
+    ]

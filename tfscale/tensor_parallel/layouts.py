@@ -32,6 +32,7 @@ class Layouts:
             or tuple, one entry per dim: `"model"` for the dim that is divided,
             `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
             weights over the replicas too, is read as `None`; see `ignored`.
+            `None` if layers have to say themselves what they divide.
         mesh: The `keras.distribution.DeviceMesh` to train on. If its
             `"model"` axis has size 1, every variable is replicated and the
             map is not looked at.
@@ -52,16 +53,17 @@ class Layouts:
     1
     """
 
-    def __init__(self, layout_map: Mapping[str, Any], mesh):
+    def __init__(self, layout_map: Mapping[str, Any] | None, mesh):
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self._size = sizes.get(AXIS)
+        self._may_be_idle = layout_map is not None or self.size == 1
         self._axes = {}
         self._dims = {}
         self._matched = set()
         self._ignored = {}
         if self._size == 1:
             return
-        for pattern, layout in layout_map.items():
+        for pattern, layout in (layout_map or {}).items():
             _check_pattern(pattern)
             axes = _axes_of(pattern, layout)
             self._axes[pattern] = axes
@@ -81,21 +83,30 @@ class Layouts:
         """
         return tuple(self._ignored)
 
-    def split_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
+    def split_dim(
+        self, path: str, shape: tuple[int, ...], declared: int | None = None
+    ) -> int | None:
         """The dim of a variable that is divided, or None if it is replicated.
 
         Args:
             path: Path of a variable of the model, `variable.path`.
             shape: Its full shape.
+            declared: The dim that its layer divides, whatever the map says, if
+                it is one of those made for it (`tfscale.layers`).
 
         Raises:
             ValueError: If several patterns match, if the layout has not one
-                entry per dim, or if the number of ranks does not divide the
-                dim.
+                entry per dim, if the number of ranks does not divide the dim,
+                or if the layout says something else than the layer.
         """
         pattern = self._pattern_for(path)
         if pattern is None:
-            return None
+            if declared is not None and shape[declared] % self._size:
+                axes = [None] * len(shape)
+                axes[declared] = AXIS
+                raise self._not_divisible(path, shape, declared, tuple(axes))
+            self._may_be_idle |= declared is not None
+            return declared
         self._matched.add(pattern)
         axes = self._axes[pattern]
         if len(axes) != len(shape):
@@ -108,6 +119,13 @@ class Layouts:
         if _DATA_AXIS in axes:
             self._ignored[path] = axes
         dim = self._dims[pattern]
+        if declared not in (None, dim):
+            raise ValueError(
+                "A layout map must leave the variables of `tfscale.layers` as "
+                f"they divide themselves. Received: {axes} (of {pattern!r}) "
+                f"for {path!r}, which is divided along dim {declared}. Make "
+                "the pattern narrower, or use the layer of Keras."
+            )
         if dim is not None and shape[dim] % self._size:
             raise self._not_divisible(path, shape, dim, axes)
         return dim
@@ -124,8 +142,17 @@ class Layouts:
                 the message looks for what may have been meant.
 
         Raises:
-            ValueError: If there is such a pattern.
+            ValueError: If there is such a pattern; if there is no layout map
+                and no layer has divided a variable either.
         """
+        if not self._may_be_idle:
+            raise ValueError(
+                "Something must be divided over a 'model' axis. Received: an "
+                f"axis of size {self._size}, layout_map=None, and no layer of "
+                "`tfscale.layers` made in the scope of the strategy. Pass a "
+                "`keras.distribution.LayoutMap`, as "
+                "`tfscale.auto_layout_map` makes one."
+            )
         unmatched = self.unmatched()
         if not unmatched:
             return

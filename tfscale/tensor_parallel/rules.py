@@ -12,6 +12,9 @@ The layout of its variables decides by which rule a layer runs:
 
 Whether a divided output may stay divided until somebody takes it so is found
 by analysis.py; by default it is put together at once, which is always right.
+A layer of `tfscale.layers` says so itself, with two attributes that Keras'
+layers do not have: `gather_output` of a column-parallel layer, and
+`input_is_parallel` of a row-parallel one.
 Of a layer that is not one of Keras' own, or a subclass with a `call` of its
 own, nothing is assumed.
 """
@@ -42,7 +45,7 @@ class Rule(abc.ABC):
         source_dim: The dim of its output that can stay divided, counted from
             the right (negative), or None if the output is whole.
         sink_dim: The dim of its input that it can take divided, likewise.
-        keeps: Whether the output stays divided. Analysis sets it.
+        keeps: Whether the output stays divided; see `decide`.
     """
 
     source_dim: int | None = None
@@ -52,7 +55,27 @@ class Rule(abc.ABC):
 
     def __init__(self, layer):
         self.layer = layer
-        self.keeps = False
+        self.keeps = not getattr(layer, "gather_output", True)
+
+    def decide(self, keeps: bool, reason: str | None) -> None:
+        """Takes what analysis has found, and checks what the user has said.
+
+        Args:
+            keeps: Whether the output can stay divided.
+            reason: Why it cannot.
+
+        Raises:
+            ValueError: If it cannot and the user wants it to.
+        """
+        if getattr(self.layer, "gather_output", None) is None:
+            self.keeps = keeps
+        elif self.keeps and not keeps:
+            raise ValueError(
+                "What a column-parallel layer leaves divided must be taken so. "
+                f"Received: {self.layer.name!r} with gather_output=False, but "
+                f"{reason or 'what follows needs the whole'}. Set "
+                "gather_output=True, or let a `RowParallelDense` follow."
+            )
 
     @property
     def collectives(self) -> tuple[str, ...]:
@@ -69,6 +92,8 @@ class Rule(abc.ABC):
     def divides(self, args, kwargs) -> bool:
         """Whether a call with these arguments makes a divided output."""
         layer = self.layer
+        if getattr(layer, "gather_output", None) is not None:
+            return not layer.gather_output
         return (
             self.source_dim is not None
             and layer.activity_regularizer is None

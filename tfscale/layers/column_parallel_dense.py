@@ -1,0 +1,106 @@
+"""A dense layer that computes a part of its outputs on each model rank."""
+
+from typing import ClassVar
+
+import keras
+
+from tfscale.layers import dividing
+
+# Activations for which an entry of the output depends on others.
+_OF_ALL_ENTRIES = (
+    "glu",
+    "log_softmax",
+    "softmax",
+    "sparse_sigmoid",
+    "sparsemax",
+)
+
+
+@keras.saving.register_keras_serializable(package="tfscale")
+class ColumnParallelDense(keras.layers.Dense):
+    """A `keras.layers.Dense` whose outputs are divided over the model ranks.
+
+    With T model ranks, `kernel` of shape `(input_dim, units)` is divided along
+    its columns and `bias` likewise: rank r computes units `r * units / T` and
+    on, from the whole input. No layout map is needed. With no strategy, or no
+    model axis, it is a plain `Dense`, and its weights are those of one.
+
+    A divided output has to be taken by a layer for which it is meant, after
+    nothing but what treats each unit apart (elementwise activations, dropout):
+    `RowParallelDense`. In a functional or sequential model that is checked.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3;
+    `ColumnParallelLinear` of Megatron-LM.
+
+    Args:
+        units: Integer, size of the output in full. The model axis divides it.
+        activation: As of `keras.layers.Dense`. Applied to the part if the
+            output stays divided, and then it has to be elementwise.
+        gather_output: Boolean. If false, what leaves the layer is this rank's
+            part. If true, all ranks get the whole.
+        **kwargs: Other arguments of `keras.layers.Dense`.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, ..., input_dim)` of a floating dtype,
+            the same on all model ranks.
+
+    Returns:
+        Tensor of shape `(batch, ..., units / T)`, or `(batch, ..., units)` if
+        gathered, in the compute dtype. Symbolic calls, and all outside of
+        replicas, see the whole shape.
+
+    Raises:
+        ValueError: If `gather_output` is false and there is an activity
+            regularizer, or an activation that needs all units. In `build`, if
+            the model axis does not divide `units`. In the first step, if what
+            follows cannot use a part.
+
+    Example: a hidden layer of 8 units, 4 on each rank.
+
+    >>> import keras
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> strategy = tfscale.MeshStrategy(tfscale.device_mesh(model=2))
+    >>> with strategy.scope():
+    ...     up = tfscale.layers.ColumnParallelDense(8, "relu")
+    ...     down = tfscale.layers.RowParallelDense(4)
+    ...     model = keras.Sequential([keras.Input((4,)), up, down])
+    >>> up.kernel.shape
+    TensorShape([4, 8])
+    >>> [shard.shape.as_list() for shard in up.kernel.value.values]
+    [[4, 4], [4, 4]]
+    """
+
+    model_parallel_dims: ClassVar = {"kernel": 1, "bias": 0}
+
+    def __init__(
+        self, units, activation=None, *, gather_output=False, **kwargs
+    ):
+        super().__init__(units, activation, **kwargs)
+        self.gather_output = gather_output
+        if gather_output:
+            return
+        if self.activity_regularizer is not None:
+            raise ValueError(
+                "An activity regularizer needs the whole output. Received: "
+                f"activity_regularizer={self.activity_regularizer} and "
+                f"gather_output=False in {self.name!r}. Set "
+                "gather_output=True."
+            )
+        for name in _OF_ALL_ENTRIES:
+            if self.activation is getattr(keras.activations, name, name):
+                raise ValueError(
+                    "The activation of a divided output must be elementwise. "
+                    f"Received: activation={name!r} and gather_output=False "
+                    f"in {self.name!r}. Set gather_output=True."
+                )
+
+    def build(self, input_shape):
+        """Makes the variables, divided if there are model ranks."""
+        dividing.check_divides(self, "`units`", self.units)
+        with dividing.made_at_once():
+            super().build(input_shape)
+
+    def get_config(self):
+        """See `keras.layers.Layer.get_config`."""
+        return {**super().get_config(), "gather_output": self.gather_output}

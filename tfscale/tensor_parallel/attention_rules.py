@@ -1,0 +1,181 @@
+"""Attention on shards of its heads, where analysis cannot find the way.
+
+Queries and the output projection are divided over the ranks by heads. Of
+grouped-query attention with fewer key/value heads than ranks, the kernels of
+keys and values are whole on all ranks, and each rank computes the heads that
+its own query heads need, each as often as these share it:
+
+    query heads      0 1 | 2 3 | 4 5 | 6 7      4 ranks
+    key/value heads   0  |  0  |  1  |  1       2 heads
+
+Source: Ainslie et al., GQA: Training Generalized Multi-Query Transformer
+Models from Multi-Head Checkpoints (2023), section 2.2, on sharding.
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import dense_rules
+from tfscale.tensor_parallel import rules
+
+# Of each layer below: how often it repeats keys and values for its queries.
+_REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
+_HUB_FAMILIES = ("llama", "mistral", "qwen")
+_HEADS = -2
+
+
+def is_attention(layer) -> bool:
+    """Whether a layer is an attention that runs by a rule as one.
+
+    Its `call` projects with `_query_dense`, `_key_dense` and `_value_dense`,
+    may repeat keys and values along dim 2, and ends with `_output_dense`.
+    """
+    call = getattr(type(layer), "call", None)
+    if call is keras.layers.MultiHeadAttention.call:
+        # What Keras' own leaves divided is found by analysis.
+        return hasattr(layer, "model_parallel_dims")
+    if call is keras.layers.GroupQueryAttention.call:
+        return True
+    return getattr(call, "__module__", None) in {
+        f"keras_hub.src.models.{name}.{name}_attention"
+        for name in _HUB_FAMILIES
+    }
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of an attention whose heads are divided."""
+    if not is_attention(layer):
+        return None
+    row = dense_rules.make_rule(layer._output_dense)
+    if row is None or row.sink_dim != _HEADS:
+        return None
+    queries = [layer._query_dense]
+    if hasattr(layer, "_gate_dense"):
+        queries.append(layer._gate_dense)
+    keys = [layer._key_dense, layer._value_dense]
+    if not all(_gives_heads(dense) for dense in queries):
+        return None
+    if all(_gives_heads(dense) for dense in keys):
+        return _Attention(layer, queries + keys)
+    if all(_is_whole(dense) for dense in keys):
+        return _GroupedAttention(layer, queries)
+    return None
+
+
+def _gives_heads(dense):
+    rule = dense_rules.make_rule(dense)
+    return (
+        rule is not None and rule.source_dim == _HEADS and rule.divides((), {})
+    )
+
+
+def _is_whole(dense):
+    return (
+        all(rules.split_dim(v) is None for v in dense.weights)
+        and dense.activity_regularizer is None
+        and not dense.lora_enabled
+        and dense.quantization_mode is None
+    )
+
+
+class _Attention(rules.Rule):
+    """Every rank has its part of all heads."""
+
+    def __init__(self, layer, columns):
+        super().__init__(layer)
+        self._columns = columns
+        for dense in columns:
+            dense._sharded_call.rule.keeps = True
+
+    @property
+    def collectives(self):
+        """What ranks exchange beside what they do in the projections."""
+        return ()
+
+    def run(self, *args, **kwargs):
+        layer = self.layer
+        if kwargs.get("cache") is not None:
+            # The cache has all heads.
+            changed = {
+                name: dense_rules.make_rule(dense).run
+                for name, dense in layer.__dict__.items()
+                if any(dense is column for column in self._columns)
+            }
+            return _call(layer, changed, args, kwargs)
+        outputs = _call(layer, self.own_heads(), args, kwargs)
+        if not isinstance(outputs, tuple):
+            return outputs
+        outputs, scores = outputs
+        # Batch, heads, and then the positions of queries and of keys.
+        positions = len(getattr(layer, "_attention_axes", None) or (1,))
+        dim = scores.shape.rank - 2 * positions - 1
+        return outputs, collectives.gather_from_ranks(scores, dim)
+
+    def own_heads(self):
+        """Attributes of the layer that are others for a part of the heads."""
+        return {}
+
+
+class _GroupedAttention(_Attention):
+    """Every rank has its part of the query heads, and all others."""
+
+    @property
+    def collectives(self):
+        """What ranks exchange beside what they do in the projections."""
+        return (
+            "all-reduce of the keys' and values' input gradient",
+            "all-reduce of the keys' and values' weight gradients",
+        )
+
+    def own_heads(self):
+        layer = self.layer
+        return {
+            "_key_dense": functools.partial(self._project, layer._key_dense),
+            "_value_dense": functools.partial(
+                self._project, layer._value_dense
+            ),
+            **{name: 1 for name in _REPEATS if hasattr(layer, name)},
+        }
+
+    def _project(self, dense, inputs):
+        """A key or value for each of this rank's query heads."""
+        heads = self._heads()
+        first, last = heads[0], heads[-1] + 1
+
+        def needed(variable, dim):
+            # Each rank uses other heads of what is the same on all of them.
+            whole = collectives.copy_to_ranks(tf.convert_to_tensor(variable))
+            return whole[(slice(None),) * dim + (slice(first, last),)]
+
+        x = keras.ops.einsum(
+            dense.equation,
+            collectives.copy_to_ranks(inputs),
+            needed(dense.kernel, 1),
+        )
+        if dense.bias is not None:
+            x = keras.ops.add(x, needed(dense.bias, 0))
+        if dense.activation is not None:
+            x = dense.activation(x)
+        return keras.ops.take(x, [head - first for head in heads], axis=2)
+
+    def _heads(self):
+        """The key/value head of each of this rank's query heads."""
+        layer = self.layer
+        total = layer._query_dense.kernel.shape[1]
+        repeats = total // layer._key_dense.kernel.shape[1]
+        count = total // collectives.num_ranks()
+        first = count * collectives.rank()
+        return [head // repeats for head in range(first, first + count)]
+
+
+def _call(layer, changed, args, kwargs):
+    """Calls a layer as it would be with some other attributes.
+
+    They are those of a copy, because the threads of all ranks call the layer.
+    """
+    copy = object.__new__(type(layer))
+    copy.__dict__.update({**layer.__dict__, **changed})
+    return type(layer).call(copy, *args, **kwargs)
