@@ -85,14 +85,17 @@ def on_mesh(
     num_stages: int,
     num_microbatches: int,
     num_replicas: int = 1,
+    num_ranks: int = 1,
+    layouts=None,
     **options,
 ) -> Outcome:
     """Trains as a pipeline; `options` are those of `PipelineModel`."""
-    _reset()
-    strategy = tfscale.MeshStrategy(
-        tfscale.device_mesh(data=num_replicas, pipeline=num_stages)
+    mesh = tfscale.device_mesh(
+        data=num_replicas, pipeline=num_stages, model=num_ranks
     )
-    with strategy.scope():
+    layout_map = layout_map_for(job, mesh, layouts) if num_ranks > 1 else None
+    _reset()
+    with tfscale.MeshStrategy(mesh, layout_map).scope():
         model = job.build()
         options = {"balance": "params", **options}
         pipeline = PipelineModel(model, num_microbatches, **options)

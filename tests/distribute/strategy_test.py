@@ -265,13 +265,14 @@ class WrongMeshTest(parameterized.TestCase):
             "Rename 'batch'",
         )
 
-    def test_model_axis(self):
-        self.refuse(
-            ValueError,
-            tfscale.device_mesh(model=2),
-            "axis 'model' must have size 1",
-            "'model': 2",
-        )
+    def test_model_axis_over_which_nothing_is_divided(self):
+        with tfscale.MeshStrategy(tfscale.device_mesh(model=2)).scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(
+            ValueError, "'model' axis.*size 2, layout_map=None.*auto_layout_map"
+        ):
+            model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
 
     def test_device_that_is_not_there(self):
         self.refuse(

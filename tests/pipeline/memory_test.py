@@ -57,7 +57,7 @@ def _fitted(build, num_stages, **kwargs):
 
 
 def _exact(model):
-    (program,) = model._programs.values()
+    (program,) = model.programs
     return list(memory.activation_bytes(program.stages))
 
 

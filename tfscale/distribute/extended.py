@@ -71,6 +71,16 @@ class MeshExtended(_tf_internals.MirroredExtended):
             (host, threads[:: self.num_model_ranks]),
         )
 
+    def _input_workers_with_options(self, options=None):
+        if options is None and all("CPU" in d for d in self._devices):
+            # Nothing to fetch ahead to: batches are where they are used. Each
+            # iterator more that is let go of may hold up `fit`, because
+            # tf.data's autotuner may sleep through the end of it.
+            options = tf.distribute.InputOptions(
+                experimental_fetch_to_device=False
+            )
+        return super()._input_workers_with_options(options)
+
     @property
     def _num_replicas_in_sync(self):
         return len(self._device_grid)
@@ -141,8 +151,15 @@ class MeshExtended(_tf_internals.MirroredExtended):
             self._local.reduced = before
 
     @contextlib.contextmanager
-    def placed_on(self, pipeline_rank: int):
-        """Within it, variables are made on that stage's device, everywhere."""
+    def placed_on(self, pipeline_rank: int, like=None):
+        """Within it, variables are made on that stage's devices, everywhere.
+
+        Args:
+            pipeline_rank: Which stage's devices.
+            like: The variable as which they are divided over model ranks,
+                if they are.
+        """
+        self._local.like = like
         self._local.placement = [
             device
             for stages in self._device_grid
@@ -151,7 +168,7 @@ class MeshExtended(_tf_internals.MirroredExtended):
         try:
             yield
         finally:
-            self._local.placement = None
+            self._local.placement = self._local.like = None
 
     def _variable_devices(self, colocate_with):
         if colocate_with is not None:
@@ -214,11 +231,11 @@ class MeshExtended(_tf_internals.MirroredExtended):
 
     def _split_dim(self, callers, initial, colocate_with, kwargs):
         """Along which dim a new variable is divided over the model ranks."""
-        if colocate_with is not None:
-            # Slots of an optimizer are divided like their variable.
-            whole = getattr(colocate_with, "whole_shape", None)
-            same = initial.shape == whole
-            return colocate_with.split_dim if same else None
+        # Slots of an optimizer are divided like their variable.
+        like = colocate_with or getattr(self._local, "like", None)
+        if like is not None:
+            same = initial.shape == getattr(like, "whole_shape", None)
+            return like.split_dim if same else None
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return None
         if not callers or not isinstance(callers[-1], keras.layers.Layer):
@@ -239,7 +256,7 @@ class MeshExtended(_tf_internals.MirroredExtended):
         maker = callers[-1] if callers else None
         if isinstance(maker, keras.optimizers.Optimizer):
             adapt_optimizer(maker, self)
-        elif isinstance(variable, ShardedVariable):
+        elif callers and isinstance(variable, ShardedVariable):
             decide = functools.partial(analysis.decide, self.num_model_ranks)
             for layer in layer_rules.concerned(callers):
                 sharded_call.attach(layer, layer_rules.make_rule, decide)

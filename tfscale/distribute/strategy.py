@@ -72,6 +72,11 @@ class MeshStrategy(tf.distribute.Strategy):
         return self._mesh
 
     @property
+    def device_grid(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
+        """Canonical names, `device_grid[replica][pipeline_rank][model_rank]`."""
+        return self._device_grid
+
+    @property
     def device_rows(self) -> tuple[tuple[str, ...], ...]:
         """Canonical names of the first model ranks' devices.
 

@@ -17,6 +17,9 @@ from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.plan import make_plan
 from tfscale.pipeline.program import Program
 from tfscale.pipeline.program import trace_program
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rules
 from tfscale.pipeline.schedule import Schedule
 from tfscale.pipeline.schedule import get_schedule
 from tfscale.pipeline.step import ReplicaStep
@@ -122,6 +125,9 @@ class PipelineModel(keras.Model):
         self._plan = plan
         self._programs = {}
         placement.move_variables(plan, strategy)
+        num_ranks = strategy.extended.num_model_ranks
+        if num_ranks > 1:
+            analysis.analyse(plan.graph.functional, num_ranks)
 
     @property
     def plan(self) -> Plan:
@@ -131,7 +137,7 @@ class PipelineModel(keras.Model):
     @property
     def programs(self) -> list[Program]:
         """The functions that were traced, one set for each kind of batch."""
-        return list(self._programs.values())
+        return [of_ranks[0] for of_ranks in self._programs.values()]
 
     def call(self, inputs, training=None, mask=None):
         """The model itself, without a pipeline."""
@@ -372,8 +378,9 @@ class PipelineModel(keras.Model):
                 training=training,
                 compile_loss=self._compile_loss,
                 jit_compile=getattr(self, "_jit_stages", False),
+                devices=self.distribute_strategy.device_grid,
             )
-        return self._programs[key]
+        return self._programs[key][collectives.rank()]
 
     def _add_penalties(self, gradients, scale):
         """Adds weight regularisers' gradients, returns their sum."""
@@ -388,6 +395,9 @@ class PipelineModel(keras.Model):
             total += tf.cast(penalty, tf.float32)
             if number in gradients:
                 gradient = tape.gradient(penalty, value)
+                dim = rules.split_dim(variable)
+                if dim is not None:
+                    gradient = collectives.own_part(gradient, dim)
                 gradients[number] += gradient * tf.cast(scale, gradient.dtype)
         return total
 

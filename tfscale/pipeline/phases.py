@@ -21,6 +21,7 @@ with `_noinline`), or misses the kernels of oneDNN and takes 1.7 times as long
 """
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -79,6 +80,8 @@ def split(
     parts: Sequence[Part],
     *,
     jit_compile: bool = False,
+    devices: Mapping[str, str] | None = None,
+    key_of_kept: Callable = lambda kept, tensor: kept,
 ) -> list[Phase]:
     """Splits a function into phases.
 
@@ -88,6 +91,9 @@ def split(
         parts: The phases, in the order in which they will run.
         jit_compile: Whether XLA compiles the phases, in place of Grappler
             optimising them.
+        devices: See `Subgraph.run`.
+        key_of_kept: Makes the key of a tensor that a phase keeps for a later
+            one, of a key that no other tensor has, and the tensor.
 
     Returns:
         One `Phase` for each of `parts`.
@@ -110,6 +116,7 @@ def split(
         for tensor in needs[-1]:
             if tensor.ref() not in given:
                 kept = ("kept", parts[0].name, tensor.name)
+                kept = key_of_kept(kept, tensor)
                 key = keys.setdefault(tensor.ref(), kept)
                 makes[phase_of[tensor.op]].setdefault(key, tensor)
     phases, original = [], wrapped.graph.as_graph_def()
@@ -121,7 +128,12 @@ def split(
         phases.append(
             Phase(
                 _function(
-                    part.name, subgraph, taken, wrapped.graph, jit_compile
+                    part.name,
+                    subgraph,
+                    taken,
+                    wrapped.graph,
+                    jit_compile,
+                    devices,
                 ),
                 tuple(keys[tensor.ref()] for tensor in taken),
                 tuple(made),
@@ -174,7 +186,7 @@ def _inputs(operations, part, phase_of, index, given):
     return sorted(taken, key=lambda tensor: tensor.name)
 
 
-def _function(name, subgraph, feeds, graph, jit_compile):
+def _function(name, subgraph, feeds, graph, jit_compile, devices):
     """The function that runs a part of `graph` on tensors for `feeds`."""
     if not jit_compile:
         subgraph = grappler.optimise(subgraph)
@@ -185,7 +197,7 @@ def _function(name, subgraph, feeds, graph, jit_compile):
         tensors = dict(zip(subgraph.feeds, args))
         for placeholder, original in subgraph.captures.items():
             tensors[placeholder] = capture(outside[original])
-        results = subgraph.run(tensors)
+        results = subgraph.run(tensors, devices)
         with tf.control_dependencies(results):
             return [*results, tf.zeros((), name="done")]
 

@@ -17,11 +17,11 @@ def move_variables(plan: Plan, strategy: MeshStrategy) -> None:
         return
     for variable, home in zip(plan.variables, plan.homes):
         rank = plan.schedule.stage_devices[home]
-        first, *_ = strategy.experimental_local_results(variable.value)
-        with strategy.scope(), strategy.extended.placed_on(rank):
+        value = variable.value
+        with strategy.scope(), strategy.extended.placed_on(rank, like=value):
             # Keras' own method for a variable without a value, which asks
             # the strategy for one.
-            variable._initialize(first.read_value)
+            variable._initialize(value.read_value)
 
 
 def check_made_in_scope(variables) -> None:

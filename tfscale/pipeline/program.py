@@ -33,7 +33,8 @@ def trace_program(
     training: bool,
     compile_loss=None,
     jit_compile: bool = False,
-) -> Program:
+    devices=None,
+) -> list[Program]:
     """Traces every stage for microbatches of a batch like this one.
 
     Args:
@@ -43,6 +44,11 @@ def trace_program(
         training: Whether there will be backwards.
         compile_loss: The `CompileLoss` of the model.
         jit_compile: Whether XLA compiles the functions.
+        devices: `devices[replica][pipeline_rank][model_rank]`, of model ranks
+            if there are any.
+
+    Returns:
+        A program for each model rank.
     """
     schedule = plan.schedule
     options = trace.TraceOptions(
@@ -76,6 +82,7 @@ def trace_program(
             plan.graph.pack_outputs,
         )
     traced = []
+    num_ranks = len(devices[0][0]) if devices else 1
     # The functions belong to the model, not to the graph of this step.
     with tf.init_scope():
         for stage in plan.stages:
@@ -86,20 +93,28 @@ def trace_program(
                 for key in (("value", value), ("mask", value))
                 if key in known
             ]
-            traced.append(
-                trace.trace_stage(
-                    stage,
-                    plan.numbers,
-                    {key: known[key] for key in keys},
-                    plan.made,
-                    targets if is_last else None,
-                    options,
-                )
+            arguments = (
+                stage,
+                plan.numbers,
+                {key: known[key] for key in keys},
+                plan.made,
+                targets if is_last else None,
+                options,
             )
-            known.update(traced[-1].outputs)
-        divisors = traced[-1].phases.get("D")
-        if training and divisors is None and traced[-1].losses:
+            if num_ranks == 1:
+                traced.append([trace.trace_stage(*arguments)])
+            else:
+                home = schedule.stage_devices[stage.index]
+                ranks = [of_replica[home] for of_replica in devices]
+                traced.append(trace.trace_on_ranks(*arguments, ranks))
+            known.update(traced[-1][0].outputs)
+        last = traced[-1][0]
+        divisors = last.phases.get("D")
+        if training and divisors is None and last.losses:
             divisors = trace.trace_divisors(
                 plan.stages, plan.numbers, fed, targets
             )
-    return Program(tuple(traced), divisors)
+    return [
+        Program(stages, stages[-1].phases.get("D", divisors))
+        for stages in zip(*traced)
+    ]

@@ -1,6 +1,8 @@
 """One step of one replica: divide the batch, run the schedule, add up.
 
-Everything here runs in replica context, while Keras traces a step.
+Everything here runs in replica context, while Keras traces a step. Where layers
+are split over model ranks, each rank does all of it with its shards, and the
+ranks run each action together.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ from tfscale.pipeline.executor import run_schedule
 from tfscale.pipeline.losses import num_rows
 from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.program import Program
+from tfscale.tensor_parallel import collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +57,12 @@ class ReplicaStep:
     def __init__(self, plan: Plan, program: Program, strategy, emit=None):
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        row = strategy.device_rows[replica]
+        rank, num_ranks = collectives.rank(), collectives.num_ranks()
+        row = [ranks[rank] for ranks in strategy.device_grid[replica]]
         self._plan = plan
         self._program = program
         self._strategy = strategy
-        self._replica = replica
+        self._index = replica * num_ranks + rank
         self._context = context
         self._emit = {} if emit is None else {"emit": emit}
         self.devices = [row[d] for d in plan.schedule.stage_devices]
@@ -126,7 +130,7 @@ class ReplicaStep:
 
     def _component(self, variable):
         return self._strategy.experimental_local_results(variable.value)[
-            self._replica
+            self._index
         ]
 
     def _read(self, kind, letter):

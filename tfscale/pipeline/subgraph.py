@@ -28,11 +28,17 @@ class Subgraph:
     fetches: tuple[str, ...]
     keep: tuple[str, ...]
 
-    def run(self, tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    def run(
+        self,
+        tensors: Mapping[str, tf.Tensor],
+        devices: Mapping[str, str] | None = None,
+    ) -> list[tf.Tensor]:
         """Adds the operations to the current graph.
 
         Args:
             tensors: What to put for each placeholder, by its name.
+            devices: For each device that operations were traced on, the one
+                to put them on. By default they have none.
 
         Returns:
             The tensors of `fetches`.
@@ -49,7 +55,11 @@ class Subgraph:
                 inputs = [i for i in node.input if i[1:] not in tensors]
                 used.update(source.split(":")[0] for source in inputs)
                 graph_def.node.add(
-                    name=node.name, op=node.op, attr=node.attr, input=inputs
+                    name=node.name,
+                    op=node.op,
+                    attr=node.attr,
+                    input=inputs,
+                    device=(devices or {}).get(node.device, ""),
                 )
         return tf.graph_util.import_graph_def(
             graph_def,
@@ -140,7 +150,7 @@ def extract(
 
     def add(operation):
         node = operation.node_def
-        # All are on one device; the others of a group may be elsewhere.
+        # Devices are known; the others of a group may be elsewhere.
         node.attr.pop("_class", None)
         node.input[:] = [source(tensor) for tensor in operation.inputs]
         node.input.extend(

@@ -18,6 +18,7 @@ are:
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -27,9 +28,12 @@ from tfscale.distribute import _tf_internals
 from tfscale.pipeline import failures
 from tfscale.pipeline import losses
 from tfscale.pipeline import phases
+from tfscale.pipeline import rank_phases
 from tfscale.pipeline import statistics
 from tfscale.pipeline.graph import Value
 from tfscale.pipeline.stages import Stage
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +127,54 @@ def trace_stage(
     )
 
 
+def trace_on_ranks(
+    stage: Stage,
+    numbers: dict[int, int],
+    inputs: dict[Any, tf.TensorSpec],
+    differentiable: set[Value],
+    targets: Targets | None,
+    options: TraceOptions,
+    devices: Sequence[Sequence[str]],
+) -> list[TracedStage]:
+    """Traces one stage for all model ranks at once, in one graph.
+
+    Args:
+        stage: See `trace_stage`, like the other arguments.
+        numbers: See there.
+        inputs: See there; the same for all ranks.
+        differentiable: See there.
+        targets: See there.
+        options: See there. There is no XLA.
+        devices: Those of the ranks, `devices[replica][rank]`.
+
+    Returns:
+        What each rank runs; all have to run a phase at the same time.
+    """
+    traces = []
+
+    def run_rank():
+        arguments = stage, numbers, inputs, differentiable, targets, options
+        traces.append(_Trace(*arguments))
+        traces[-1].run()
+
+    wrapped = rank_phases.trace(run_rank, devices[0])
+    made = rank_phases.split(
+        wrapped,
+        [trace.arguments for trace in traces],
+        [list(trace.parts().values()) for trace in traces],
+        devices,
+    )
+    return [
+        TracedStage(
+            phases=dict(zip(trace.parts(), phases_of_rank)),
+            outputs=_specs(trace.forward),
+            sums=_specs(trace.weight_gradients),
+            losses=trace.losses,
+        )
+        for trace, phases_of_rank in zip(traces, made)
+    ]
+
+
 class _Trace:
     """Builds the graph of a stage, and keeps what is what in it."""
 
@@ -187,8 +239,24 @@ class _Trace:
         return self.arguments[key]
 
     def _variable(self, kind, variable):
+        """An argument for the value of a variable, or for a rank's shard."""
         key = kind, self._numbers[id(variable)]
-        return self._argument(key, variable.shape, variable.dtype)
+        shape = variable.shape
+        if self._shard_dim(variable) is not None:
+            shape = variable._value.values[0].shape
+        return self._argument(key, shape, variable.dtype)
+
+    def _shard_dim(self, variable):
+        if collectives.num_ranks() == 1:
+            return None
+        return rules.split_dim(variable)
+
+    def _whole(self, variable, value):
+        """What layers without a rule see of a sharded variable."""
+        dim = self._shard_dim(variable)
+        return (
+            value if dim is None else collectives.gather_from_ranks(value, dim)
+        )
 
     def _forward(self):
         stage = self._stage
@@ -202,13 +270,20 @@ class _Trace:
         for value, tensor in values.items():
             if ("mask", value) in tensors:
                 _tf_internals.set_keras_mask(tensor, tensors["mask", value])
-        with keras.StatelessScope(
-            state_mapping=[
-                *zip(stage.trainable, params),
-                *zip(stage.state, states),
-            ],
-            collect_losses=True,
-        ) as scope:
+        whole, shards = [], {}
+        for variable, value in zip(
+            [*stage.trainable, *stage.state], [*params, *states]
+        ):
+            whole.append((variable, self._whole(variable, value)))
+            if self._shard_dim(variable) is not None:
+                shards[id(variable)] = value
+        given = dict(shards)
+        with (
+            keras.StatelessScope(
+                state_mapping=whole, collect_losses=True
+            ) as scope,
+            rules.given_shards(shards),
+        ):
             for call in stage.calls:
                 statistics.record_weights(
                     call, values, self._numbers, self.forward
@@ -216,10 +291,18 @@ class _Trace:
                 with failures.noted(call.name, stage.index):
                     call.run(values, self._options.training)
             total = self._losses(scope.losses, values)
-        for variable, state in zip(stage.state, states):
+        for variable, state in whole[len(params) :]:
+            key = "new_state", self._numbers[id(variable)]
             new_state = scope.get_current_value(variable)
-            if new_state is not state:
-                key = "new_state", self._numbers[id(variable)]
+            dim = self._shard_dim(variable)
+            if (
+                dim is not None
+                and shards[id(variable)] is not given[id(variable)]
+            ):
+                self.forward[key] = shards[id(variable)]
+            elif new_state is not state:
+                if dim is not None:
+                    new_state = collectives.own_part(new_state, dim)
                 self.forward[key] = new_state
         for value in stage.outputs:
             mask = _tf_internals.get_keras_mask(values[value])

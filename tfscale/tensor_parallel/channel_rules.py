@@ -162,12 +162,11 @@ class _BatchNormalization(_Local):
         moments = [tf.cast(rules.shard_of(v), x.dtype) for v in old]
         if training and layer.trainable:
             moving, moments = moments, layer._moments(x, mask)
-            with collectives.local_shards():
-                for variable, before, new in zip(old, moving, moments):
-                    # Not of the Keras variable, which looks at whole shapes.
-                    variable.value.assign(
-                        before * layer.momentum + new * (1.0 - layer.momentum)
-                    )
+            for variable, before, new in zip(old, moving, moments):
+                rules.assign_shard(
+                    variable,
+                    before * layer.momentum + new * (1.0 - layer.momentum),
+                )
         gamma, beta = (
             None if v is None else tf.cast(rules.shard_of(v), x.dtype)
             for v in (layer.gamma, layer.beta)

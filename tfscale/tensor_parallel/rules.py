@@ -20,12 +20,15 @@ own, nothing is assumed.
 """
 
 import abc
+import contextlib
+import threading
 
 import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
 
+_thread = threading.local()
 _ELEMENTWISE = frozenset(
     {
         "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid",
@@ -139,13 +142,42 @@ class Rule(abc.ABC):
 
 def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
+    given = getattr(_thread, "given", {})
+    if id(variable) in given:
+        return variable._maybe_autocast(given[id(variable)])
     with collectives.local_shards():
         return tf.convert_to_tensor(variable)
 
 
+def assign_shard(variable, value) -> None:
+    """Assigns this rank's shard of a Keras variable."""
+    given = getattr(_thread, "given", {})
+    if id(variable) in given:
+        given[id(variable)] = value
+        return
+    # Not of the Keras variable, which looks at whole shapes.
+    with collectives.local_shards():
+        variable.value.assign(value)
+
+
+@contextlib.contextmanager
+def given_shards(shards: dict[int, tf.Tensor]):
+    """Within it, tensors stand for shards of variables, by `id(variable)`.
+
+    For a trace in which variables are arguments. What is assigned replaces
+    the tensors in the dict.
+    """
+    _thread.given = shards
+    try:
+        yield
+    finally:
+        _thread.given = {}
+
+
 def split_dim(variable) -> int | None:
     """Along which dim a Keras variable is sharded, if it is."""
-    return getattr(variable.value, "split_dim", None)
+    # `value` may be a tensor that stands for it in a trace.
+    return getattr(variable._value, "split_dim", None)
 
 
 def part_of(variable, dim):

@@ -1,0 +1,145 @@
+"""Stages whose layers are split: data x pipeline x model, as on one device."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tests.tensor_parallel import same_numbers_test as jobs
+
+LAYERS = keras.layers
+
+
+def channels():
+    """Convolutions with statistics per channel, regularised, with dropout 0."""
+    x = inputs = keras.Input((6, 6, 4))
+    for index in range(2):
+        x = LAYERS.Conv2D(
+            8, 3, padding="same", kernel_regularizer="l2", name=f"wide_{index}"
+        )(x)
+        x = LAYERS.BatchNormalization(name=f"norm_{index}")(x)
+        x = LAYERS.ReLU(name=f"relu_{index}")(x)
+        x = LAYERS.Conv2D(4, 1, use_bias=False, name=f"narrow_{index}")(x)
+    x = LAYERS.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(inputs, LAYERS.Dense(3, name="out")(x), name="channels")
+
+
+LAYOUTS = {
+    ".*wide_./kernel": (None, None, None, "model"),
+    ".*wide_./bias": ("model",),
+    ".*norm_./.*": ("model",),
+    ".*narrow_./kernel": (None, None, "model", None),
+}
+
+
+class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("gpt_adam", 1, 1, 2, {}),
+        ("gpt_adam", 2, 2, 2, {}),
+        ("gpt_sgd", 2, 2, 2, {"recompute": True, "schedule": "gpipe"}),
+        ("mlp_adam", 1, 2, 4, {}),
+    )
+    def test_of_one_device(self, job, replicas, stages, ranks, options):
+        outcome = same_numbers.on_mesh(
+            jobs.JOBS[job], stages, 4, replicas, num_ranks=ranks, **options
+        )
+        same_numbers.assert_same(
+            self, jobs.one_device(job), outcome, unmoved=("key_bias",)
+        )
+
+    def test_of_a_pipeline_without_ranks(self):
+        # BatchNormalization sees microbatches: so does the other side.
+        random = np.random.RandomState(0)
+        job = same_numbers.Job(
+            channels,
+            dict(
+                x=random.randn(32, 6, 6, 4).astype("float32"),
+                y=random.randn(32, 3).astype("float32"),
+                batch_size=16,
+            ),
+        )
+        same_numbers.assert_same(
+            self,
+            same_numbers.on_mesh(job, 2, 4),
+            same_numbers.on_mesh(job, 2, 4, num_ranks=2, layouts=LAYOUTS),
+            unmoved=("wide_0_bias", "wide_1_bias"),
+        )
+
+
+class PlacementTest(tf.test.TestCase):
+    def test_every_shard_is_on_its_stage_and_rank(self):
+        outcome = same_numbers.on_mesh(
+            jobs.JOBS["gpt_adam"], 2, 4, 2, num_ranks=2
+        )
+        model = outcome.model
+        plan, grid = model.plan, model.distribute_strategy.device_grid
+        sharded = 0
+        for variable, home in zip(plan.variables, plan.homes):
+            parts = variable.value.values
+            stage = plan.schedule.stage_devices[home]
+            self.assertEqual(
+                [part.device for part in parts],
+                [device for replica in grid for device in replica[stage]],
+            )
+            split = getattr(variable.value, "split_dim", None)
+            sharded += split is not None
+            whole = list(variable.shape)
+            if split is not None:
+                whole[split] //= 2
+            for part in parts:
+                self.assertEqual(part.shape, whole, variable.path)
+        self.assertGreater(sharded, 10)
+
+    def test_predictions_and_evaluation_are_those_of_one_device(self):
+        job = jobs.JOBS["gpt_sgd"]
+        x, y = job.data["x"], job.data["y"]
+        plain = jobs.one_device("gpt_sgd").model
+        model = same_numbers.on_mesh(job, 2, 4, num_ranks=2).model
+        same_numbers.assert_close(
+            model.predict(x, batch_size=14, verbose=0),
+            plain.predict(x, batch_size=14, verbose=0),
+        )
+        same_numbers.assert_close(
+            model.evaluate(x, y, batch_size=14, verbose=0),
+            plain.evaluate(x, y, batch_size=14, verbose=0),
+        )
+
+
+class FailureTest(tf.test.TestCase):
+    def test_a_layer_that_fails_is_named(self):
+        class Refuses(LAYERS.Layer):
+            def call(self, x):
+                with tf.control_dependencies(
+                    [tf.debugging.assert_less(x[0, 0], 1e3)]
+                ):
+                    return tf.identity(x)
+
+        mesh = tfscale.device_mesh(pipeline=2, model=2)
+        layout_map = keras.distribution.LayoutMap(mesh)
+        layout_map[".*up/kernel"] = (None, "model")
+        layout_map[".*down/kernel"] = ("model", None)
+        with tfscale.MeshStrategy(mesh, layout_map).scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    LAYERS.Dense(8, name="up"),
+                    LAYERS.Dense(4, name="down"),
+                    Refuses(name="refuses"),
+                    LAYERS.Dense(4, name="last"),
+                ]
+            )
+            model = tfscale.PipelineModel(model, 2, balance=["refuses"])
+            model.compile("sgd", "mse")
+        x = np.ones((4, 4), "float32")
+        model.fit(x, x, verbose=0)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "'refuses'.*stage 1"
+        ):
+            model.fit(x * 1e6, x, verbose=0)
+        model.fit(x, x, verbose=0)
+
+
+if __name__ == "__main__":
+    tf.test.main()
