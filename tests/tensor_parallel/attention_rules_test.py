@@ -47,7 +47,7 @@ def grouped(num_key_value_heads):
 def crossed(num_key_value_heads):
     """Other keys than values, a mask, and scores that are made use of."""
     inputs = keras.Input((5, 8))
-    other = keras.layers.Dense(6, name="other")(inputs)
+    other = keras.layers.Dense(8, name="other")(inputs)
     mask = keras.ops.greater(inputs[..., :1], -1.0)
     y, scores = keras.layers.GroupQueryAttention(
         2, 12, num_key_value_heads, use_gate=True, name="attention"
@@ -102,18 +102,9 @@ def vectors(build):
 
 
 HUB = {
-    "llama": (
-        keras_hub.models.LlamaBackbone,
-        dict(tie_word_embeddings=True),
-    ),
-    "mistral": (
-        keras_hub.models.MistralBackbone,
-        dict(tie_word_embeddings=True, sliding_window=4),
-    ),
-    "qwen": (
-        keras_hub.models.QwenBackbone,
-        dict(tie_word_embeddings=True),
-    ),
+    "llama": (keras_hub.models.LlamaBackbone, {}),
+    "mistral": (keras_hub.models.MistralBackbone, {"sliding_window": 4}),
+    "qwen": (keras_hub.models.QwenBackbone, {}),
 }
 
 
@@ -128,7 +119,8 @@ def hub(name):
         intermediate_dim=24,
         **options,
     )
-    return keras.Model(backbone.inputs, backbone.output, name=name)
+    logits = backbone.token_embedding(backbone.output, reverse=True)
+    return keras.Model(backbone.inputs, logits, name=name)
 
 
 def tokens(name):
@@ -138,7 +130,7 @@ def tokens(name):
         functools.partial(hub, name),
         dict(
             x={"token_ids": ids, "padding_mask": np.ones((32, 6), "int32")},
-            y=random.randn(32, 6, 16).astype("float32"),
+            y=random.randn(32, 6, 24).astype("float32"),
             batch_size=16,
         ),
     )
@@ -200,6 +192,7 @@ class WithoutGatherTest(tf.test.TestCase):
         layout_map = keras.distribution.LayoutMap(mesh)
         for pattern, layout in LAYOUTS.items():
             layout_map[pattern] = layout
+        layout_map[".*/(query|gate)/bias"] = ("model", None)
         strategy = tfscale.MeshStrategy(mesh, layout_map)
         with strategy.scope():
             # 12 heads in all, 3 on each rank, and no other dim like these.

@@ -142,13 +142,13 @@ class _GroupedAttention(_Attention):
 
     def _project(self, dense, inputs):
         """A key or value for each of this rank's query heads."""
-        heads = self._heads()
-        first, last = heads[0], heads[-1] + 1
+        first, count, heads = self._heads()
 
         def needed(variable, dim):
             # Each rank uses other heads of what is the same on all of them.
             whole = collectives.copy_to_ranks(tf.convert_to_tensor(variable))
-            return whole[(slice(None),) * dim + (slice(first, last),)]
+            window = slice(first, first + count)
+            return whole[(slice(None),) * dim + (window,)]
 
         x = keras.ops.einsum(
             dense.equation,
@@ -159,16 +159,23 @@ class _GroupedAttention(_Attention):
             x = keras.ops.add(x, needed(dense.bias, 0))
         if dense.activation is not None:
             x = dense.activation(x)
-        return keras.ops.take(x, [head - first for head in heads], axis=2)
+        return tf.gather(x, [head - first for head in heads], axis=2)
 
     def _heads(self):
-        """The key/value head of each of this rank's query heads."""
-        layer = self.layer
+        """The first key/value head, how many, and that of each query head.
+
+        As many on all ranks, even if some do not need the last one: in the
+        gradients of unlike shapes the ranks would not meet in the same order.
+        """
+        layer, ranks = self.layer, collectives.num_ranks()
         total = layer._query_dense.kernel.shape[1]
-        repeats = total // layer._key_dense.kernel.shape[1]
-        count = total // collectives.num_ranks()
-        first = count * collectives.rank()
-        return [head // repeats for head in range(first, first + count)]
+        num_keys = layer._key_dense.kernel.shape[1]
+        of_queries = [head // (total // num_keys) for head in range(total)]
+        size = total // ranks
+        needed = [of_queries[i : i + size] for i in range(0, total, size)]
+        count = max(heads[-1] - heads[0] + 1 for heads in needed)
+        heads = needed[collectives.rank()]
+        return min(heads[0], num_keys - count), count, heads
 
 
 def _call(layer, changed, args, kwargs):
