@@ -13,6 +13,7 @@ python -m benchmarks.input_pipeline
 
 import os
 import platform
+import re
 import statistics
 import tempfile
 import time
@@ -31,9 +32,16 @@ NUM_IMAGES = flags.DEFINE_integer(
 NUM_ROUNDS = flags.DEFINE_integer(
     "num_rounds", 8, "Epochs of each contestant.", lower_bound=2
 )
+ONLY = flags.DEFINE_string(
+    "only", "", "Regular expression: contestants whose names hold it take part."
+)
 DIRECTORY = flags.DEFINE_string(
     "directory", None, "Where the pictures are made; by default temporary."
 )
+
+
+def _chosen(datasets):
+    return {n: d for n, d in datasets.items() if re.search(ONLY.value, n)}
 
 
 def _seconds(dataset):
@@ -106,21 +114,19 @@ def main(_):
             f"{keras.__version__}; {NUM_IMAGES.value} images, "
             f"{NUM_ROUNDS.value} rounds"
         )
-        grid = contestants.grid(folder)
-        others = contestants.others(folder, pattern)
+        grid = _chosen(contestants.grid(folder))
+        others = _chosen(contestants.others(folder, pattern))
         rates = _interleaved({**grid, **others}, NUM_ROUNDS.value)
     _print(rates)
-    tuned = [*grid, "AUTOTUNE, files"]
-    theirs = {"the best of the grid and AUTOTUNE": _best_of(rates, tuned)}
-    theirs |= {n: rates[n] for n in others if not n.startswith("tfscale")}
+    theirs = {n: rates[n] for n in others if not n.startswith("tfscale")}
+    tuned = [n for n in rates if n in grid or n == "AUTOTUNE, files"]
+    if tuned:
+        theirs["the best of the grid and AUTOTUNE"] = _best_of(rates, tuned)
     print("Ratios within a round: median, lower and upper quartile")
-    for kind in ("files", "TFRecord"):
+    for ours in (n for n in others if n.startswith("tfscale")):
         for name, those in theirs.items():
-            middle, low, high = _ratio(rates[f"tfscale, {kind}"], those)
-            print(
-                f"{middle:6.3f} {low:6.3f} {high:6.3f}  tfscale, {kind} / "
-                f"{name}"
-            )
+            middle, low, high = _ratio(rates[ours], those)
+            print(f"{middle:6.3f} {low:6.3f} {high:6.3f}  {ours} / {name}")
 
 
 if __name__ == "__main__":

@@ -122,11 +122,7 @@ def _deliver(recipe, position):
 
     def deliver(key, batch):
         _, epoch, _, real, last = tf.unstack(key, axis=1)
-        tf.cond(
-            tf.reduce_any(last > 0),
-            lambda: position.end_epoch(epoch[0]),
-            lambda: tf.no_op(),
-        )
+        position.end_epoch(epoch[0], tf.reduce_max(last))
         if recipe.plan.remainder != "pad":
             return batch
         return _weighted(batch, tf.cast(real, tf.float32))
