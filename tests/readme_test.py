@@ -41,10 +41,12 @@ class ReadmeTest(tf.test.TestCase):
         )
 
     def test_continuous_integration_runs_what_the_readme_says(self):
-        (command,) = re.findall(
-            r"pip install -e (\S+) && .*/pytest\b", _read("README.md")
+        ((extra, options),) = re.findall(
+            r"pip install -e (\S+) && .*/pytest\b(.*)", _read("README.md")
         )
-        self.assertIn(f'pip" install --quiet -e {command}', _read(".ci/run"))
+        script = _read(".ci/run")
+        self.assertIn(f'pip" install --quiet -e {extra}', script)
+        self.assertIn(f'pytest"{options}', script)
 
 
 if __name__ == "__main__":
