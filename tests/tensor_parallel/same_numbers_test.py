@@ -89,7 +89,10 @@ def one_device(name):
 
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.product(job=list(JOBS), size=SIZES)
+    @parameterized.parameters(
+        *((job, size) for job in JOBS if job != "gpt_sgd" for size in SIZES),
+        ("gpt_sgd", (1, 3)),
+    )
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(JOBS[job], num_ranks, num_replicas)
