@@ -12,6 +12,7 @@ from tfscale.mesh import device_mesh
 from tfscale.mesh import use_virtual_devices
 from tfscale.pipeline import PipelineModel
 from tfscale.tensor_parallel.auto_layout import auto_layout_map
+from tfscale.tensor_parallel.summary import sharding_summary
 
 __all__ = [
     "MeshStrategy",
@@ -24,5 +25,6 @@ __all__ = [
     "layers",
     "losses",
     "pipeline",
+    "sharding_summary",
     "use_virtual_devices",
 ]

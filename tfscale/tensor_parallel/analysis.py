@@ -6,6 +6,7 @@ away; in it propagation.py follows the outputs of column-parallel layers.
 
 import concurrent.futures
 import dataclasses
+import warnings
 from collections.abc import Iterator
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import pairing
 from tfscale.tensor_parallel import propagation
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sharded_call
@@ -42,14 +44,22 @@ def analyse(model, num_ranks: int) -> dict:
 
     Returns:
         Why outputs are put together at once, by layer.
+
+    Warns:
+        UserWarning: If layers are divided without a partner.
     """
     # A thread of its own has none of what surrounds the call: scopes of Keras,
     # tapes, graphs and strategies of TensorFlow.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        reasons = executor.submit(_analyse, model, num_ranks).result()
+        reasons, complaint = executor.submit(
+            _analyse, model, num_ranks
+        ).result()
     for call in sharded_calls(model):
         call.is_decided = True
-    return reasons
+        call.reason = reasons.get(call.rule)
+    if complaint:
+        warnings.warn(complaint, stacklevel=2)
+    return {rule.layer: reason for rule, reason in reasons.items()}
 
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
@@ -96,7 +106,11 @@ def _analyse(model, num_ranks):
                 trace, local, found, num_ranks=num_ranks
             )
         if not problems:
-            return {rule.layer: why for rule, why in reasons.items()}
+            calls = [
+                (call.rule, key in found.sink_divided)
+                for key, call in enumerate(whole.calls)
+            ]
+            return reasons, pairing.complaint(calls, reasons)
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)

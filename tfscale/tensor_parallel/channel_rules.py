@@ -178,6 +178,8 @@ class _BatchNormalization(_Local):
 
 
 class _LayerNormalization(_Local):
+    collectives = ("all-reduce of sums for mean and variance",)
+
     def whole_size(self):
         return self.layer.weights[0].shape[0]
 

@@ -40,6 +40,14 @@ class _VocabularyParallel(rules.Rule):
     # Of logits only; `divides` says so.
     source_dim = -1
 
+    @property
+    def collectives(self):
+        """See `Rule`: of a lookup, and of logits if it makes some."""
+        of_logits = ()
+        if isinstance(self.layer, _REVERSIBLE):
+            of_logits = super().collectives
+        return ("all-reduce of the output", *of_logits)
+
     def divides(self, args, kwargs):
         """Whether this call's output can be divided."""
         return bool(kwargs.get("reverse", args[1] if len(args) > 1 else False))
@@ -85,6 +93,11 @@ class _VocabularyParallel(rules.Rule):
 
 class _ColumnEmbedding(rules.Rule):
     source_dim = -1
+
+    @property
+    def collectives(self):
+        """See `Rule`: tokens have no gradient."""
+        return () if self.keeps else ("all-gather of the output",)
 
     def run(self, inputs):
         if inputs.dtype not in ("int32", "int64"):

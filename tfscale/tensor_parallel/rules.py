@@ -84,7 +84,9 @@ class Rule(abc.ABC):
     def collectives(self) -> tuple[str, ...]:
         """What ranks exchange in one forward and backward, in words."""
         names = []
-        if self.source_dim is not None and not self.passes:
+        if self.passes:
+            return ()
+        if self.source_dim is not None:
             names.append("all-reduce of the input's gradient")
         if self.source_dim is not None and not self.keeps:
             names.append("all-gather of the output")

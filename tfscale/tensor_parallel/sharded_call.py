@@ -71,6 +71,7 @@ class ShardedCall:
 
     Attributes:
         is_decided: Whether analysis has seen the layer.
+        reason: Why it puts its output together at once, if analysis has one.
     """
 
     def __init__(self, layer, call, make_rule, decide):
@@ -79,6 +80,7 @@ class ShardedCall:
         self._make_rule = make_rule
         self._decide = decide
         self.is_decided = False
+        self.reason = None
 
     @functools.cached_property
     def rule(self) -> Rule | None:

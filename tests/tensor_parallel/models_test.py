@@ -1,0 +1,288 @@
+"""Whole models of many kinds have the numbers of one device on model ranks."""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tests.tensor_parallel import same_numbers_test
+
+LAYERS = keras.layers
+RANDOM = np.random.RandomState(0)
+VECTORS = dict(
+    x=RANDOM.randn(32, 12).astype("float32"),
+    y=RANDOM.randn(32, 12).astype("float32"),
+    batch_size=16,
+)
+# A product in bfloat16 has 8 binary digits, in float16 11. Ranks round each
+# term of a sum where one device rounds the sum; weights stay in float32 and
+# differ by what steps of gradients of that precision do.
+TOLERANCE = {"mixed_bfloat16": 2.0**-7, "mixed_float16": 2.0**-10}
+
+
+def llama():
+    return keras_hub.models.LlamaBackbone(
+        vocabulary_size=24,
+        num_layers=1,
+        num_query_heads=4,
+        num_key_value_heads=2,
+        hidden_dim=16,
+        intermediate_dim=32,
+        tie_word_embeddings=True,
+        name="backbone",
+    )
+
+
+def gpt2():
+    return keras_hub.models.GPT2Backbone(
+        vocabulary_size=24,
+        num_layers=1,
+        num_heads=4,
+        hidden_dim=16,
+        intermediate_dim=32,
+        dropout=0.0,
+        max_sequence_length=6,
+        name="backbone",
+    )
+
+
+def backbone(build):
+    found = RANDOM.randint(0, 24, (32, 6))
+    inputs = dict(token_ids=found, padding_mask=np.ones_like(found))
+    targets = RANDOM.randn(32, 6, 16).astype("float32")
+    return same_numbers.Job(build, dict(x=inputs, y=targets, batch_size=16))
+
+
+def llama_layouts():
+    mesh = keras.distribution.DeviceMesh(
+        (1, 2), ("data", "model"), ["CPU:0", "CPU:1"]
+    )
+    layout_map = keras_hub.models.LlamaBackbone.get_layout_map(
+        mesh, model_parallel_dim_name="model", data_parallel_dim_name="data"
+    )
+    return {pattern: layout for pattern, layout in layout_map.items()}
+
+
+def channels():
+    x = inputs = keras.Input((6, 6, 4))
+    x = LAYERS.Conv2D(8, 3, padding="same", use_bias=False, name="split")(x)
+    x = LAYERS.BatchNormalization(name="batch_norm")(x)
+    x = LAYERS.Activation("relu", name="relu")(x)
+    x = LAYERS.DepthwiseConv2D(3, padding="same", name="each")(x)
+    x = LAYERS.Conv2D(4, 1, name="joined")(x)
+    x = LAYERS.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(inputs, x)
+
+
+def normalized():
+    x = inputs = keras.Input((12,))
+    x = LAYERS.Dense(24, name="split")(x)
+    x = LAYERS.LayerNormalization(name="norm")(x)
+    x = LAYERS.Activation("gelu", name="gelu")(x)
+    return keras.Model(inputs, LAYERS.Dense(12, name="joined")(x))
+
+
+def einsum():
+    x = inputs = keras.Input((3, 12))
+    x = LAYERS.EinsumDense(
+        "abc,cde->abde", (None, 4, 6), bias_axes="de", name="split"
+    )(x)
+    x = LAYERS.EinsumDense(
+        "abde,dec->abc", (None, 12), bias_axes="c", name="joined"
+    )(x)
+    return keras.Model(inputs, x)
+
+
+def looked_up():
+    x = inputs = keras.Input((6,), dtype="int32")
+    x = LAYERS.Embedding(24, 8, name="table")(x)
+    return keras.Model(inputs, LAYERS.Dense(24, name="logits")(x))
+
+
+def recurrent():
+    x = inputs = keras.Input((5, 4))
+    x = LAYERS.GRU(8, return_sequences=True, name="gru")(x)
+    return keras.Model(inputs, LAYERS.LSTM(4, name="lstm")(x))
+
+
+@keras.saving.register_keras_serializable("models_test")
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__(name="own")
+        self.up = LAYERS.Dense(24, activation="relu", name="up")
+        self.down = LAYERS.Dense(12, name="down")
+        self.build((None, 12))
+
+    def build(self, shape):
+        self.up.build((None, 12))
+        self.down.build((None, 24))
+        self.built = True
+
+    def call(self, x):
+        return self.down(self.up(x))
+
+
+def noted_losses():
+    x = inputs = keras.Input((12,))
+    # Its loss is there before ranks meet for the first time.
+    x = LAYERS.Dense(12, name="first", activity_regularizer="l2")(x)
+    x = LAYERS.ActivityRegularization(0.01, name="noted")(x)
+    x = LAYERS.Dense(24, activation="relu", name="up")(x)
+    x = LAYERS.Dense(12, name="down", activity_regularizer="l2")(x)
+    return keras.Model(inputs, x)
+
+
+def of_shape(build, x, y):
+    data = dict(
+        x=RANDOM.randn(32, *x).astype("float32"),
+        y=RANDOM.randn(32, *y).astype("float32"),
+        batch_size=16,
+    )
+    return same_numbers.Job(build, data)
+
+
+PAIR = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
+ROWS = {
+    "gru/gru_cell/(recurrent_)?kernel": (None, "model"),
+    "lstm/lstm_cell/recurrent_kernel": ("model", None),
+}
+JOBS = {
+    "llama": (backbone(llama), None),
+    "llama_own_layout": (backbone(llama), llama_layouts),
+    "gpt2": (backbone(gpt2), None),
+    "channels": (
+        of_shape(channels, (6, 6, 4), (4,)),
+        {
+            "split/kernel": (None, None, None, "model"),
+            "batch_norm/.*": ("model",),
+            "each/kernel": (None, None, "model", None),
+            "each/bias": ("model",),
+            "joined/kernel": (None, None, "model", None),
+        },
+    ),
+    "layer_norm": (
+        of_shape(normalized, (12,), (12,)),
+        {
+            "split/kernel": (None, "model"),
+            "split/bias": ("model",),
+            "norm/.*": ("model",),
+            "joined/kernel": ("model", None),
+        },
+    ),
+    "einsum": (
+        of_shape(einsum, (3, 12), (3, 12)),
+        {
+            "split/kernel": (None, "model", None),
+            "split/bias": ("model", None),
+            "joined/kernel": ("model", None, None),
+        },
+    ),
+    "rows": (
+        same_numbers_test.tokens(looked_up),
+        {"table/embeddings": ("model", None), "logits/kernel": (None, "model")},
+    ),
+    "recurrent": (of_shape(recurrent, (5, 4), (4,)), ROWS),
+    "subclassed": (of_shape(Subclassed, (12,), (12,)), PAIR),
+    "noted_losses": (of_shape(noted_losses, (12,), (12,)), PAIR),
+}
+
+
+@functools.cache
+def one_device(name):
+    return same_numbers.on_one_device(JOBS[name][0])
+
+
+def mlp():
+    x = inputs = keras.Input((12,))
+    x = LAYERS.Dense(24, activation="relu", name="up")(x)
+    return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+
+def both(train):
+    """What `train(model)` returns on one device, and on 2 x 2."""
+    results = []
+    for on_mesh in (False, True):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        if not on_mesh:
+            results.append(train(mlp()))
+            continue
+        mesh = tfscale.device_mesh(data=2, model=2)
+        with tfscale.MeshStrategy(mesh, PAIR).scope():
+            results.append(train(mlp()))
+    return results
+
+
+class ModelsTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*JOBS)
+    def test_has_the_numbers_of_one_device(self, name):
+        job, layouts = JOBS[name]
+        # BatchNormalization has the moments of a replica's part of the batch.
+        num_replicas = 1 if name == "channels" else 2
+        layouts = layouts() if callable(layouts) else layouts
+        outcome = same_numbers.on_ranks(job, 2, num_replicas, layouts)
+        same_numbers.assert_same(
+            self, one_device(name), outcome, unmoved=("key/bias", "key_bias")
+        )
+
+    @parameterized.parameters(*TOLERANCE)
+    def test_in_lower_precision(self, policy):
+        keras.config.set_dtype_policy(policy)
+        job = same_numbers.Job(mlp, VECTORS)
+        expected = same_numbers.on_one_device(job)
+        outcome = same_numbers.on_ranks(job, 2, 1, PAIR)
+        same_numbers.assert_same(self, expected, outcome, TOLERANCE[policy])
+
+    @parameterized.parameters({}, {"run_eagerly": True})
+    def test_methods_of_a_model(self, **options):
+        def train(model):
+            model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+            x, y = VECTORS["x"], VECTORS["y"]
+            model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+            return [
+                model.train_on_batch(x[:16], y[:16]),
+                model.evaluate(x, y, batch_size=16, verbose=0),
+                model.predict(x, batch_size=16, verbose=0),
+                *model.get_weights(),
+            ]
+
+        for expected, found in zip(*both(train), strict=True):
+            same_numbers.assert_close(found, expected)
+
+    def test_a_loop_by_hand(self):
+        def train(model):
+            optimizer = keras.optimizers.Adam(0.01)
+            strategy = tf.distribute.get_strategy()
+
+            def step(data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    error = tf.reduce_sum(tf.square(model(x) - y))
+                    loss = error / VECTORS["batch_size"]
+                variables = model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables))
+                return loss
+
+            run = tf.function(lambda data: strategy.run(step, args=(data,)))
+            data = tf.data.Dataset.from_tensor_slices(
+                (VECTORS["x"], VECTORS["y"])
+            ).batch(16)
+            optimizer.build(model.trainable_variables)
+            losses = [
+                strategy.reduce("SUM", run(batch), axis=None)
+                for batch in strategy.experimental_distribute_dataset(data)
+            ]
+            return [*losses, *model.get_weights()]
+
+        for expected, found in zip(*both(train), strict=True):
+            same_numbers.assert_close(found, expected)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,78 @@
+"""What cannot be divided is refused, by name and with what to do."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+
+LAYERS = keras.layers
+X = np.ones((4, 12), "float32")
+
+
+def mlp():
+    x = inputs = keras.Input((12,))
+    x = LAYERS.Dense(24, name="up")(x)
+    return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
+
+
+def heads():
+    inputs = keras.Input((5, 12))
+    layer = LAYERS.MultiHeadAttention(3, 4, name="attention")
+    return keras.Model(inputs, layer(inputs, inputs))
+
+
+def words():
+    inputs = keras.Input((5,), dtype="int32")
+    return keras.Model(inputs, LAYERS.Embedding(25, 4, name="words")(inputs))
+
+
+def strategy(layouts, model=2):
+    return tfscale.MeshStrategy(tfscale.device_mesh(model=model), layouts)
+
+
+class BadInputTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        (
+            "heads",
+            heads,
+            {"attention/query/kernel": (None, "model", None)},
+            "attention/query/kernel.*size 3.*model axis of 1, 3",
+        ),
+        (
+            "vocabulary",
+            words,
+            {"words/embeddings": ("model", None)},
+            "words/embeddings.*size 25.*model axis of 1, 5, 25",
+        ),
+        ("rank", mlp, {"up/kernel": ("model",)}, "one entry per dim.*up/ker"),
+    )
+    def test_is_refused_when_a_model_is_built(self, build, layouts, message):
+        with (
+            self.assertRaisesRegex(ValueError, f"(?s){message}"),
+            strategy(layouts).scope(),
+        ):
+            build()
+
+    @parameterized.named_parameters(
+        ("no_match", {"middle/kernel": (None, "model")}, "'middle/kernel'"),
+        ("a_part", {"up": (None, "model")}, "'up' .*only a part.*'up/kernel'"),
+    )
+    def test_a_pattern_of_nothing_is_refused_at_the_first_step(
+        self, layouts, message
+    ):
+        with strategy(layouts).scope():
+            model = mlp()
+        with self.assertRaisesRegex(ValueError, f"(?s)match none.*{message}"):
+            model.predict(X, verbose=0)
+
+    def test_a_model_from_outside_of_the_scope_is_refused(self):
+        model = mlp()
+        mesh_strategy = strategy({"up/kernel": (None, "model")})
+        with self.assertRaisesRegex(ValueError, "(?s)match none.*'up/kernel'"):
+            mesh_strategy.run(model, args=(X,))
+
+
+if __name__ == "__main__":
+    tf.test.main()

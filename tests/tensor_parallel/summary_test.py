@@ -1,0 +1,187 @@
+"""The report of a divided model, and the warning about lonely layers."""
+
+import re
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+
+LAYERS = keras.layers
+
+
+def built(build, layouts, data=1, model=2):
+    strategy = tfscale.MeshStrategy(
+        tfscale.device_mesh(data=data, model=model), layouts
+    )
+    with strategy.scope():
+        return build()
+
+
+def summary(model, line_length=108):
+    lines = []
+    tfscale.sharding_summary(model, line_length, lines.append)
+    return lines[0]
+
+
+def cells(text, layer):
+    """The cells of a layer's row, each as a list of lines."""
+    rows = re.split(r"[├└┡].*[┤┘┩]\n", text)
+    (row,) = [r for r in rows if re.match(rf"│ {layer} ", r)]
+    lines = [line.split("│")[1:-1] for line in row.splitlines()]
+    return [[c.strip() for c in column if c.strip()] for column in zip(*lines)]
+
+
+def mlp(units=24, activation="relu"):
+    x = inputs = keras.Input((12,))
+    x = LAYERS.Dense(units, activation=activation, name="up")(x)
+    x = LAYERS.Dense(12, name="down")(x)
+    return keras.Model(inputs, LAYERS.Dense(4, name="head")(x), name="mlp")
+
+
+def residual():
+    x = inputs = keras.Input((12,))
+    y = LAYERS.Dense(24, activation="relu", name="up")(x)
+    y = LAYERS.Dense(12, name="down")(y)
+    x = LAYERS.Add(name="add")([x, y])
+    return keras.Model(inputs, LAYERS.Dense(4, name="head")(x))
+
+
+def recurrent():
+    x = inputs = keras.Input((5, 4))
+    return keras.Model(inputs, LAYERS.GRU(8, name="gru")(x))
+
+
+PAIR = {
+    "up/kernel": (None, "model"),
+    "up/bias": ("model",),
+    "down/kernel": ("model", None),
+}
+
+
+class SummaryTest(tf.test.TestCase, parameterized.TestCase):
+    def test_has_a_row_for_each_layer(self):
+        text = summary(built(mlp, PAIR))
+        layer, *columns, exchanged = cells(text, "up")
+        self.assertEqual(layer, ["up", "column-parallel", "output divided"])
+        self.assertEqual(
+            columns,
+            [
+                ["kernel", "bias"],
+                ["(None, model)", "(model,)"],
+                ["(12, 12)", "(12,)"],
+                ["576.00 B", "48.00 B"],
+            ],
+        )
+        exchanged = " ".join(exchanged)
+        self.assertEqual(exchanged, "all-reduce of the input's gradient")
+        layer, *columns, exchanged = cells(text, "down")
+        self.assertEqual(layer, ["down", "row-parallel"])
+        self.assertEqual(columns[1], ["(model, None)", "replicated"])
+        self.assertEqual(" ".join(exchanged), "all-reduce of the output")
+        layer, *_, exchanged = cells(text, "head")
+        self.assertEqual((layer, exchanged), (["head", "replicated"], []))
+
+    def test_adds_up_what_a_device_has(self):
+        model = built(mlp, PAIR)
+        on_device = sum(
+            v.value.values[0].shape.num_elements() * 4 for v in model.variables
+        )
+        whole = model.count_params() * 4
+        text = summary(model)
+        self.assertIn(
+            f"Bytes per device: {on_device / 1024:.2f} KB of "
+            f"{whole / 1024:.2f} KB (ideal for 2 ranks: "
+            f"{whole / 2048:.2f} KB)",
+            text,
+        )
+        self.assertNotIn("Optimizer", text)
+        model.compile("adam", "mse")
+        self.assertIn("Optimizer: ", summary(model))
+
+    def test_says_that_weights_are_gathered(self):
+        model = built(recurrent, {"gru/gru_cell/kernel": (None, "model")})
+        layer, *_, exchanged = cells(summary(model), "gru/gru_cell")
+        self.assertEqual(layer, ["gru/gru_cell", "gathered"])
+        # Half of 4 x 24 floats.
+        self.assertIn("192.00 B", " ".join(exchanged))
+
+    def test_says_why_an_output_is_gathered(self):
+        model = built(mlp, {"head/kernel": (None, "model")})
+        text = summary(model)
+        layer, *_, exchanged = cells(text, "head")
+        self.assertEqual(layer[-1], "output gathered")
+        self.assertIn("all-gather of the output", " ".join(exchanged))
+        self.assertRegex(text, "Gathered, head: .* leaves the model")
+
+    def test_says_which_entries_count_as_replicated(self):
+        model = built(mlp, {**PAIR, "head/kernel": ("data", None)})
+        self.assertRegex(
+            summary(model), "Replicated over the data axis.*: head/kernel"
+        )
+
+    def test_embeddings_are_named_by_what_is_divided(self):
+        def build():
+            x = inputs = keras.Input((5,), dtype="int32")
+            x = LAYERS.Embedding(8, 4, name="rows")(x)
+            x = LAYERS.Dense(4, name="dense")(x)
+            return keras.Model(inputs, x)
+
+        text = summary(built(build, {"rows/embeddings": ("model", None)}))
+        layer, *_, exchanged = cells(text, "rows")
+        self.assertEqual(layer, ["rows", "vocabulary-parallel"])
+        self.assertEqual(" ".join(exchanged), "all-reduce of the output")
+
+    def test_is_printed_and_changes_nothing(self):
+        model = built(mlp, PAIR)
+        x = np.ones((4, 12), "float32")
+        before = model.predict(x, verbose=0)
+        tfscale.sharding_summary(model)
+        self.assertAllEqual(model.predict(x, verbose=0), before)
+
+    def test_of_no_mesh_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, "scope of a .*MeshStrategy"):
+            tfscale.sharding_summary(mlp())
+        with self.assertRaisesRegex(ValueError, "line_length=20"):
+            tfscale.sharding_summary(built(mlp, PAIR), line_length=20)
+
+
+class WarningTest(tf.test.TestCase, parameterized.TestCase):
+    def found(self, model):
+        """The warnings of two calls of `predict`."""
+        x = np.ones((4, 12), "float32")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.predict(x, verbose=0)
+            model.predict(x[:3], verbose=0)
+        return [str(w.message) for w in caught if "partner" in str(w.message)]
+
+    def test_of_a_layer_that_nothing_takes_divided(self):
+        model = built(mlp, {"up/kernel": (None, "model")})
+        (message,) = self.found(model)
+        self.assertRegex(message, "'up' is divided .* nothing takes .*MatMul")
+        self.assertIn("along its inputs", message)
+
+    def test_of_swapped_layers(self):
+        model = built(
+            residual,
+            {"up/kernel": ("model", None), "down/kernel": (None, "model")},
+        )
+        (message,) = self.found(model)
+        self.assertRegex(message, "'up' .* 'down' after it .* swapped")
+
+    @parameterized.named_parameters(
+        ("pair", residual, PAIR),
+        ("head", mlp, {**PAIR, "head/kernel": (None, "model")}),
+        ("only_head", mlp, {"head/kernel": (None, "model")}),
+        ("only_row", mlp, {"down/kernel": ("model", None)}),
+    )
+    def test_is_not_given_of(self, build, layouts):
+        self.assertEqual(self.found(built(build, layouts)), [])
+
+
+if __name__ == "__main__":
+    tf.test.main()
