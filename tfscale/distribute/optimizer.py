@@ -5,8 +5,8 @@ takes the norm of a shard for that of a variable, and lets each model rank
 decide by itself whether its gradients are finite. An optimizer that is made in
 the scope of a `MeshStrategy` has these steps replaced:
 
-    apply:  sum over replicas ─► clip by norms over all ranks ─► Keras' own apply
-            with clipping and sums left out, and updates made on shards
+    sum over replicas ─► clip by norms over all ranks ─► Keras' own `apply`,
+    with clipping and sums left out, and updates made on shards
 """
 
 import functools

@@ -73,7 +73,10 @@ class MeshStrategy(tf.distribute.Strategy):
 
     @property
     def device_grid(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        """Canonical names, `device_grid[replica][pipeline_rank][model_rank]`."""
+        """Canonical device names.
+
+        They are `device_grid[replica][pipeline_rank][model_rank]`.
+        """
         return self._device_grid
 
     @property

@@ -17,12 +17,12 @@ from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.plan import make_plan
 from tfscale.pipeline.program import Program
 from tfscale.pipeline.program import trace_program
-from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rules
 from tfscale.pipeline.schedule import Schedule
 from tfscale.pipeline.schedule import get_schedule
 from tfscale.pipeline.step import ReplicaStep
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rules
 
 
 class PipelineModel(keras.Model):

@@ -35,7 +35,7 @@ class Recorded:
 
 @contextlib.contextmanager
 def recording(num_parts: int = 1):
-    """Within it, calls of layers with rules are written down, and no ranks meet.
+    """Within it, calls of layers with rules are noted, and no ranks meet.
 
     Args:
         num_parts: 1 for whole tensors; the number of ranks for tensors of the
@@ -132,9 +132,9 @@ class ShardedCall:
             dim = inputs.shape.rank + rule.sink_dim
             args = (tf.concat([inputs] * count, axis=dim), *args[1:])
         outputs = self._call(*args, **kwargs)
-        if count > 1 and divides and (came_divided or not rule.passes):
-            # An output that is not kept is whole.
-            if rule.keeps or rule.passes:
-                dim = outputs.shape.rank + rule.source_dim
-                outputs = tf.split(outputs, count, axis=dim)[0]
+        # An output that is not kept is whole.
+        is_part = came_divided if rule.passes else rule.keeps
+        if count > 1 and divides and is_part:
+            dim = outputs.shape.rank + rule.source_dim
+            outputs = tf.split(outputs, count, axis=dim)[0]
         return outputs
