@@ -1,29 +1,29 @@
-"""Trains a byte-level GPT through a pipeline of devices with `model.fit`.
+"""Trains a byte-level GPT over a mesh of devices with `model.fit`.
 
     python -m examples.train_gpt --flagfile=configs/gpt_pipeline.flags
+    python -m examples.train_gpt --flagfile=configs/gpt_tensor_parallel.flags
+    python -m examples.train_gpt --flagfile=configs/gpt_3d.flags
 
-The text is the source of the Python standard library that runs this, unless
-`--text_files` says otherwise. Without accelerators, virtual CPU devices of one
-core each take their place.
+The mesh is data x pipeline x model: copies of the model, stages of layers, and
+the ranks that each layer is split over. The text is the source of the Python
+standard library that runs this, unless `--text_files` says otherwise. Without
+accelerators, virtual CPU devices of one core each take their place.
 """
 
-import glob
-import os
-import sysconfig
 import time
 
 import keras
-import tensorflow as tf
 from absl import app
 from absl import flags
 
 import tfscale
 from examples import gpt
-from tfscale import data
+from examples import meshes
+from examples import texts
 
 TEXT_FILES = flags.DEFINE_string(
     "text_files",
-    os.path.join(sysconfig.get_path("stdlib"), "*.py"),
+    texts.STANDARD_LIBRARY,
     "Glob of the files to learn from; every twentieth is for validation.",
 )
 NUM_BLOCKS = flags.DEFINE_integer(
@@ -68,18 +68,29 @@ LEARNING_RATE = flags.DEFINE_float(
 NUM_STAGES = flags.DEFINE_integer(
     "num_stages",
     None,
-    "Pipeline stages. By default all accelerators over --num_replicas, or 2 "
-    "where there are none.",
+    "Pipeline stages. By default all accelerators over --num_replicas and "
+    "--model_parallel, or 2 where there are none.",
     lower_bound=1,
 )
 NUM_REPLICAS = flags.DEFINE_integer(
     "num_replicas",
     1,
-    "Copies of the pipeline (data parallelism).",
+    "Copies of the model (data parallelism).",
+    lower_bound=1,
+)
+MODEL_PARALLEL = flags.DEFINE_integer(
+    "model_parallel",
+    1,
+    "Devices that each layer is split over (tensor parallelism); divides "
+    "--num_heads.",
     lower_bound=1,
 )
 NUM_MICROBATCHES = flags.DEFINE_integer(
-    "num_microbatches", 8, "Microbatches per replica and step.", lower_bound=1
+    "num_microbatches",
+    8,
+    "Microbatches per replica and step. With 1, and one stage, the model is "
+    "trained without a pipeline.",
+    lower_bound=1,
 )
 SCHEDULE = flags.DEFINE_enum(
     "schedule", "1f1b", ["gpipe", "1f1b"], "Order of the microbatches."
@@ -111,6 +122,11 @@ flags.register_multi_flags_validator(
     ["batch_size", "num_replicas"],
     lambda values: values["batch_size"] % values["num_replicas"] == 0,
     "--batch_size must be a multiple of --num_replicas.",
+)
+flags.register_multi_flags_validator(
+    ["num_heads", "model_parallel"],
+    lambda values: values["num_heads"] % values["model_parallel"] == 0,
+    "--num_heads must be a multiple of --model_parallel.",
 )
 flags.register_validator(
     "model_file",
@@ -144,46 +160,46 @@ class TokensPerSecond(keras.callbacks.Callback):
         logs["tokens_per_second"] = self.rate
 
 
-def make_mesh():
-    """A mesh over all accelerators or, without any, over virtual devices."""
-    accelerators = tf.config.list_physical_devices("GPU")
-    accelerators += tf.config.list_physical_devices("TPU")
-    num_replicas = NUM_REPLICAS.value
-    num_stages = NUM_STAGES.value
-    if accelerators:
-        num_stages = num_stages or len(accelerators) // num_replicas
-    else:
-        num_stages = num_stages or 2
-        # One core is one device.
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(
-            num_replicas * num_stages
-        )
-        tfscale.use_virtual_devices(num_replicas * num_stages)
-    return tfscale.device_mesh(data=num_replicas, pipeline=num_stages)
-
-
-def make_datasets():
-    """Training and validation batches of (tokens, tokens one byte later)."""
-    files = sorted(glob.glob(TEXT_FILES.value))
-    if len(files) < 2:
-        raise app.UsageError(
-            "--text_files must match two files or more. Received: "
-            f"{TEXT_FILES.value}, which matches {len(files)}."
-        )
-    return (
-        _windows([name for i, name in enumerate(files) if i % 20]),
-        _windows(files[::20]),
+def build_model():
+    """The GPT of the flags, with the same weights each time."""
+    keras.utils.set_random_seed(SEED.value)
+    return gpt.build_gpt(
+        NUM_BLOCKS.value,
+        WIDTH.value,
+        NUM_HEADS.value,
+        SEQUENCE_LENGTH.value,
+        DROPOUT.value,
     )
 
 
-def _windows(files):
-    return data.pipeline(
-        data.text(files, SEQUENCE_LENGTH.value),
-        batch_size=BATCH_SIZE.value,
-        seed=SEED.value,
-        remainder="drop",
-    ).repeat()
+def make_strategy():
+    """A strategy over the mesh of the flags."""
+    mesh = meshes.make_mesh(
+        data=NUM_REPLICAS.value,
+        pipeline=NUM_STAGES.value,
+        model=MODEL_PARALLEL.value,
+    )
+    if MODEL_PARALLEL.value == 1:
+        return tfscale.MeshStrategy(mesh)
+    # Chosen by names and shapes, on a model that is thrown away.
+    with keras.device("cpu:0"):
+        layout_map = tfscale.auto_layout_map(build_model(), mesh)
+    keras.utils.clear_session()
+    return tfscale.MeshStrategy(mesh, layout_map)
+
+
+def in_stages(model):
+    """The model as a pipeline of stages and microbatches."""
+    rows = BATCH_SIZE.value // NUM_REPLICAS.value
+    return tfscale.PipelineModel(
+        model,
+        num_microbatches=NUM_MICROBATCHES.value,
+        schedule=SCHEDULE.value,
+        balance=BALANCE.value,
+        recompute=RECOMPUTE.value,
+        # Rows of the largest microbatch.
+        microbatch_size=-(-rows // NUM_MICROBATCHES.value),
+    )
 
 
 def make_optimizer():
@@ -203,33 +219,24 @@ def make_optimizer():
 
 def main(argv):
     del argv
-    keras.utils.set_random_seed(SEED.value)
-    strategy = tfscale.MeshStrategy(make_mesh())
-    train, validation = make_datasets()
-    rows = BATCH_SIZE.value // NUM_REPLICAS.value
-    rows = -(-rows // NUM_MICROBATCHES.value)  # of the largest microbatch
+    strategy = make_strategy()
+    num_stages = strategy.mesh.shape[strategy.mesh.axis_names.index("pipeline")]
+    train, validation = texts.make_datasets(
+        TEXT_FILES.value, SEQUENCE_LENGTH.value, BATCH_SIZE.value, SEED.value
+    )
 
     with strategy.scope():
-        model = gpt.build_gpt(
-            NUM_BLOCKS.value,
-            WIDTH.value,
-            NUM_HEADS.value,
-            SEQUENCE_LENGTH.value,
-            DROPOUT.value,
-        )
-        model = tfscale.PipelineModel(
-            model,
-            num_microbatches=NUM_MICROBATCHES.value,
-            schedule=SCHEDULE.value,
-            balance=BALANCE.value,
-            recompute=RECOMPUTE.value,
-            microbatch_size=rows,
-        )
+        model = build_model()
+        if num_stages > 1 or NUM_MICROBATCHES.value > 1:
+            model = in_stages(model)
         model.compile(
             make_optimizer(),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    model.pipeline_summary()
+    if isinstance(model, tfscale.PipelineModel):
+        model.pipeline_summary()
+    if MODEL_PARALLEL.value > 1:
+        tfscale.sharding_summary(model)
     model.fit(
         train,
         validation_data=validation,

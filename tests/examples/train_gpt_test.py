@@ -8,12 +8,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests.source_files import REPOSITORY
 
 
-class TrainGptTest(tf.test.TestCase):
-    def test_the_main_job_learns_and_saves_a_plain_model(self):
+class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("gpt_pipeline", True, False, "--num_microbatches=2"),
+        ("gpt_tensor_parallel", False, True),
+        ("gpt_3d", True, True, "--num_microbatches=2"),
+    )
+    def test_it_learns_and_saves_a_plain_model(
+        self, config, in_stages, sharded, *small
+    ):
         folder = self.create_tempdir()
         for index in range(3):
             folder.create_file(f"{index}.txt", "what comes next? " * 200)
@@ -22,11 +30,11 @@ class TrainGptTest(tf.test.TestCase):
             [
                 sys.executable,
                 *("-m", "examples.train_gpt"),
-                "--flagfile=configs/gpt_pipeline.flags",
+                f"--flagfile=configs/{config}.flags",
                 f"--text_files={folder.full_path}/*.txt",
                 *("--num_blocks=2", "--width=16", "--num_heads=2"),
                 *("--sequence_length=16", "--batch_size=8"),
-                *("--num_microbatches=2", "--learning_rate=0.03"),
+                *("--learning_rate=0.03", *small),
                 *("--num_epochs=2", "--steps_per_epoch=20"),
                 *(
                     "--validation_steps=2",
@@ -41,8 +49,12 @@ class TrainGptTest(tf.test.TestCase):
             text=True,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
-        self.assertIn('Pipeline: "gpt"', process.stdout)
-        self.assertIn("Predicted speed-up", process.stdout)
+        for text, printed in (
+            ('Pipeline: "gpt"', in_stages),
+            ("Predicted speed-up", in_stages),
+            ('Sharding: "gpt" on 2 model ranks', sharded),
+        ):
+            self.assertEqual(text in process.stdout, printed, process.stdout)
         self.assertRegex(process.stdout, r"A sample of it:\s+what .{4}")
         epochs = re.findall(
             r" - loss: (\S+) - tokens_per_second: (\S+) - val_loss: (\S+)",
