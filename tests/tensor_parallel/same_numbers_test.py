@@ -1,5 +1,6 @@
 """Layers split over model ranks have the numbers of one device."""
 
+import dataclasses
 import functools
 
 import keras
@@ -107,6 +108,15 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue(any(kept))
         for variable in outcome.model.variables:
             self.assertLen(variable.value.values, num_replicas * num_ranks)
+
+    def test_several_steps_per_execution(self):
+        # Inputs are those of replicas; as if of ranks, their specs disagreed.
+        job = dataclasses.replace(
+            JOBS["mlp_sgd"], compile=lambda: dict(steps_per_execution=2)
+        )
+        same_numbers.assert_same(
+            self, one_device("mlp_sgd"), same_numbers.on_ranks(job, 2)
+        )
 
 
 if __name__ == "__main__":

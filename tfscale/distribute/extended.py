@@ -82,6 +82,16 @@ class MeshExtended(_tf_internals.MirroredExtended):
         return super()._input_workers_with_options(options)
 
     @property
+    def worker_devices(self):
+        """One device of each replica, as far as inputs are concerned.
+
+        A call has a thread for each model rank.
+        """
+        if getattr(self._local, "calls_ranks", False):
+            return self._devices
+        return self._devices[:: self.num_model_ranks]
+
+    @property
     def _num_replicas_in_sync(self):
         return len(self._device_grid)
 
@@ -110,7 +120,11 @@ class MeshExtended(_tf_internals.MirroredExtended):
 
     def _run_on_ranks(self, fn, args, kwargs):
         args, kwargs = tf.nest.map_structure(self._to_ranks, (args, kwargs))
-        results = super()._call_for_each_replica(_meeting(fn), args, kwargs)
+        self._local.calls_ranks = True
+        try:
+            results = super()._call_for_each_replica(_meeting(fn), args, kwargs)
+        finally:
+            self._local.calls_ranks = False
         return tf.nest.map_structure(self._of_first_ranks, results)
 
     def _to_ranks(self, value):
