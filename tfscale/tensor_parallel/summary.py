@@ -225,9 +225,11 @@ def _render(console, model, extended, line_length):
         )
     variables = [v for row in rows for v in row.variables]
     _totals(console, "Bytes per device", variables, ranks)
-    slots = getattr(getattr(model, "optimizer", None), "variables", ())
-    if slots:
-        _totals(console, "Optimizer", [_variable(v) for v in slots], ranks)
+    optimizer = getattr(model, "optimizer", None)
+    # Before the first step it has no slots yet.
+    if optimizer is not None and optimizer.built:
+        slots = [_variable(v) for v in optimizer.variables]
+        _totals(console, "Optimizer", slots, ranks)
 
 
 def _totals(console, title, variables, ranks):
