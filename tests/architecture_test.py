@@ -34,7 +34,7 @@ PURE_PACKAGES = ("matplotlib", "numpy", "rich")
 # it lies in the layer with the longest prefix of its path.
 LAYERS = (
     ("tfscale/_version.py", "tfscale/_version_check.py"),
-    (*PURE, "tfscale/mesh.py"),
+    (*PURE, "tfscale/mesh.py", "tfscale/formatting.py"),
     (INTERNALS,),
     ("tfscale/tensor_parallel/",),
     ("tfscale/distribute/",),

@@ -13,6 +13,8 @@ import rich.console
 import rich.markup
 import rich.table
 
+from tfscale.formatting import colored
+from tfscale.formatting import readable_bytes
 from tfscale.pipeline import memory
 from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.simulate import peak_in_flight
@@ -164,30 +166,30 @@ def _render(
         )
     )
     schedule, simulation = plan.schedule, plan.simulation
-    replicas = f", {_number(len(devices))} replicas" * (len(devices) > 1)
+    replicas = f", {colored(len(devices))} replicas" * (len(devices) > 1)
     recomputed = ", forwards recomputed" * plan.recompute
     for title, text in (
         (
             "Schedule",
             f"{rich.markup.escape(schedule.name)}, "
-            f"{_number(schedule.num_microbatches)} microbatches{replicas}"
+            f"{colored(schedule.num_microbatches)} microbatches{replicas}"
             f"{recomputed}",
         ),
         (
             "Predicted bubble",
-            f"{_number(f'{100 * simulation.bubble:.1f}')} % of the devices' "
+            f"{colored(f'{100 * simulation.bubble:.1f}')} % of the devices' "
             "time",
         ),
         (
             "Predicted speed-up over one device",
-            f"{_number(f'{simulation.speedup:.2f}')} (on "
-            f"{_number(schedule.num_devices)} devices)",
+            f"{colored(f'{simulation.speedup:.2f}')} (on "
+            f"{colored(schedule.num_devices)} devices)",
         ),
         (
             "Memory",
-            f"weights, gradients, {_number(f'{num_slots:.3g}')} optimizer slots"
+            f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
             " per variable, and activations: microbatches in flight x one of "
-            f"{_number(rows)} rows",
+            f"{colored(rows)} rows",
         ),
         *(("Tied variable", text) for text in _tied(plan)),
     ):
@@ -227,16 +229,17 @@ def _table(plan, devices, memories, line_length):
             if id(v) in weights
         )
         table.add_row(
-            _number(stage.index),
+            colored(stage.index),
             rich.markup.escape(_layers(stage.layers)),
-            _number(f"{parameters:,}"),
-            _number(f"{100 * cost / sum(flops):.1f} %"),
+            colored(f"{parameters:,}"),
+            colored(f"{100 * cost / sum(flops):.1f} %"),
             "\n".join(
                 [
-                    _number(_readable(needed.total)),
-                    f"{needed.in_flight} x {_readable(needed.activations)}",
+                    colored(readable_bytes(needed.total)),
+                    f"{needed.in_flight} x "
+                    f"{readable_bytes(needed.activations)}",
                     *(
-                        f"+ {_readable(needed.recomputed)}"
+                        f"+ {readable_bytes(needed.recomputed)}"
                         for _ in range(plan.recompute)
                     ),
                 ]
@@ -269,8 +272,8 @@ def _tied(plan):
         if len(users) > 1:
             yield (
                 f"{rich.markup.escape(variable.path)} of stages "
-                f"{', '.join(map(_number, users))} lives in stage "
-                f"{_number(plan.homes[number])}"
+                f"{', '.join(map(colored, users))} lives in stage "
+                f"{colored(plan.homes[number])}"
             )
 
 
@@ -291,15 +294,3 @@ def _num_slots(optimizer, plan):
 
     trainable = [v for v in plan.variables if v.trainable]
     return size(optimizer.variables) / max(size(trainable), 1)
-
-
-def _number(x):
-    return f"[color(34)]{x}[/]"
-
-
-def _readable(num_bytes):
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.2f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} TB"

@@ -134,12 +134,12 @@ class Rule(abc.ABC):
         return collectives.split_to_ranks(inputs, dim)
 
     def is_divided(self, inputs) -> bool:
-        """Whether an input is this rank's part."""
-        return inputs.shape[self.sink_dim] != self.whole_size()
+        """Whether an input is this rank's part.
 
-    def whole_size(self) -> int:
-        """Size of the input's divided dim in full."""
-        raise NotImplementedError
+        A rule with a `sink_dim` has the size of that dim in full, as the
+        method `whole_size`.
+        """
+        return inputs.shape[self.sink_dim] != self.whole_size()
 
 
 def shard_of(variable):

@@ -13,6 +13,8 @@ import rich.table
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.formatting import colored
+from tfscale.formatting import readable_bytes
 from tfscale.tensor_parallel import analysis
 
 # As `model.summary()` has it for models with branches.
@@ -180,7 +182,7 @@ def _how(call, sharded, variables):
         missing = sum(v.whole_bytes - v.num_bytes for v in variables)
         return dict(
             how="gathered",
-            exchanged=(f"all-gather of weights, {_readable(missing)}",),
+            exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
             reason=None,
         )
     how, reason = _kind(rule), call.reason
@@ -210,7 +212,7 @@ def _render(console, model, extended, line_length):
     ranks = extended.num_model_ranks
     name = rich.markup.escape(model.name)
     console.print(
-        f'[bold]Sharding: "{name}"[/] on {_number(ranks)} model ranks'
+        f'[bold]Sharding: "{name}"[/] on {colored(ranks)} model ranks'
     )
     console.print(_table(rows, line_length))
     for row in rows:
@@ -236,9 +238,9 @@ def _totals(console, title, variables, ranks):
     whole = sum(v.whole_bytes for v in variables)
     console.print(
         f"[bold] {title}:[/] "
-        f"{_number(_readable(sum(v.num_bytes for v in variables)))} of "
-        f"{_number(_readable(whole))} (ideal for {_number(ranks)} ranks: "
-        f"{_number(_readable(whole / ranks))})",
+        f"{colored(readable_bytes(sum(v.num_bytes for v in variables)))} of "
+        f"{colored(readable_bytes(whole))} (ideal for {colored(ranks)} ranks: "
+        f"{colored(readable_bytes(whole / ranks))})",
         soft_wrap=True,
     )
 
@@ -270,8 +272,8 @@ def _table(rows, line_length):
             f"[bold]{rich.markup.escape(row.path)}[/]\n{row.how}",
             "\n".join(rich.markup.escape(v.name) for v in variables),
             "\n".join(v.layout for v in variables),
-            "\n".join(_number(v.shape) for v in variables),
-            "\n".join(_number(_readable(v.num_bytes)) for v in variables),
+            "\n".join(colored(v.shape) for v in variables),
+            "\n".join(colored(readable_bytes(v.num_bytes)) for v in variables),
             "\n".join(row.exchanged),
         )
     return table
@@ -280,15 +282,3 @@ def _table(rows, line_length):
 def _default_length():
     columns = shutil.get_terminal_size().columns - 4
     return max(_LEAST_LENGTH, min(_LINE_LENGTH, columns))
-
-
-def _number(x):
-    return f"[color(34)]{x}[/]"
-
-
-def _readable(num_bytes):
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.2f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.2f} TB"
