@@ -64,7 +64,7 @@ def sharding_summary(
     >>> lines = []
     >>> tfscale.sharding_summary(model, print_fn=lines.append)
     >>> print(lines[0].splitlines()[-1])
-     Bytes per device: 1.28 KB of 2.16 KB (ideal for 2 ranks: 1.08 KB)
+     Bytes per device: 1.16 KB of 2.16 KB (ideal for 2 ranks: 1.08 KB)
     """
     line_length = line_length or _default_length()
     if line_length < _LEAST_LENGTH:
