@@ -9,7 +9,10 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.distribute import zero
+from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.optimizer import adapt_optimizer
+from tfscale.distribute.parts import Parts
 from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
 from tfscale.distribute.variable import ShardedVariable
@@ -52,15 +55,19 @@ class MeshExtended(_tf_internals.MirroredExtended):
         devices: Canonical device names,
             `devices[replica][pipeline_rank][model_rank]`.
         layouts: The `Layouts` that say which variables are sharded.
+        zero_stage: 1 if replicas divide the slots of optimizers, else 0.
     """
 
-    def __init__(self, strategy, devices, layouts):
+    def __init__(self, strategy, devices, layouts, zero_stage=0):
         self._device_grid = devices
         self._layouts = layouts
         self._paths = []
         self._local = threading.local()
         self._functions = weakref.WeakKeyDictionary()
         self.num_model_ranks = len(devices[0][0])
+        self.slot_parts = zero.SlotParts(
+            len(devices) if zero_stage else 1, self.num_model_ranks
+        )
         super().__init__(
             strategy,
             devices=[d for stages in devices for d in stages[0]],
@@ -153,9 +160,9 @@ class MeshExtended(_tf_internals.MirroredExtended):
 
         Keras sums gradients after it has clipped, unscaled and checked them,
         which is wrong with more than one replica: whoever owns the training
-        step sums first and applies in here, in replica context. Every replica
-        then does the same to its own components, with no merge call, so that
-        `apply` may stand inside a `tf.cond`.
+        step sums first (`sum_gradients`) and applies in here, in replica
+        context. Every replica then does the same to its own components, with
+        no merge call, so that `apply` may stand inside a `tf.cond`.
         """
         before = self.gradients_are_reduced
         self._local.reduced = True
@@ -163,6 +170,53 @@ class MeshExtended(_tf_internals.MirroredExtended):
             yield
         finally:
             self._local.reduced = before
+
+    def sum_gradients(self, gradients, variables) -> list:
+        """Gradients summed over the replicas; in replica context.
+
+        Args:
+            gradients: For each variable a tensor or None.
+            variables: Trainable Keras variables.
+
+        Returns:
+            The sums; of those whose slots the replicas divide, this replica's
+            part.
+        """
+        sums = list(gradients)
+        if self._num_replicas_in_sync == 1:
+            return sums
+        dims = [self.slot_parts.dim_of(variable) for variable in variables]
+
+        def sum_those(condition, add_up):
+            places = [
+                i
+                for i, (gradient, dim) in enumerate(zip(gradients, dims))
+                if gradient is not None and condition(dim)
+            ]
+            if places:
+                found = add_up(
+                    [tf.convert_to_tensor(sums[i]) for i in places],
+                    [dims[i] for i in places],
+                )
+                for i, value in zip(places, found):
+                    sums[i] = value
+
+        context = tf.distribute.get_replica_context()
+        sum_those(
+            lambda dim: dim is None,
+            lambda found, _: context.all_reduce(
+                tf.distribute.ReduceOp.SUM, found
+            ),
+        )
+        sum_those(lambda dim: dim is not None, zero.reduce_scatter)
+        return sums
+
+    def _replica_ctx_update(self, var, fn, args, kwargs, group):
+        if not self.slot_parts.are_updated:
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        part = self.slot_parts.own_part(var)
+        with tf.device(part.device):
+            return fn(part, *args, **kwargs)
 
     @contextlib.contextmanager
     def placed_on(self, pipeline_rank: int, like=None):
@@ -208,10 +262,12 @@ class MeshExtended(_tf_internals.MirroredExtended):
             )
         devices = self._variable_devices(colocate_with)
         callers = _tf_internals.name_scope_callers()
-        split_dim, initial = None, kwargs["initial_value"]
-        if self._layouts.size > 1:
+        parts, initial = None, kwargs["initial_value"]
+        if self._layouts.size > 1 or (
+            self.slot_parts.are_divided and _is_optimizer(callers)
+        ):
             initial = _on_host(initial, kwargs.get("dtype"), devices[0])
-            split_dim = self._split_dim(callers, initial, colocate_with, kwargs)
+            parts = self._parts(callers, initial, colocate_with, kwargs)
 
         def create_components(**kwargs):
             components = []
@@ -221,17 +277,19 @@ class MeshExtended(_tf_internals.MirroredExtended):
                     kwargs["name"] = (
                         f"{components[0].name.split(':')[0]}/replica_{index}/"
                     )
-                kwargs["initial_value"] = self._initial_value(
-                    initial, components, index, split_dim
+                kwargs["initial_value"] = (
+                    parts.split(initial)[index]
+                    if parts
+                    else (components[0].read_value if components else initial)
                 )
                 with tf.init_scope(), tf.device(device):
                     components.append(next_creator(**kwargs))
             return components
 
         classes = _VARIABLE_CLASSES
-        if split_dim is not None:
+        if parts is not None:
             kwargs.pop("shape", None)
-            sharded = functools.partial(ShardedVariable, split_dim=split_dim)
+            sharded = functools.partial(ShardedVariable, parts=parts)
             classes = dict.fromkeys(classes, sharded)
         variable = _tf_internals.distribute_utils.create_mirrored_variable(
             self._container_strategy(),
@@ -243,13 +301,30 @@ class MeshExtended(_tf_internals.MirroredExtended):
         self._adapt(callers, variable)
         return variable
 
-    def _split_dim(self, callers, initial, colocate_with, kwargs):
-        """Along which dim a new variable is divided over the model ranks."""
-        # Slots of an optimizer are divided like their variable.
-        like = colocate_with or getattr(self._local, "like", None)
-        if like is not None:
-            same = initial.shape == getattr(like, "whole_shape", None)
-            return like.split_dim if same else None
+    def _parts(self, callers, initial, colocate_with, kwargs):
+        """How a new variable is divided, or None if it is not."""
+        rank_dim = replica_dim = None
+        like = colocate_with
+        if like is None:
+            like = getattr(self._local, "like", None)
+        if like is None:
+            rank_dim = self._layout_dim(callers, initial, kwargs)
+        elif initial.shape == getattr(like, "whole_shape", None):
+            # Slots of an optimizer are divided like their variable, and more.
+            rank_dim = getattr(like, "split_dim", None)
+            if _is_optimizer(callers):
+                replica_dim = self.slot_parts.dim_of(like)
+        if rank_dim is None and replica_dim is None:
+            return None
+        return Parts(
+            self._num_replicas_in_sync,
+            self.num_model_ranks,
+            rank_dim,
+            replica_dim,
+        )
+
+    def _layout_dim(self, callers, initial, kwargs):
+        """Along which dim model ranks divide a new variable of a layer."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return None
         if not callers or not isinstance(callers[-1], keras.layers.Layer):
@@ -259,17 +334,10 @@ class MeshExtended(_tf_internals.MirroredExtended):
         declared = _declared_dim(callers, kwargs["name"])
         return self._layouts.split_dim(path, tuple(initial.shape), declared)
 
-    def _initial_value(self, initial, components, index, split_dim):
-        if split_dim is not None:
-            ranks = self.num_model_ranks
-            return tf.split(initial, ranks, axis=split_dim)[index % ranks]
-        return components[0].read_value if components else initial
-
     def _adapt(self, callers, variable):
         """Prepares a layer or optimizer for shards, when it makes variables."""
-        maker = callers[-1] if callers else None
-        if isinstance(maker, keras.optimizers.Optimizer):
-            adapt_optimizer(maker, self)
+        if _is_optimizer(callers):
+            adapt_optimizer(callers[-1], self)
         elif callers and isinstance(variable, ShardedVariable):
             decide = functools.partial(analysis.decide, self.num_model_ranks)
             for layer in layer_rules.concerned(callers):
@@ -305,6 +373,11 @@ class MeshExtended(_tf_internals.MirroredExtended):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _is_optimizer(callers):
+    """Whether it is an optimizer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
 
 
 def _declared_dim(callers, name):
@@ -354,44 +427,3 @@ def _has_mean(tensors):
     return first.dtype not in (tf.bool, tf.string) and all(
         tensor.shape == first.shape for tensor in tensors
     )
-
-
-class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
-    """Reduces a batch of tensors on every device that holds one of them.
-
-    Each device gets the others' tensors and adds them up in the order of the
-    replicas, so results are equal to the last bit, and no device waits for
-    the sum of another one. Of several model ranks, each is summed with the
-    same rank of the other replicas.
-
-    Args:
-        num_model_ranks: Number of model ranks of each replica.
-    """
-
-    def __init__(self, num_model_ranks):
-        super().__init__()
-        self._num_ranks = num_model_ranks
-
-    def batch_reduce_implementation(
-        self, reduce_op, value_destination_pairs, options
-    ):
-        """See `tf.distribute.CrossDeviceOps`."""
-        return [
-            self.reduce_on_each(reduce_op, value)
-            for value, _ in value_destination_pairs
-        ]
-
-    def reduce_on_each(self, reduce_op, value):
-        """The sum or mean of a value, a copy on each of its devices."""
-        tensors = [tf.convert_to_tensor(v) for v in value.values]
-        results = []
-        for index, tensor in enumerate(tensors):
-            replicas = tensors[index % self._num_ranks :: self._num_ranks]
-            with tf.device(tensor.device):
-                total = tf.add_n(replicas)
-                if reduce_op == tf.distribute.ReduceOp.MEAN:
-                    total /= tf.cast(len(replicas), total.dtype)
-                results.append(total)
-        return _tf_internals.distribute_utils.regroup(
-            tuple(results), wrap_class=_tf_internals.Mirrored
-        )

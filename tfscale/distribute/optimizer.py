@@ -15,6 +15,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale.distribute import zero
 from tfscale.distribute.variable import ShardedVariable
 from tfscale.tensor_parallel import collectives
 
@@ -49,61 +50,93 @@ def adapt_optimizer(optimizer, extended) -> None:
     optimizer.apply = functools.partial(
         _apply, optimizer, extended, optimizer.apply
     )
-    if extended.num_model_ranks == 1:
+    if not _divides(extended):
         return
     for name in _UPDATES:
-        setattr(optimizer, name, _on_shards(getattr(optimizer, name)))
+        update = _on_shards(getattr(optimizer, name), extended)
+        setattr(optimizer, name, update)
     optimizer._update_model_variables_moving_average = functools.partial(
-        _update_moving_average, optimizer
+        _update_moving_average, optimizer, extended
     )
+    if extended.slot_parts.are_divided:
+        optimizer._backend_apply_gradients = _before_gather(
+            optimizer._backend_apply_gradients, extended
+        )
+        optimizer.finalize_variable_values = functools.partial(
+            _overwrite_with_averages, optimizer
+        )
     # `_apply` has clipped already.
     optimizer._clip_gradients = lambda grads: grads
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         check = optimizer.check_finite
-        optimizer.check_finite = lambda grads: _on_all_ranks(check(grads))
+        optimizer.check_finite = lambda grads: _on_all(check(grads), extended)
 
 
 def _apply(optimizer, extended, apply, grads, trainable_variables=None):
     """See `keras.optimizers.Optimizer.apply`; in replica context."""
-    if tf.distribute.in_cross_replica_context() or getattr(
-        _thread, "applying", False
-    ):
+    if tf.distribute.in_cross_replica_context():
+        if extended.slot_parts.are_divided:
+            raise ValueError(
+                "With zero_stage=1 `optimizer.apply` must be called by the "
+                "replicas. Received: a call outside of `strategy.run`. Put it "
+                "into the function that `strategy.run` is given."
+            )
+        return apply(grads, trainable_variables)
+    if _is_applying():
         return apply(grads, trainable_variables)
     variables = trainable_variables or optimizer._trainable_variables
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(variables)
-    if (
-        extended._num_replicas_in_sync > 1
-        and not extended.gradients_are_reduced
-    ):
-        grads = _sum_over_replicas(grads)
-    if extended.num_model_ranks > 1:
-        _check(optimizer, variables)
-        grads = _clip(optimizer, grads, variables)
-    _thread.applying = True
+    if _divides(extended):
+        _check(optimizer, variables, extended)
+    if not extended.gradients_are_reduced:
+        grads = extended.sum_gradients(grads, variables)
+    if _divides(extended):
+        grads = _clip(optimizer, grads, variables, extended)
+    # Within the branch of a step whose gradients are finite no replica meets
+    # another one.
+    in_branch = hasattr(optimizer, "inner_optimizer")
+    _thread.applying, _thread.in_branch = True, in_branch
     try:
         with extended.reduced_gradients():
-            return apply(grads, trainable_variables)
+            result = apply(grads, trainable_variables)
     finally:
         _thread.applying = False
+    if in_branch:
+        extended.slot_parts.gather(variables)
+    return result
 
 
-def _sum_over_replicas(grads):
-    found = [g for g in grads if g is not None]
-    context = tf.distribute.get_replica_context()
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, found))
-    return [None if g is None else next(summed) for g in grads]
+def _is_applying():
+    return getattr(_thread, "applying", False)
 
 
-def _clip(optimizer, grads, variables):
+def _divides(extended):
+    """Whether the slots of an optimizer are in parts."""
+    return extended.num_model_ranks > 1 or extended.slot_parts.are_divided
+
+
+def _before_gather(method, extended):
+    """Lets replicas exchange what they have updated, if they can meet here."""
+
+    @functools.wraps(method)
+    def call(grads, trainable_variables):
+        method(grads, trainable_variables)
+        if not _thread.in_branch:
+            extended.slot_parts.gather(trainable_variables)
+
+    return call
+
+
+def _clip(optimizer, grads, variables, extended):
     """Clips as Keras does, by norms of whole variables."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         # A power of two: to divide and multiply by it changes no digit.
         scale = tf.convert_to_tensor(optimizer.dynamic_scale)
         grads = _each(lambda g: g / tf.cast(scale, g.dtype), grads)
-        grads = _clip(inner, grads, variables)
+        grads = _clip(inner, grads, variables, extended)
         return _each(lambda g: g * tf.cast(scale, g.dtype), grads)
     if optimizer.clipvalue:
         limit = optimizer.clipvalue
@@ -111,29 +144,33 @@ def _clip(optimizer, grads, variables):
     limit = optimizer.clipnorm or optimizer.global_clipnorm
     if not limit:
         return grads
-    squares = _squares(grads, variables)
+    squares = _squares(grads, variables, extended)
     if optimizer.global_clipnorm:
         squares = [tf.add_n(squares)] * len(squares)
     factors = iter(limit / tf.maximum(tf.sqrt(s), limit) for s in squares)
     return _each(lambda g: g * tf.cast(next(factors), g.dtype), grads)
 
 
-def _squares(grads, variables):
-    """Squared norms of the gradients, those of shards over all ranks."""
-    squares, sharded = [], []
+def _squares(grads, variables, extended):
+    """Squared norms of the gradients, each of the whole variable."""
+    squares, sharded, parted = [], [], []
     for gradient, variable in zip(grads, variables):
         if gradient is None:
             continue
         square = tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32)))
         if _is_sharded(variable):
             sharded.append(len(squares))
+        if extended.slot_parts.dim_of(variable) is not None:
+            parted.append(len(squares))
         squares.append(square)
-    if sharded:
-        total = collectives.sum_over_ranks(
-            tf.stack([squares[i] for i in sharded])
-        )
-        for i, square in zip(sharded, tf.unstack(total)):
-            squares[i] = square
+    for places, add_up in (
+        (parted, zero.sum_over_replicas),
+        (sharded, collectives.sum_over_ranks),
+    ):
+        if places:
+            total = add_up(tf.stack([squares[i] for i in places]))
+            for i, square in zip(places, tf.unstack(total)):
+                squares[i] = square
     return squares
 
 
@@ -147,23 +184,25 @@ def _is_sharded(variable):
     return isinstance(variable, ShardedVariable)
 
 
-def _on_shards(method):
+def _on_shards(method, extended):
     @functools.wraps(method)
     def call(*args, **kwargs):
-        with collectives.local_shards():
+        with collectives.local_shards(), extended.slot_parts.updated():
             return method(*args, **kwargs)
 
     return call
 
 
-def _on_all_ranks(condition):
-    """Whether a condition holds on every model rank."""
+def _on_all(condition, extended):
+    """Whether a condition holds on every model rank and replica."""
     fails = tf.cast(tf.logical_not(condition), tf.float32)
+    if extended.slot_parts.are_divided:
+        fails = zero.sum_over_replicas(fails)
     return tf.equal(collectives.sum_over_ranks(fails), 0.0)
 
 
-def _update_moving_average(optimizer, trainable_variables):
-    """Keras' own update, of shards by shards."""
+def _update_moving_average(optimizer, extended, trainable_variables):
+    """Keras' own update, of parts by parts."""
     averages = optimizer._model_variables_moving_average
     later = tf.cast(tf.not_equal(optimizer.iterations, 0), tf.float32)
     with collectives.local_shards():
@@ -171,37 +210,54 @@ def _update_moving_average(optimizer, trainable_variables):
             if average is None:
                 continue
             momentum = tf.cast(later * optimizer.ema_momentum, average.dtype)
+            value = tf.convert_to_tensor(extended.slot_parts.own_part(variable))
             average.value.assign(
                 momentum * tf.convert_to_tensor(average)
-                + (1 - momentum) * tf.convert_to_tensor(variable)
+                + (1 - momentum) * value
             )
 
 
-def _check(optimizer, variables):
+def _overwrite_with_averages(optimizer, variables):
+    """See `keras.optimizers.Optimizer.finalize_variable_values`."""
+    if optimizer.use_ema:
+        averages = optimizer._model_variables_moving_average
+        for variable, average in zip(variables, averages):
+            if average is not None:
+                variable.assign(tf.convert_to_tensor(average))
+
+
+def _check(optimizer, variables, extended):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    sharded = [v for v in variables if _is_sharded(v)]
-    if not sharded:
+    divided = [
+        v
+        for v in variables
+        if _is_sharded(v) or extended.slot_parts.dim_of(v) is not None
+    ]
+    if not divided:
         return
     if isinstance(inner, _NOT_ELEMENTWISE):
         raise ValueError(
-            "An optimizer of sharded variables must update each element by "
+            "An optimizer whose slots are divided must update each element by "
             f"itself. Received: {type(inner).__name__}, which needs the whole "
             "of a variable at once. Use AdamW, Lion, SGD or another one that "
-            "is elementwise, or a layout map that shards nothing."
+            "is elementwise, or neither a layout map that shards something nor "
+            "zero_stage=1."
         )
     if inner.gradient_accumulation_steps:
         raise ValueError(
-            "`gradient_accumulation_steps` does not work on a mesh with model "
-            f"ranks. Received: {inner.gradient_accumulation_steps}. Wrap the "
+            "`gradient_accumulation_steps` does not work where slots are "
+            "divided, over model ranks or with zero_stage=1. Received: "
+            f"{inner.gradient_accumulation_steps}. Wrap the "
             "model in `tfscale.PipelineModel`, whose `num_microbatches` does "
             "the same."
         )
     constrained = [
-        v.path for v in sharded if getattr(v, "constraint", None) is not None
+        v.path for v in divided if getattr(v, "constraint", None) is not None
     ]
     if inner is not optimizer and constrained:
         raise ValueError(
-            "Sharded variables with a constraint cannot be trained with loss "
-            f"scaling. Received: {constrained[0]!r}. Use `mixed_bfloat16` or "
-            "leave the variable out of the layout map."
+            "Variables with a constraint whose slots are divided cannot be "
+            f"trained with loss scaling. Received: {constrained[0]!r}. Use "
+            "`mixed_bfloat16`, or neither divide the variable in the layout "
+            "map nor set zero_stage=1."
         )

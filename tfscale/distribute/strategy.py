@@ -32,13 +32,22 @@ class MeshStrategy(tf.distribute.Strategy):
         layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
             variables are divided over the axis `"model"`. Entries of other
             axes count as replicated. `tfscale.layers` need none.
+        zero_stage: 0, or 1 to divide the slots of optimizers over the data
+            axis. Each of D replicas then has 1 / D of a slot (a momentum, an
+            average), along the first dim that D divides; it sums up its part
+            of the gradients, updates its part of the weights, and gets the
+            rest from the other replicas. What has no such dim stays whole.
+
+    Source of `zero_stage`: Rajbhandari et al., ZeRO: Memory Optimizations
+    Toward Training Trillion Parameter Models (2020), section 5.1.
 
     Raises:
         TypeError: If `mesh` is no `DeviceMesh`.
-        ValueError: If the mesh has an axis of another name, or if it names a
-            device twice or one that TensorFlow does not have. In the first
-            run: if the `"model"` axis is larger than 1 and there is neither a
-            `layout_map` nor a layer that divides its own variables.
+        ValueError: If `zero_stage` is neither 0 nor 1, if the mesh has an axis
+            of another name, or if it names a device twice or one that
+            TensorFlow does not have. In the first run: if the `"model"` axis
+            is larger than 1 and there is neither a `layout_map` nor a layer
+            that divides its own variables.
 
     Example: a plain model, on two replicas.
 
@@ -60,11 +69,23 @@ class MeshStrategy(tf.distribute.Strategy):
         self,
         mesh: keras.distribution.DeviceMesh,
         layout_map: keras.distribution.LayoutMap | None = None,
+        *,
+        zero_stage: int = 0,
     ):
+        if zero_stage not in (0, 1):
+            raise ValueError(
+                "`zero_stage` must be 0 (each replica has all optimizer slots) "
+                "or 1 (the replicas divide them). Received: "
+                f"zero_stage={zero_stage!r}. Gradients and weights are not "
+                "divided over replicas here; `tfscale.PipelineModel` and a "
+                "layout map divide both over other axes."
+            )
         self._mesh = mesh
         self._device_grid = _device_grid(mesh)
         layouts = Layouts(layout_map, mesh)
-        super().__init__(MeshExtended(self, self._device_grid, layouts))
+        super().__init__(
+            MeshExtended(self, self._device_grid, layouts, zero_stage)
+        )
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:

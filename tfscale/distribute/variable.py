@@ -1,7 +1,7 @@
 """Variables of a mesh: a component on a device of every replica and rank.
 
     MeshVariable      every component holds the value
-    ShardedVariable   the model ranks of a replica hold a part of it each
+    ShardedVariable   every component holds a part of it
     MeshAccumulator   every replica adds up its own (metrics)
 
 They differ from those of `tf.distribute.MirroredStrategy` in this: gradients
@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.distribute import zero
+from tfscale.distribute.parts import Parts
 from tfscale.tensor_parallel import collectives
 
 # Under which a checkpoint of TensorFlow has the value of any variable.
@@ -24,6 +26,11 @@ class MeshVariable(_tf_internals.MirroredVariable):
 
     Made by `MeshStrategy` for what is created in its scope, not by users.
     """
+
+    @property
+    def whole_shape(self) -> tf.TensorShape:
+        """The shape of the value, of which components may have parts."""
+        return self._primary.shape
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
@@ -41,25 +48,30 @@ class MeshVariable(_tf_internals.MirroredVariable):
 
 
 class ShardedVariable(MeshVariable):
-    """A variable divided over the model ranks along one dimension.
+    """A variable of which each component has a part.
+
+    A weight is divided over the model ranks of a replica, a slot of an
+    optimizer like its weight and, with `zero_stage=1`, over the replicas too.
 
     It is the whole value for all who do not ask for shards: outside of
-    replicas the parts are put together, inside the ranks gather them, and
-    what is assigned is divided. Within `collectives.local_shards`, and where
-    a strategy updates components, it is the rank's own part.
+    replicas the parts are put together, inside they are gathered, and what is
+    assigned is divided. Within `collectives.local_shards`, and where a
+    strategy updates components, it is the component's own part.
 
-    Made by `MeshStrategy` for what its layout map divides, not by users.
+    Made by `MeshStrategy` for what is divided, not by users.
     """
 
     def __init__(
-        self, strategy, values, aggregation, var_policy=None, *, split_dim
+        self, strategy, values, aggregation, var_policy=None, *, parts: Parts
     ):
-        self.split_dim = split_dim
-        self._num_ranks = strategy.extended.num_model_ranks
-        sizes = values[0].shape.as_list()
-        sizes[split_dim] *= self._num_ranks
-        self._whole_shape = tf.TensorShape(sizes)
+        self._parts = parts
+        self._whole_shape = parts.whole_shape(values[0].shape)
         super().__init__(strategy, values, aggregation, var_policy)
+
+    @property
+    def split_dim(self) -> int | None:
+        """The dim that the model ranks divide, if they do."""
+        return self._parts.rank_dim
 
     @property
     def shape(self):
@@ -68,7 +80,7 @@ class ShardedVariable(MeshVariable):
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """The shape of the value that is divided."""
+        """See `MeshVariable.whole_shape`."""
         return self._whole_shape
 
     def get_shape(self):
@@ -91,14 +103,29 @@ class ShardedVariable(MeshVariable):
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if self._is_local():
             return super()._dense_var_to_tensor(dtype, name, as_ref)
-        if collectives.num_ranks() > 1:
-            # Ranks meet outside of loops and branches only.
+        if self._is_in_replica():
+            # Threads meet outside of loops and branches only.
             with collectives.meeting_place():
-                part = super()._dense_var_to_tensor()
-                value = collectives.gather_from_ranks(part, self.split_dim)
+                value = self._gathered()
         else:
             value = self._whole()
         return value if dtype is None else tf.cast(value, dtype)
+
+    def _is_in_replica(self):
+        """Whether a replica of its strategy calls, not who has no strategy."""
+        return (
+            tf.distribute.get_strategy() is self.distribute_strategy
+            and not tf.distribute.in_cross_replica_context()
+        )
+
+    def _gathered(self):
+        """The value, put together by this replica."""
+        value = super()._dense_var_to_tensor()
+        if self._parts.replica_dim is not None:
+            (value,) = zero.gather([value], [self._parts.replica_dim])
+        if self._parts.rank_dim is not None:
+            value = collectives.gather_from_ranks(value, self._parts.rank_dim)
+        return value
 
     def __array__(self, dtype=None):
         """The value, which NumPy asks for outside of a strategy's scope too."""
@@ -124,28 +151,26 @@ class ShardedVariable(MeshVariable):
 
     def _restore_from_tensors(self, restored_tensors):
         value = restored_tensors[_CHECKPOINT_KEY]
-        parts = tf.split(
-            self._checked(value), self._num_ranks, axis=self.split_dim
-        )
+        parts = self._parts.split(self._checked(value))
         assigned = []
-        for index, component in enumerate(self._values):
+        for component, part in zip(self._values, parts):
             with tf.device(component.device):
-                part = tf.identity(parts[index % self._num_ranks])
-                assigned.append(component.assign(part, read_value=False))
+                assigned.append(
+                    component.assign(tf.identity(part), read_value=False)
+                )
         return assigned
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         # TensorFlow would take the first shard for the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self.name!r}, on {self._num_ranks} model ranks. Save it with "
+            f"{self.name!r}, in {len(self._values)} parts. Save it with "
             "`model.save(path)`, load it with `keras.models.load_model(path)` "
             "outside of the strategy's scope, and export what was loaded."
         )
 
     def _whole(self):
-        parts = [v.read_value() for v in self._values[: self._num_ranks]]
-        return tf.concat(parts, axis=self.split_dim)
+        return self._parts.join([v.read_value() for v in self._values])
 
     def _checked(self, value):
         """A value as a tensor; before any component is changed."""
@@ -160,18 +185,15 @@ class ShardedVariable(MeshVariable):
         return value
 
     def _update_cross_replica(self, update_fn, value, **kwargs):
-        parts = tf.split(
-            self._checked(value), self._num_ranks, axis=self.split_dim
-        )
-        num_replicas = len(self._values) // self._num_ranks
         value = _tf_internals.distribute_utils.regroup(
-            tuple(parts) * num_replicas
+            tuple(self._parts.split(self._checked(value)))
         )
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn, value, **kwargs):
         if not collectives.reads_shards():
-            value = collectives.own_part(self._checked(value), self.split_dim)
+            index = _tf_internals.get_current_replica_id_as_int()
+            value = self._parts.split(self._checked(value))[index]
         return super()._update_replica(update_fn, value, **kwargs)
 
 

@@ -1,0 +1,266 @@
+"""ZeRO stage 1: each replica has, and updates, a part of optimizer slots.
+
+With D replicas, each of which has all weights and 1 / D of every slot, a step
+of the optimizer is
+
+    replica 0                                    replica 1
+    gradients ──┐                            ┌── gradients
+                ├─► reduce-scatter: sums ◄───┤
+    part 0 of the sum                            part 1 of the sum
+    updates part 0 of weights and slots          updates part 1
+                ├─► all-gather: weights ◄────┤
+    all weights                                  all weights
+
+As much is sent as for the all-reduce of gradients that replicas without it
+make, which is a reduce-scatter and an all-gather too.
+
+A part is one of D equal slices along the first dim that D divides, whose
+slices lie together in memory as far as that goes. A variable with no such dim
+(a scalar, a bias of odd size) stays whole, slots and all, on each replica.
+
+Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models (2020), section 5.1 (P_os) and section 7.
+"""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+
+
+def divided_dim(shape: Sequence[int], num_replicas: int) -> int | None:
+    """Along which dim replicas divide the slots of a variable, if they do."""
+    for dim, size in enumerate(shape):
+        if size and size % num_replicas == 0:
+            return dim
+    return None
+
+
+class SlotParts:
+    """Which part of each variable's slots a replica has.
+
+    Args:
+        num_replicas: Number of replicas that divide slots; 1 for none.
+        num_ranks: Number of model ranks of each replica.
+    """
+
+    def __init__(self, num_replicas: int, num_ranks: int):
+        self._num_replicas = num_replicas
+        self._num_ranks = num_ranks
+        self._thread = threading.local()
+
+    @property
+    def are_divided(self) -> bool:
+        """Whether replicas have parts at all."""
+        return self._num_replicas > 1
+
+    def dim_of(self, variable) -> int | None:
+        """Which dim of its shard of a variable the replicas divide, if any.
+
+        Args:
+            variable: A trainable variable, of Keras or distributed.
+        """
+        # What Keras overwrites with its gradient (a scale of float8) is
+        # nothing that an optimizer updates.
+        if not self.are_divided or getattr(
+            variable, "overwrite_with_gradient", False
+        ):
+            return None
+        shape = _distributed(variable).values[0].shape
+        return divided_dim(shape, self._num_replicas)
+
+    def own_part(self, variable):
+        """What this replica updates of a variable: a part, or its component.
+
+        Args:
+            variable: A trainable variable, of Keras or distributed.
+        """
+        thread = _tf_internals.get_current_replica_id_as_int()
+        component = _distributed(variable).values[thread]
+        dim = self.dim_of(variable)
+        if dim is None:
+            return component
+        replica = thread // self._num_ranks
+        return OwnPart(variable, component, dim, replica, self._num_replicas)
+
+    @property
+    def are_updated(self) -> bool:
+        """Whether this thread runs inside `updated`."""
+        return getattr(self._thread, "updated", False)
+
+    @contextlib.contextmanager
+    def updated(self):
+        """Within it, a strategy's `update` is given parts.
+
+        The rest of each component is that of the step before, until `gather`.
+        """
+        before = self.are_updated
+        self._thread.updated = True
+        try:
+            yield
+        finally:
+            self._thread.updated = before
+
+    def gather(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives each replica the parts of variables that the others updated.
+
+        In replica context, and not in a loop or branch.
+        """
+        dims = [self.dim_of(variable) for variable in variables]
+        found = [v for v, dim in zip(variables, dims) if dim is not None]
+        parts = []
+        for variable in found:
+            part = self.own_part(variable)
+            with tf.device(part.device):
+                parts.append(tf.convert_to_tensor(part))
+        wholes = gather(parts, [dim for dim in dims if dim is not None])
+        thread = _tf_internals.get_current_replica_id_as_int()
+        for variable, whole in zip(found, wholes):
+            component = _distributed(variable).values[thread]
+            with tf.device(component.device):
+                component.assign(whole, read_value=False)
+
+
+class OwnPart:
+    """What an optimizer updates of a variable, in the variable's place.
+
+    Args:
+        variable: The variable; optimizers know slots by it.
+        component: The component of this replica and rank.
+        dim: The dim that the replicas divide.
+        replica: Which replica this is.
+        num_replicas: Number of replicas.
+    """
+
+    def __init__(self, variable, component, dim, replica, num_replicas):
+        self._variable = _distributed(variable)
+        self._component = component
+        rank = component.shape.rank
+        size = component.shape[dim] // num_replicas
+        # Of all other dims everything: end 0 counts for nothing there.
+        self._slice = dict(
+            begin=[replica * size if d == dim else 0 for d in range(rank)],
+            end=[(replica + 1) * size if d == dim else 0 for d in range(rank)],
+            strides=[1] * rank,
+            begin_mask=sum(1 << d for d in range(rank) if d != dim),
+            end_mask=sum(1 << d for d in range(rank) if d != dim),
+        )
+        sizes = component.shape.as_list()
+        sizes[dim] = size
+        self.shape = tf.TensorShape(sizes)
+        self.dtype = component.dtype
+        self.name = self._variable.name
+        self.device = component.device
+
+    def _distributed_container(self):
+        return self._variable
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        """The part as it is now."""
+        value = tf.raw_ops.StridedSlice(
+            input=self._component.read_value(), **self._slice
+        )
+        value = tf.ensure_shape(value, self.shape)
+        return value if dtype is None else tf.cast(value, dtype, name=name)
+
+    def assign(self, value):
+        """Changes the part in place; the rest of the component stays."""
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=self._component.handle,
+            value=tf.convert_to_tensor(value, self.dtype),
+            **self._slice,
+        )
+
+    def assign_add(self, value):
+        """See `assign`."""
+        self.assign(tf.convert_to_tensor(self) + value)
+
+    def assign_sub(self, value):
+        """See `assign`."""
+        self.assign(tf.convert_to_tensor(self) - value)
+
+
+def _forward(name):
+    def operator(self, *args):
+        return getattr(tf.convert_to_tensor(self), name)(*args)
+
+    return operator
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    setattr(OwnPart, _name, _forward(_name))
+
+
+def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
+    """This replica's part of the sums over replicas, of each tensor.
+
+    Replicas are added up in their order, as `SumOnEachDevice` does, so an
+    element is equal to the last bit to that of an all-reduce.
+
+    Args:
+        tensors: One for each variable.
+        dims: Along which dim each is divided.
+    """
+
+    def compute(replica, values, dim):
+        pieces = []
+        for value in values:
+            # Cut where it is, so that no more than a part is sent.
+            with tf.device(value.device):
+                pieces.append(tf.split(value, len(values), axis=dim)[replica])
+        return tf.add_n(pieces)
+
+    return _exchange(compute, tensors, dims)
+
+
+def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
+    """The parts of all replicas, put together on each, of each tensor."""
+    return _exchange(
+        lambda replica, values, dim: tf.concat(values, axis=dim), tensors, dims
+    )
+
+
+def sum_over_replicas(x):
+    """The sum of the replicas' tensors, also where gradients are reduced."""
+    (total,) = _exchange(
+        lambda replica, values, dim: tf.add_n(values), [x], [0]
+    )
+    return total
+
+
+def _distributed(variable):
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _exchange(compute, tensors, dims):
+    """Calls `compute(replica, values of all replicas, dim)` on each device."""
+    if not tensors:
+        return []
+
+    def merge(strategy, *tensors):
+        return [
+            of_all(
+                strategy.experimental_local_results(each),
+                dim,
+                strategy.extended.num_model_ranks,
+            )
+            for each, dim in zip(tensors, dims)
+        ]
+
+    def of_all(values, dim, num_ranks):
+        results = []
+        for index, value in enumerate(values):
+            with tf.device(value.device):
+                replica, same_rank = (
+                    index // num_ranks,
+                    values[index % num_ranks :: num_ranks],
+                )
+                results.append(compute(replica, list(same_rank), dim))
+        return _tf_internals.distribute_utils.regroup(tuple(results))
+
+    context = tf.distribute.get_replica_context()
+    return context.merge_call(merge, args=tuple(tensors))
