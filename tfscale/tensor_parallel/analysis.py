@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import pairing
@@ -51,9 +52,11 @@ def analyse(model, num_ranks: int) -> dict:
     # A thread of its own has none of what surrounds the call: scopes of Keras,
     # tapes, graphs and strategies of TensorFlow.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        reasons, complaint = executor.submit(
+        reasons, complaint, drawing = executor.submit(
             _analyse, model, num_ranks
         ).result()
+    for generator in draws.generators(model):
+        draws.attach(generator, of_parts=id(generator.state) in drawing)
     for call in sharded_calls(model):
         call.is_decided = True
         call.reason = reasons.get(call.rule)
@@ -75,6 +78,7 @@ class _Traced:
     calls: list
     outputs: list
     differentiable: list
+    generators: dict
 
     def as_trace(self, whole_rules):
         """For propagation; `whole_rules` neither give nor pass on parts."""
@@ -93,6 +97,7 @@ def _analyse(model, num_ranks):
             trace,
             num_ranks=num_ranks,
             differentiable=whole.differentiable,
+            generators=whole.generators.values(),
             retraced=True,
         )
         problems = found.gathered
@@ -110,7 +115,12 @@ def _analyse(model, num_ranks):
                 (call.rule, key in found.sink_divided)
                 for key, call in enumerate(whole.calls)
             ]
-            return reasons, pairing.complaint(calls, reasons)
+            drawing = {
+                state
+                for state, tensor in whole.generators.items()
+                if tensor.name in found.draws_of_parts
+            }
+            return reasons, pairing.complaint(calls, reasons), drawing
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)
@@ -151,12 +161,16 @@ def _call(model, num_parts):
             if num_parts == 1:
                 raise
     trainable = {id(v) for v in model.trainable_variables}
+    seeds = {id(g.state) for g in draws.generators(model)}
     return {
         "calls": calls,
         "outputs": outputs,
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],
+        "generators": {
+            id(v): x for v, x in zip(variables, values) if id(v) in seeds
+        },
     }
 
 

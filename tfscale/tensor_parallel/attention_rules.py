@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import dense_rules
+from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import rules
 
 # Of each layer below: how often it repeats keys and values for its queries.
@@ -89,6 +90,9 @@ class _Attention(rules.Rule):
         self._columns = columns
         for dense in columns:
             dense._sharded_call.rule.keeps = True
+        # Of dropped-out scores, whose heads are divided.
+        for generator in draws.generators(layer):
+            draws.attach(generator)
 
     @property
     def collectives(self):
@@ -105,7 +109,8 @@ class _Attention(rules.Rule):
                 if any(dense is column for column in self._columns)
             }
             return _call(layer, changed, args, kwargs)
-        outputs = _call(layer, self.own_heads(), args, kwargs)
+        with draws.of_parts():
+            outputs = _call(layer, self.own_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
         outputs, scores = outputs

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tfscale.tensor_parallel import draw_rules
 from tfscale.tensor_parallel import graph_facts
 from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import propagation_walk
@@ -41,12 +42,14 @@ class Propagation:
         sink_divided: Keys of the calls whose sinks arrive divided.
         states: For each tensor that differs between ranks, by name, how it does
             and the keys of the sources that it depends on.
+        draws_of_parts: Names of the generators that draw for divided tensors.
     """
 
     divided: frozenset
     gathered: dict
     sink_divided: frozenset
     states: dict
+    draws_of_parts: frozenset = frozenset()
 
     def dim(self, tensor: tf.Tensor) -> int | None:
         """The dim along which a tensor is divided, None if it is whole."""
@@ -60,6 +63,7 @@ def propagate(
     num_ranks: int,
     divided_outputs: Iterable[Source] = (),
     differentiable: Iterable[tf.Tensor] = (),
+    generators: Iterable[tf.Tensor] | None = None,
     retraced: bool = False,
 ) -> Propagation:
     """Decides which sources stay divided.
@@ -73,6 +77,9 @@ def propagate(
         differentiable: Parameters, and inputs of the model, whose gradients
             are needed: a tensor made from these that every rank uses with a
             part of another one would get a part of its gradient on each.
+        generators: States of the generators of random numbers whose seeds can
+            differ between ranks; see `draw_rules`. None if those of all draws
+            can.
         retraced: Whether ranks trace the model's Python anew with their parts.
             Constants that are the full size of a divided dim in a shape are
             then taken to have been read from the tensor, and the decision has
@@ -107,18 +114,26 @@ def propagate(
         needs_gradient=graph_facts.needs_gradient(operations, differentiable),
         insides=graph_facts.insides(operations, calls),
     )
-    gathered = {}
+    inside = {place for call in calls for place in call.operations}
+    looked_at = [op for i, op in enumerate(operations) if i not in inside]
+    gathered, drawing = {}, frozenset()
     while True:
         walk = propagation_walk.Walk(facts, gathered)
         walk.run(operations, calls)
         for tensor in trace.outputs:
             walk.leave(tensor, may_leave.get(tensor.name))
-        if not walk.failures:
+        failures = walk.failures
+        if not failures and generators is not None:
+            drawing, failures = draw_rules.draws_of_parts(
+                looked_at, walk.states, generators
+            )
+        if not failures:
             break
-        gathered |= walk.failures
+        gathered |= failures
     return Propagation(
         divided=frozenset(c.key for c in calls if c.sources) - set(gathered),
         gathered=gathered,
         sink_divided=frozenset(walk.taken),
         states=walk.states,
+        draws_of_parts=drawing,
     )

@@ -1,0 +1,69 @@
+"""Random numbers on model ranks: alike for what is whole, else each its own.
+
+All ranks have the same state of each `keras.random.SeedGenerator`, and so
+draw the same mask for an activation that is the same on all of them. Where a
+draw is for a rank's part of a divided activation, the rank goes into the seed:
+
+    state ─► seed ─► draw                     whole activation
+    state ─► seed ─► fold in the rank ─► draw    divided activation
+
+as with the two states of random generators in Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
+`get_cuda_rng_tracker`. The state goes on as on one device in both cases.
+"""
+
+import contextlib
+import functools
+import threading
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import collectives
+
+_thread = threading.local()
+
+
+def generators(layer) -> list[keras.random.SeedGenerator]:
+    """All seed generators of a layer and of the layers in it."""
+    return [
+        generator
+        for part in layer._flatten_layers()
+        for generator in part._seed_generators
+    ]
+
+
+def attach(
+    generator: keras.random.SeedGenerator, *, of_parts: bool = False
+) -> None:
+    """Makes seeds depend on the rank where draws are for parts.
+
+    Args:
+        generator: Its `next` is replaced, once.
+        of_parts: Whether all of its draws are for parts, from now on.
+    """
+    generator._draws_parts = of_parts
+    if not hasattr(generator, "_draws_whole"):
+        generator._draws_whole = generator.next
+        generator.next = functools.partial(_next, generator)
+
+
+@contextlib.contextmanager
+def of_parts():
+    """Within it, draws of attached generators are for this rank's part."""
+    before = getattr(_thread, "of_parts", False)
+    _thread.of_parts = True
+    try:
+        yield
+    finally:
+        _thread.of_parts = before
+
+
+def _next(generator, ordered=True):
+    seed = generator._draws_whole(ordered)
+    is_part = generator._draws_parts or getattr(_thread, "of_parts", False)
+    if not is_part or collectives.num_ranks() == 1:
+        return seed
+    return tf.random.experimental.stateless_fold_in(
+        seed, tf.constant(collectives.rank(), seed.dtype)
+    )
