@@ -122,6 +122,30 @@ def on_ranks(
         return _train(model, model, job.optimizer(), job)
 
 
+def on_zero(
+    job: Job, data: int, pipeline=None, model=1, layouts=None, zero_stage=1
+) -> Outcome:
+    """Trains on replicas that divide the slots of the optimizer.
+
+    Args:
+        job: What is trained.
+        data: Number of replicas.
+        pipeline: Number of stages, or None for the plain Keras model.
+        model: Number of model ranks.
+        layouts: See `on_ranks`.
+        zero_stage: 0 for the same without dividing them.
+    """
+    mesh = tfscale.device_mesh(data=data, pipeline=pipeline or 1, model=model)
+    layout_map = layout_map_for(job, mesh, layouts) if model > 1 else None
+    _reset()
+    strategy = tfscale.MeshStrategy(mesh, layout_map, zero_stage=zero_stage)
+    with strategy.scope():
+        inner = trained = job.build()
+        if pipeline:
+            trained = PipelineModel(inner, 4, balance="params")
+        return _train(trained, inner, job.optimizer(), job)
+
+
 def layout_map_for(job: Job, mesh, layouts=None):
     """The layout map of `layouts`, or else one that is found."""
     _reset()
@@ -195,7 +219,7 @@ def assert_equal(test, expected: Outcome, actual: Outcome):
 def _reset():
     """Same names, seeds and initial weights for both sides."""
     # Not in the scope of a strategy, which it would end.
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
 
 

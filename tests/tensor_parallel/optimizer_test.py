@@ -48,6 +48,9 @@ MAKE = {
     "weight_decay": lambda: OPTIMIZERS.AdamW(0.01, weight_decay=0.1),
     "clipnorm": lambda: OPTIMIZERS.SGD(0.05, clipnorm=0.01),
     "global_clipnorm": lambda: OPTIMIZERS.Adam(0.01, global_clipnorm=0.01),
+    "loss_scale_factor": lambda: OPTIMIZERS.SGD(
+        0.05, global_clipnorm=0.01, loss_scale_factor=256.0
+    ),
     "clipvalue": lambda: OPTIMIZERS.SGD(0.05, clipvalue=0.001),
     "ema": lambda: OPTIMIZERS.SGD(
         0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2

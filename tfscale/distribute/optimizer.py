@@ -62,9 +62,11 @@ def adapt_optimizer(optimizer, extended) -> None:
         optimizer._backend_apply_gradients = _before_gather(
             optimizer._backend_apply_gradients, extended
         )
-        optimizer.finalize_variable_values = functools.partial(
-            _overwrite_with_averages, optimizer
-        )
+        # A LossScaleOptimizer leaves it to its inner optimizer.
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.finalize_variable_values = functools.partial(
+                _overwrite_with_averages, optimizer
+            )
     # `_apply` has clipped already.
     optimizer._clip_gradients = lambda grads: grads
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -96,7 +98,7 @@ def _apply(optimizer, extended, apply, grads, trainable_variables=None):
         grads = _clip(optimizer, grads, variables, extended)
     # Within the branch of a step whose gradients are finite no replica meets
     # another one.
-    in_branch = hasattr(optimizer, "inner_optimizer")
+    in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     _thread.applying, _thread.in_branch = True, in_branch
     try:
         with extended.reduced_gradients():
@@ -131,13 +133,19 @@ def _before_gather(method, extended):
 
 def _clip(optimizer, grads, variables, extended):
     """Clips as Keras does, by norms of whole variables."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:
-        # A power of two: to divide and multiply by it changes no digit.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    scale = optimizer.loss_scale_factor
+    if inner is not optimizer:
         scale = tf.convert_to_tensor(optimizer.dynamic_scale)
-        grads = _each(lambda g: g / tf.cast(scale, g.dtype), grads)
-        grads = _clip(inner, grads, variables, extended)
-        return _each(lambda g: g * tf.cast(scale, g.dtype), grads)
+    if scale is None:
+        return _clip_unscaled(inner, grads, variables, extended)
+    # Mostly a power of two: to divide and multiply by it changes no digit.
+    grads = _each(lambda g: g / tf.cast(scale, g.dtype), grads)
+    grads = _clip_unscaled(inner, grads, variables, extended)
+    return _each(lambda g: g * tf.cast(scale, g.dtype), grads)
+
+
+def _clip_unscaled(optimizer, grads, variables, extended):
     if optimizer.clipvalue:
         limit = optimizer.clipvalue
         return _each(lambda g: tf.clip_by_value(g, -limit, limit), grads)
@@ -242,6 +250,13 @@ def _check(optimizer, variables, extended):
             "of a variable at once. Use AdamW, Lion, SGD or another one that "
             "is elementwise, or neither a layout map that shards something nor "
             "zero_stage=1."
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "Slots can be divided, over model ranks or with zero_stage=1, "
+            "under one optimizer for all variables. Received: a "
+            "MultiOptimizer, each part of which would clip by itself. Use one "
+            "of its optimizers for all."
         )
     if inner.gradient_accumulation_steps:
         raise ValueError(

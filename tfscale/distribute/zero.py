@@ -11,8 +11,8 @@ of the optimizer is
                 ├─► all-gather: weights ◄────┤
     all weights                                  all weights
 
-As much is sent as for the all-reduce of gradients that replicas without it
-make, which is a reduce-scatter and an all-gather too.
+No more is sent than for the all-reduce of gradients that replicas without it
+make, which is at best a reduce-scatter and an all-gather too.
 
 A part is one of D equal slices along the first dim that D divides, whose
 slices lie together in memory as far as that goes. A variable with no such dim
@@ -49,14 +49,14 @@ class SlotParts:
     """
 
     def __init__(self, num_replicas: int, num_ranks: int):
-        self._num_replicas = num_replicas
+        self.num_replicas = num_replicas
         self._num_ranks = num_ranks
         self._thread = threading.local()
 
     @property
     def are_divided(self) -> bool:
         """Whether replicas have parts at all."""
-        return self._num_replicas > 1
+        return self.num_replicas > 1
 
     def dim_of(self, variable) -> int | None:
         """Which dim of its shard of a variable the replicas divide, if any.
@@ -71,7 +71,7 @@ class SlotParts:
         ):
             return None
         shape = _distributed(variable).values[0].shape
-        return divided_dim(shape, self._num_replicas)
+        return divided_dim(shape, self.num_replicas)
 
     def own_part(self, variable):
         """What this replica updates of a variable: a part, or its component.
@@ -85,7 +85,16 @@ class SlotParts:
         if dim is None:
             return component
         replica = thread // self._num_ranks
-        return OwnPart(variable, component, dim, replica, self._num_replicas)
+        return OwnPart(variable, component, dim, replica, self.num_replicas)
+
+    def cut(self, gradient, variable):
+        """This replica's part of a gradient that all replicas have alike."""
+        dim = self.dim_of(variable)
+        if dim is None:
+            return gradient
+        thread = _tf_internals.get_current_replica_id_as_int()
+        parts = tf.split(gradient, self.num_replicas, axis=dim)
+        return parts[thread // self._num_ranks]
 
     @property
     def are_updated(self) -> bool:

@@ -398,6 +398,8 @@ class PipelineModel(keras.Model):
                 dim = rules.split_dim(variable)
                 if dim is not None:
                     gradient = collectives.own_part(gradient, dim)
+                slot_parts = self.distribute_strategy.extended.slot_parts
+                gradient = slot_parts.cut(gradient, variable)
                 gradients[number] += gradient * tf.cast(scale, gradient.dtype)
         return total
 

@@ -31,7 +31,8 @@ class StepResult:
         share: This replica's part of the rows of the global batch.
         outputs: Flat outputs of the model, with their Keras masks.
         gradients: Of the global batch, summed over replicas: a tensor or None
-            for each trainable variable, by number.
+            for each trainable variable, by number. This replica's part where
+            the replicas divide optimizer slots.
         states: New values of statistics and seeds, by number; `assign` makes
             them those of the variables.
     """
@@ -270,12 +271,11 @@ class ReplicaStep:
             variable = self._plan.variables[number]
             with tf.device(self.devices[self._plan.homes[number]]):
                 gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
-        if self._strategy.num_replicas_in_sync == 1:
-            return gradients
-        reduced = self._context.all_reduce(
-            tf.distribute.ReduceOp.SUM, list(gradients.values())
+        sums = self._strategy.extended.sum_gradients(
+            list(gradients.values()),
+            [self._plan.variables[number] for number in gradients],
         )
-        return dict(zip(gradients, reduced))
+        return dict(zip(gradients, sums))
 
     def _states(self, tensors):
         """What the microbatches made of statistics and seeds, by number."""

@@ -39,14 +39,15 @@ def sharding_summary(
 
     Args:
         model: A built model, made in the scope of a `tfscale.MeshStrategy`
-            with a model axis. Layers that have not been called on ranks yet
-            are analysed now, with the warnings that this may give.
+            with a model axis, or with `zero_stage=1`. Layers that have not
+            been called on ranks yet are analysed now, with the warnings that
+            this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
         print_fn: What to call with the text, as in `keras.Model.summary`.
 
     Raises:
-        ValueError: If the model was not made on a mesh with a model axis, or
+        ValueError: If the model was not made on such a mesh, or
             `line_length` is too small for a table.
 
     Example:
@@ -112,13 +113,15 @@ def _extended(model):
     for variable in model.variables:
         strategy = getattr(variable.value, "distribute_strategy", None)
         extended = getattr(strategy, "extended", None)
-        if getattr(extended, "num_model_ranks", 1) > 1:
+        if getattr(extended, "num_model_ranks", 1) > 1 or (
+            hasattr(extended, "slot_parts") and extended.slot_parts.are_divided
+        ):
             return extended
     raise ValueError(
-        "A sharding summary is of a built model on a mesh with a 'model' axis. "
-        f"Received: {model.name!r}, whose variables have no model ranks. Build "
-        "it in the scope of a `tfscale.MeshStrategy` whose mesh has a 'model' "
-        "axis larger than 1."
+        "A sharding summary is of a built model on a mesh with a 'model' axis, "
+        f"or with zero_stage=1. Received: {model.name!r}, whose variables have "
+        "no model ranks. Build it in the scope of a `tfscale.MeshStrategy` "
+        "whose mesh has a 'model' axis larger than 1."
     )
 
 
@@ -158,12 +161,11 @@ def _variable(variable):
     value = variable._value
     shape = tuple(variable.shape)
     split_dim = getattr(value, "split_dim", None)
-    layout, local = "replicated", shape
+    layout, local = "replicated", tuple(value.values[0].shape)
     if split_dim is not None:
         axes = ["None"] * len(shape)
         axes[split_dim] = "model"
         layout = f"({', '.join(axes)}{',' * (len(axes) == 1)})"
-        local = tuple(value.values[0].shape)
     size = tf.as_dtype(variable.dtype).size
     return _Variable(
         variable.name,
@@ -226,21 +228,25 @@ def _render(console, model, extended, line_length):
             ", ".join(ignored),
         )
     variables = [v for row in rows for v in row.variables]
-    _totals(console, "Bytes per device", variables, ranks)
+    _totals(console, "Bytes per device", variables, ranks, 1)
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
         slots = [_variable(v) for v in optimizer.variables]
-        _totals(console, "Optimizer", slots, ranks)
+        replicas = extended.slot_parts.num_replicas
+        _totals(console, "Optimizer", slots, ranks, replicas)
 
 
-def _totals(console, title, variables, ranks):
+def _totals(console, title, variables, ranks, replicas):
     whole = sum(v.whole_bytes for v in variables)
+    over = f"{colored(ranks)} ranks"
+    if replicas > 1:
+        over += f" of {colored(replicas)} replicas"
     console.print(
         f"[bold] {title}:[/] "
         f"{colored(readable_bytes(sum(v.num_bytes for v in variables)))} of "
-        f"{colored(readable_bytes(whole))} (ideal for {colored(ranks)} ranks: "
-        f"{colored(readable_bytes(whole / ranks))})",
+        f"{colored(readable_bytes(whole))} (ideal for {over}: "
+        f"{colored(readable_bytes(whole / ranks / replicas))})",
         soft_wrap=True,
     )
 
