@@ -4,6 +4,7 @@ import functools
 import glob
 import importlib
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -184,34 +185,92 @@ class PublicNamesTest(absltest.TestCase):
                     self.assertIn(">>> ", value.__doc__)
 
 
+# A process for each command would import TensorFlow again, for seconds. So one
+# imports it and becomes each command by a fork, before TensorFlow has started.
+_FORKED_COMMANDS = """
+import json, os, runpy, sys, traceback
+import keras, tensorflow, tfscale
+
+def run(module, *flags):
+    sys.argv = [module, *flags]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        return bool(error.code)
+    except BaseException:
+        traceback.print_exc()
+        return True
+
+for command in json.load(sys.stdin):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        status = run(*command)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as file:
+        said = file.read()
+    print(json.dumps([os.waitpid(child, 0)[1], said]), flush=True)
+"""
+
+
 class ConfigsTest(parameterized.TestCase):
-    def _run(self, config, flag):
-        """Runs the command in the first line of a config, only to check it."""
+    # absl's `--only_check_flags` leaves before it has looked for unknown flags
+    # and asked the validators; `--only_check_args` does both.
+    FLAGS = ("--only_check_flags", "--only_check_args")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        commands = [
+            (*cls.command(config), flag)
+            for config in CONFIGS
+            for flag in cls.FLAGS
+        ]
+        # What has to be refused, or the others would prove nothing.
+        commands.append((*cls.command(CONFIGS[0]), "--no_such", cls.FLAGS[1]))
+        process = subprocess.run(
+            [sys.executable, "-c", _FORKED_COMMANDS],
+            input=json.dumps(commands),
+            capture_output=True,
+            cwd=REPOSITORY,
+            text=True,
+        )
+        lines = process.stdout.splitlines()
+        if process.returncode or len(lines) != len(commands):
+            raise RuntimeError(process.stdout + process.stderr)
+        cls.results = dict(zip(commands, map(json.loads, lines), strict=True))
+
+    @staticmethod
+    def command(config):
+        """Module and arguments of the command in a config's first line."""
         with open(os.path.join(REPOSITORY, "configs", config)) as file:
             first_line = file.readline()
         command = re.fullmatch(
             r"# python -m ([\w.]+) (--flagfile=configs/([\w.]+))\n", first_line
         )
-        self.assertIsNotNone(command, f"{config} begins with {first_line!r}")
-        module, flagfile, named_config = command.groups()
-        self.assertEqual(named_config, config)
-        process = subprocess.run(
-            [sys.executable, "-m", module, flagfile, flag],
-            capture_output=True,
-            cwd=REPOSITORY,
-            text=True,
-        )
-        self.assertEqual(process.returncode, 0, process.stderr)
+        if command is None or command.group(3) != config:
+            raise ValueError(f"{config} begins with {first_line!r}")
+        return command.groups()[:2]
 
-    # absl's `--only_check_flags` leaves before it has looked for unknown flags
-    # and asked the validators; `--only_check_args` does both.
-    @parameterized.product(
-        config=CONFIGS, flag=["--only_check_flags", "--only_check_args"]
-    )
+    @parameterized.product(config=CONFIGS, flag=FLAGS)
     def test_every_config_is_valid_for_the_example_that_it_names(
         self, config, flag
     ):
-        self._run(config, flag)
+        status, said = self.results[(*self.command(config), flag)]
+        self.assertEqual(status, 0, said)
+
+    def test_an_unknown_flag_is_refused(self):
+        command = (*self.command(CONFIGS[0]), "--no_such", self.FLAGS[1])
+        status, said = self.results[command]
+        self.assertNotEqual(status, 0)
+        self.assertIn("no_such", said)
 
 
 if __name__ == "__main__":
