@@ -8,7 +8,6 @@ as the reduction of the loss wants it), and counts in proportion to it:
     loss of the batch = sum_m divisor_m * loss_m / sum_m divisor_m
 """
 
-import contextlib
 import dataclasses
 import functools
 
@@ -58,7 +57,6 @@ def compiled_losses(
     if compile_loss is None:
         return ()
     found = []
-    flat = compile_loss._flat_losses
 
     def recorder(entry):
         def record(*args):
@@ -69,25 +67,35 @@ def compiled_losses(
 
     # Keras' own code finds out which target, prediction and sample weight go
     # with which loss.
-    compile_loss._flat_losses = [
+    recording = [
         entry._replace(loss=recorder(entry), loss_weights=None)
-        for entry in flat
+        for entry in compile_loss._flat_losses
     ]
-    try:
-        # Its trackers of the single losses are not to see the zeros.
-        with keras.StatelessScope():
-            compile_loss(y, y_pred, sample_weight)
-    finally:
-        compile_loss._flat_losses = flat
+    view = _view(compile_loss, _flat_losses=property(lambda self: recording))
+    # Its trackers of the single losses are not to see the zeros.
+    with keras.StatelessScope():
+        view(y, y_pred, sample_weight)
     return tuple(found)
+
+
+def _view(instance, **members):
+    """The same object, state and all, but for some members.
+
+    The object itself must not change, not even for as long as it is called:
+    model ranks call it at the same time, one going on where another one waits.
+    """
+    kind = type(type(instance).__name__, (type(instance),), members)
+    view = object.__new__(kind)
+    object.__setattr__(view, "__dict__", instance.__dict__)
+    return view
 
 
 def _compiled_loss(entry, y_true, y_pred, sample_weight):
     loss = entry.loss
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
     is_sum = reduction not in _MEANS
-    with _recorded_mask(loss) as recorded:
-        value = loss(y_true, y_pred, sample_weight)
+    recorded = []
+    value = _recording_masks(loss, recorded)(y_true, y_pred, sample_weight)
     value = tf.reduce_sum(tf.cast(value, tf.float32))
     masks = [_tf_internals.get_keras_mask(y_pred), *recorded]
     masks = [mask for mask in masks if mask is not None]
@@ -118,27 +126,20 @@ def _to_float(x):
     return None if x is None else tf.cast(x, tf.float32)
 
 
-@contextlib.contextmanager
-def _recorded_mask(loss):
-    """Yields a list that gets the mask that `loss.call` puts on its values.
+def _recording_masks(loss, masks):
+    """The loss, which adds to a list the mask that `call` puts on its values.
 
     With `ignore_class`, say: which elements count is known inside only.
     """
-    masks = []
-    call = getattr(loss, "call", None)
-    if call is None:
-        yield masks
-        return
+    if getattr(loss, "call", None) is None:
+        return loss
 
-    def recorded(*args, **kwargs):
-        values = call(*args, **kwargs)
+    def call(self, *args, **kwargs):
+        del self
+        values = loss.call(*args, **kwargs)
         mask = _tf_internals.get_keras_mask(values)
         if mask is not None:
             masks.append(mask)
         return values
 
-    loss.call = recorded
-    try:
-        yield masks
-    finally:
-        del loss.call
+    return _view(loss, call=call)

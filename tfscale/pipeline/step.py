@@ -253,9 +253,12 @@ class ReplicaStep:
             # Without the rows that count nothing.
             return tf.concat(parts, axis=0)[:rows] if parts else None
 
-        outputs = []
+        outputs, gathered = [], self._program.stages[-1].gathered
         for value in self._plan.graph.outputs:
             output, mask = join(("value", value)), join(("mask", value))
+            if value in gathered:
+                # TensorFlow leaves it out if no metric uses it.
+                output = collectives.gather_from_ranks(output, gathered[value])
             if mask is not None:
                 _tf_internals.set_keras_mask(output, mask)
             outputs.append(output)

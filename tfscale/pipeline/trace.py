@@ -84,12 +84,15 @@ class TracedStage:
         outputs: `tf.TensorSpec` of all that the forward returns, by key.
         sums: `tf.TensorSpec` of each `("sum", s, n)` that it makes.
         losses: Of the last stage, what its losses are.
+        gathered: Of the last stage, the outputs that it returns in parts, and
+            the dim along which model ranks have a part each.
     """
 
     phases: dict[str, phases.Phase]
     outputs: dict[Any, tf.TensorSpec]
     sums: dict[Any, tf.TensorSpec]
     losses: tuple[losses.CompiledLoss, ...]
+    gathered: dict[Value, int]
 
 
 def trace_stage(
@@ -124,6 +127,7 @@ def trace_stage(
         outputs=_specs(trace.forward),
         sums=_specs(trace.weight_gradients),
         losses=trace.losses,
+        gathered=trace.gathered,
     )
 
 
@@ -170,6 +174,7 @@ def trace_on_ranks(
             outputs=_specs(trace.forward),
             sums=_specs(trace.weight_gradients),
             losses=trace.losses,
+            gathered=trace.gathered,
         )
         for trace, phases_of_rank in zip(traces, made)
     ]
@@ -193,6 +198,7 @@ class _Trace:
         self.weight_gradients = {}
         self.side_effects = []
         self.losses = ()
+        self.gathered = {}
 
     def run(self):
         """Forward and, in training, backward; inside the graph."""
@@ -308,8 +314,14 @@ class _Trace:
             mask = _tf_internals.get_keras_mask(values[value])
             if mask is not None:
                 self.forward["mask", value] = tf.identity(mask)
+            output = values[value]
+            if self._targets is not None:
+                # Whether anybody but the loss wants it whole is not known yet.
+                part = collectives.part_before_gather(output)
+                if part is not None:
+                    output, self.gathered[value] = part
             # An output may be an input: never the same tensor.
-            self.forward["value", value] = tf.identity(values[value])
+            self.forward["value", value] = tf.identity(output)
         self.side_effects = [
             operation
             for operation in tf.compat.v1.get_default_graph().get_operations()
