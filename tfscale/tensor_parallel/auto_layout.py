@@ -1,27 +1,18 @@
 """A layout map for a model that nobody wrote one for, from types and shapes."""
 
 import collections
-import dataclasses
 import math
 import re
 import warnings
 
 import keras
 
-from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel.chains import Chains
+from tfscale.tensor_parallel.chains import functional_of
+from tfscale.tensor_parallel.projections import projection_of
 
 _AXIS = "model"
 
-# Layers and operations that act on each element by itself: what is divided on
-# its way in is divided the same way on its way out.
-_ELEMENTWISE = re.compile(
-    "activation|add|multiply|square|identity|(alpha|gaussian)?dropout"
-    "|gaussiannoise|(leaky)?relu6?|[cs]?elu|gelu|(hard)?(silu|sigmoid|tanh)"
-    "|mish|softplus|softsign",
-    re.IGNORECASE,
-)
-# Activations that are not: they need all units of an element at once.
-_NOT_ELEMENTWISE = re.compile("(log_)?softmax|sparsemax|glu")
 _NOT_A_VOCABULARY = re.compile("position|segment|token_type", re.IGNORECASE)
 
 
@@ -111,48 +102,6 @@ def auto_layout_map(
     return layout_map
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Projection:
-    """A Dense or EinsumDense: which dims of its kernel are in- and outputs.
-
-    Attributes:
-        layer: The layer.
-        kernel: Its kernel.
-        inputs: Dims of the kernel that are contracted, in the order in which
-            the input has them.
-        outputs: The other dims, in the order in which the output has them.
-        bias: Its bias, or None.
-        bias_dim: The dim of the bias that belongs to the first of `outputs`,
-            or None.
-    """
-
-    layer: keras.Layer
-    kernel: keras.Variable
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    bias: keras.Variable | None
-    bias_dim: int | None
-
-    @property
-    def sizes(self):
-        """Sizes of all inputs and of all outputs, like (512, 2048)."""
-        shape = self.kernel.shape
-        return tuple(
-            math.prod(shape[dim] for dim in dims)
-            for dims in (self.inputs, self.outputs)
-        )
-
-    @property
-    def is_matrix(self):
-        """Whether it is what a Dense is."""
-        return len(self.inputs) == len(self.outputs) == 1
-
-    @property
-    def is_elementwise(self):
-        """Whether each unit can be computed without the other ones."""
-        return _acts_on_elements(self.layer)
-
-
 class _Plan:
     """What has been decided so far."""
 
@@ -234,9 +183,9 @@ def _visit(layer, plan, seen):
     seen.add(id(layer))
     # Keras has no public way to the layers of a layer that is no model.
     sublayers = layer._flatten_layers(include_self=False, recursive=False)
-    projections = [p for p in map(_projection, sublayers) if p is not None]
+    projections = [p for p in map(projection_of, sublayers) if p is not None]
     _divide_heads(projections, plan)
-    graph = _functional(layer)
+    graph = functional_of(layer)
     if graph is None:
         _divide_siblings(projections, plan)
     else:
@@ -298,7 +247,7 @@ def _divide_siblings(projections, plan):
 
 def _divide_chains(graph, plan):
     """MLPs of a functional model, by what is computed from what."""
-    chains = _Chains(graph)
+    chains = Chains(graph)
     for ups, down in sorted(chains.pairs(), key=_num_weights, reverse=True):
         _divide_pair(ups, down, plan)
 
@@ -337,131 +286,3 @@ def _divide_head(plan):
 
 def _name(projection):
     return projection.kernel.path.removesuffix("/kernel")
-
-
-class _Chains:
-    """Which Dense layers of a functional model take what from which ones."""
-
-    def __init__(self, graph):
-        nodes = [
-            node
-            for depth in sorted(graph._nodes_by_depth, reverse=True)
-            for node in graph._nodes_by_depth[depth]
-        ]
-        self._maker = {id(x): n for n in nodes for x in n.outputs}
-        self._users = collections.defaultdict(list)
-        for node in nodes:
-            for x in node.input_tensors:
-                self._users[id(x)].append(node)
-        # A result of the model is used by whoever calls the model.
-        for x in graph.outputs:
-            self._users[id(x)].append(None)
-        calls = collections.Counter(id(n.operation) for n in nodes)
-        self._matrices = {
-            id(n): p
-            for n in nodes
-            if calls[id(n.operation)] == 1
-            and (p := _projection(n.operation)) is not None
-            and p.is_matrix
-        }
-        self._nodes = nodes
-
-    def pairs(self):
-        """Yields `(ups, down)`: all that `down` takes comes from `ups`."""
-        for node in self._nodes:
-            if id(node) in self._matrices:
-                path = [node]
-                ups = self._sources(node.input_tensors, path)
-                down = self._matrices[id(node)]
-                fits = ups and {up.sizes[1] for up in ups} == {down.sizes[0]}
-                if fits and self._is_private(path):
-                    yield ups, down
-
-    def _sources(self, tensors, path):
-        """The Dense layers before `tensors`, or None if there are others."""
-        found = []
-        for x in tensors:
-            node = self._maker.get(id(x))
-            if node is None:
-                return None
-            if node in path:
-                continue
-            path.append(node)
-            if id(node) in self._matrices:
-                sources = [self._matrices[id(node)]]
-                if not sources[0].is_elementwise:
-                    return None
-            elif _is_elementwise(node.operation):
-                sources = self._sources(node.input_tensors, path)
-            else:
-                return None
-            if sources is None:
-                return None
-            found += sources
-        return found
-
-    def _is_private(self, path):
-        """Whether nobody else uses what is on the way to `path[0]`."""
-        return all(
-            user in path
-            for node in path[1:]
-            for x in node.outputs
-            for user in self._users[id(x)]
-        )
-
-
-def _is_elementwise(operation):
-    name = type(operation).__name__
-    return bool(_ELEMENTWISE.fullmatch(name)) and _acts_on_elements(operation)
-
-
-def _acts_on_elements(operation):
-    activation = getattr(operation, "activation", None)
-    name = getattr(activation, "__name__", "")
-    return not _NOT_ELEMENTWISE.fullmatch(name)
-
-
-def _functional(layer):
-    """The functional model that a call of `layer` runs, or None."""
-    kind = type(layer)
-    if isinstance(layer, keras.Sequential):
-        own_call = kind.call is not keras.Sequential.call
-        return None if own_call else layer._functional
-    is_functional = isinstance(layer, _tf_internals.Functional)
-    if is_functional and kind.call is _tf_internals.Functional.call:
-        return layer
-    return None
-
-
-def _projection(layer) -> _Projection | None:
-    """What a layer's kernel does, if it is a plain matrix or tensor product."""
-    kinds = (keras.layers.Dense, keras.layers.EinsumDense)
-    if not isinstance(layer, kinds) or layer.quantization_mode:
-        return None
-    weights = {v.name: v for v in layer.weights}
-    if "kernel" not in weights:
-        return None
-    kernel, bias = weights["kernel"], weights.get("bias")
-    if isinstance(layer, keras.layers.Dense):
-        return _Projection(
-            layer, kernel, (0,), (1,), bias, None if bias is None else 0
-        )
-    # "abc,cde->abde": "c" is contracted, "d" and "e" are new.
-    found = re.fullmatch(
-        r"(\w+),(\w+)->(\w+)", layer.equation.replace("...", "")
-    )
-    taken, own, made = found.groups()
-    inputs = [own.index(x) for x in taken if x in own]
-    outputs = [own.index(x) for x in made if x in own]
-    # A letter in all three is a product for each entry of that dim.
-    if not inputs or not outputs or set(inputs) & set(outputs):
-        return None
-    bias_dim = None
-    first = own[outputs[0]]
-    if bias is not None and first in layer.bias_axes:
-        # The bias begins with the first dim of the output that it varies in.
-        start = min(made.index(x) for x in layer.bias_axes)
-        bias_dim = made.index(first) - start
-    return _Projection(
-        layer, kernel, tuple(inputs), tuple(outputs), bias, bias_dim
-    )
