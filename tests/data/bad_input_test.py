@@ -300,6 +300,38 @@ class CacheTest(tf.test.TestCase):
         self.assertEmpty(os.listdir(self.folder))
         self.assertLen(list(self._file()), 2)  # no stale lock
 
+    def test_a_write_that_really_fails_is_named_and_left_clean(self):
+        # The system refuses to let a file grow, as a full disk does.
+        code = (
+            "import os, resource, sys\n"
+            "import numpy as np, tensorflow as tf\n"
+            "from tfscale import data\n"
+            "def run():\n"
+            "    return data.pipeline(data.arrays(np.arange(10)),\n"
+            "        parse=lambda x: tf.fill([100], x), batch_size=5,\n"
+            "        cache='file', cache_dir=sys.argv[1])\n"
+            "_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))\n"
+            "try:\n"
+            "    run()\n"
+            "except OSError as error:\n"
+            "    print(error)\n"
+            "print(os.listdir(sys.argv[1]))\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+            "print(len(list(run())))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, self.folder],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        error, left, batches = done.stdout.splitlines()
+        self.assertIn("could not be written", error)
+        self.assertIn(self.folder, error)
+        self.assertEqual((left, batches), ("[]", "2"))
+
     def test_a_cache_is_used_by_later_runs(self):
         self._file()
 
