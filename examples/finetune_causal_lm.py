@@ -17,6 +17,9 @@ from absl import flags
 import tfscale
 from examples import meshes
 from examples import texts
+from examples import training_flags as shared
+
+flags.adopt_module_key_flags(shared)
 
 FAMILY = flags.DEFINE_enum(
     "family", "llama", ["llama", "gpt2", "gemma"], "Whose architecture."
@@ -24,17 +27,8 @@ FAMILY = flags.DEFINE_enum(
 NUM_LAYERS = flags.DEFINE_integer(
     "num_layers", 4, "Number of transformer layers.", lower_bound=1
 )
-WIDTH = flags.DEFINE_integer(
-    "width",
-    128,
-    "Size of a token's vector; a multiple of --num_heads.",
-    lower_bound=1,
-)
 HIDDEN_WIDTH = flags.DEFINE_integer(
     "hidden_width", 384, "Hidden units of each MLP; even.", lower_bound=2
-)
-NUM_HEADS = flags.DEFINE_integer(
-    "num_heads", 4, "Number of attention heads.", lower_bound=1
 )
 NUM_KEY_VALUE_HEADS = flags.DEFINE_integer(
     "num_key_value_heads",
@@ -42,9 +36,6 @@ NUM_KEY_VALUE_HEADS = flags.DEFINE_integer(
     "Heads of keys and values, fewer than --num_heads for grouped queries; "
     "gpt2 has no such thing. By default --num_heads.",
     lower_bound=1,
-)
-DROPOUT = flags.DEFINE_float(
-    "dropout", 0.0, "Dropout rate.", lower_bound=0.0, upper_bound=0.9
 )
 INITIAL_WEIGHTS = flags.DEFINE_string(
     "initial_weights",
@@ -59,39 +50,6 @@ LAYOUT = flags.DEFINE_enum(
     "Who says how weights are divided: tfscale.auto_layout_map, or the "
     "backbone's own get_layout_map (llama, gemma).",
 )
-MODEL_PARALLEL = flags.DEFINE_integer(
-    "model_parallel",
-    2,
-    "Devices that each layer is split over; divides --num_heads.",
-    lower_bound=1,
-)
-NUM_REPLICAS = flags.DEFINE_integer(
-    "num_replicas", 1, "Copies of the model.", lower_bound=1
-)
-TEXT_FILES = flags.DEFINE_string(
-    "text_files",
-    texts.STANDARD_LIBRARY,
-    "Glob of the files to learn from; every twentieth is for validation.",
-)
-SEQUENCE_LENGTH = flags.DEFINE_integer(
-    "sequence_length", 64, "Bytes that the model reads.", lower_bound=1
-)
-BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Sequences per step, over all replicas.", lower_bound=1
-)
-NUM_EPOCHS = flags.DEFINE_integer(
-    "num_epochs", 3, "Times to train and then validate.", lower_bound=1
-)
-STEPS_PER_EPOCH = flags.DEFINE_integer(
-    "steps_per_epoch", 50, "Optimizer steps in an epoch.", lower_bound=1
-)
-VALIDATION_STEPS = flags.DEFINE_integer(
-    "validation_steps", 5, "Batches of each validation.", lower_bound=1
-)
-LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate", 2e-3, "Learning rate.", lower_bound=0.0
-)
-SEED = flags.DEFINE_integer("seed", 0, "Seed of weights and order.")
 WEIGHTS_FILE = flags.DEFINE_string(
     "weights_file",
     "causal_lm.weights.h5",
@@ -99,26 +57,11 @@ WEIGHTS_FILE = flags.DEFINE_string(
 )
 
 flags.register_multi_flags_validator(
-    ["width", "num_heads"],
-    lambda values: values["width"] % values["num_heads"] == 0,
-    "--width must be a multiple of --num_heads.",
-)
-flags.register_multi_flags_validator(
     ["num_heads", "num_key_value_heads"],
     lambda values: (
         values["num_heads"] % (values["num_key_value_heads"] or 1) == 0
     ),
     "--num_heads must be a multiple of --num_key_value_heads.",
-)
-flags.register_multi_flags_validator(
-    ["num_heads", "model_parallel"],
-    lambda values: values["num_heads"] % values["model_parallel"] == 0,
-    "--num_heads must be a multiple of --model_parallel.",
-)
-flags.register_multi_flags_validator(
-    ["batch_size", "num_replicas"],
-    lambda values: values["batch_size"] % values["num_replicas"] == 0,
-    "--batch_size must be a multiple of --num_replicas.",
 )
 flags.register_multi_flags_validator(
     ["layout", "family"],
@@ -166,26 +109,28 @@ def build_model(models):
         A `keras_hub.models.CausalLM` from token ids and a padding mask to
         logits of shape `(batch, sequence_length, texts.VOCABULARY)`.
     """
-    keras.utils.set_random_seed(SEED.value)
+    keras.utils.set_random_seed(shared.SEED.value)
     config = dict(
         vocabulary_size=texts.VOCABULARY,
         num_layers=NUM_LAYERS.value,
-        hidden_dim=WIDTH.value,
+        hidden_dim=shared.WIDTH.value,
         intermediate_dim=HIDDEN_WIDTH.value,
-        dropout=DROPOUT.value,
+        dropout=shared.DROPOUT.value,
     )
     if FAMILY.value == "gpt2":
         backbone = models.GPT2Backbone(
-            num_heads=NUM_HEADS.value,
-            max_sequence_length=SEQUENCE_LENGTH.value,
+            num_heads=shared.NUM_HEADS.value,
+            max_sequence_length=shared.SEQUENCE_LENGTH.value,
             **config,
         )
         return models.GPT2CausalLM(backbone, preprocessor=None)
-    config["num_query_heads"] = NUM_HEADS.value
-    config["num_key_value_heads"] = NUM_KEY_VALUE_HEADS.value or NUM_HEADS.value
+    config["num_query_heads"] = shared.NUM_HEADS.value
+    config["num_key_value_heads"] = (
+        NUM_KEY_VALUE_HEADS.value or shared.NUM_HEADS.value
+    )
     if FAMILY.value == "gemma":
         backbone = models.GemmaBackbone(
-            head_dim=WIDTH.value // NUM_HEADS.value, **config
+            head_dim=shared.WIDTH.value // shared.NUM_HEADS.value, **config
         )
         return models.GemmaCausalLM(preprocessor=None, backbone=backbone)
     backbone = models.LlamaBackbone(**config)
@@ -216,34 +161,41 @@ def to_inputs(tokens, targets):
 def main(argv):
     del argv
     models = import_keras_hub().models
-    mesh = meshes.make_mesh(data=NUM_REPLICAS.value, model=MODEL_PARALLEL.value)
+    mesh = meshes.make_mesh(
+        data=shared.NUM_REPLICAS.value, model=shared.MODEL_PARALLEL.value
+    )
     layout_map = None
-    if MODEL_PARALLEL.value > 1:
+    if shared.MODEL_PARALLEL.value > 1:
         layout_map = make_layout_map(models, mesh)
     train, validation = texts.make_datasets(
-        TEXT_FILES.value,
-        SEQUENCE_LENGTH.value,
-        BATCH_SIZE.value,
-        SEED.value,
+        shared.TEXT_FILES.value,
+        shared.SEQUENCE_LENGTH.value,
+        shared.BATCH_SIZE.value,
+        shared.SEED.value,
         parse=to_inputs,
     )
-    with tfscale.MeshStrategy(mesh, layout_map).scope():
+    strategy = tfscale.MeshStrategy(
+        mesh, layout_map, zero_stage=shared.ZERO_STAGE.value
+    )
+    with strategy.scope():
         model = build_model(models)
         if INITIAL_WEIGHTS.value:
             model.load_weights(INITIAL_WEIGHTS.value)
         model.compile(
-            keras.optimizers.AdamW(LEARNING_RATE.value, global_clipnorm=1.0),
+            keras.optimizers.AdamW(
+                shared.LEARNING_RATE.value, global_clipnorm=1.0
+            ),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             weighted_metrics=["accuracy"],
         )
-    if MODEL_PARALLEL.value > 1:
+    if shared.MODEL_PARALLEL.value > 1:
         tfscale.sharding_summary(model)
     model.fit(
         train,
         validation_data=validation,
-        epochs=NUM_EPOCHS.value,
-        steps_per_epoch=STEPS_PER_EPOCH.value,
-        validation_steps=VALIDATION_STEPS.value,
+        epochs=shared.NUM_EPOCHS.value,
+        steps_per_epoch=shared.STEPS_PER_EPOCH.value,
+        validation_steps=shared.VALIDATION_STEPS.value,
         shuffle=False,  # the datasets do that
         verbose=2,
     )

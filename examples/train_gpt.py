@@ -20,69 +20,18 @@ import tfscale
 from examples import gpt
 from examples import meshes
 from examples import texts
+from examples import training_flags as shared
 
-TEXT_FILES = flags.DEFINE_string(
-    "text_files",
-    texts.STANDARD_LIBRARY,
-    "Glob of the files to learn from; every twentieth is for validation.",
-)
+flags.adopt_module_key_flags(shared)
+
 NUM_BLOCKS = flags.DEFINE_integer(
     "num_blocks", 4, "Number of transformer blocks.", lower_bound=1
-)
-WIDTH = flags.DEFINE_integer(
-    "width",
-    128,
-    "Size of a token's vector; a multiple of --num_heads.",
-    lower_bound=1,
-)
-NUM_HEADS = flags.DEFINE_integer(
-    "num_heads", 4, "Number of attention heads.", lower_bound=1
-)
-SEQUENCE_LENGTH = flags.DEFINE_integer(
-    "sequence_length",
-    128,
-    "Number of bytes that the model reads.",
-    lower_bound=1,
-)
-DROPOUT = flags.DEFINE_float(
-    "dropout", 0.0, "Dropout rate.", lower_bound=0.0, upper_bound=0.9
-)
-BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size", 32, "Sequences per step, over all replicas.", lower_bound=1
-)
-NUM_EPOCHS = flags.DEFINE_integer(
-    "num_epochs",
-    4,
-    "Number of times to train and then validate.",
-    lower_bound=1,
-)
-STEPS_PER_EPOCH = flags.DEFINE_integer(
-    "steps_per_epoch", 75, "Optimizer steps in an epoch.", lower_bound=1
-)
-VALIDATION_STEPS = flags.DEFINE_integer(
-    "validation_steps", 10, "Batches of each validation.", lower_bound=1
-)
-LEARNING_RATE = flags.DEFINE_float(
-    "learning_rate", 3e-3, "Highest learning rate.", lower_bound=0.0
 )
 NUM_STAGES = flags.DEFINE_integer(
     "num_stages",
     None,
     "Pipeline stages. By default all accelerators over --num_replicas and "
     "--model_parallel, or 2 where there are none.",
-    lower_bound=1,
-)
-NUM_REPLICAS = flags.DEFINE_integer(
-    "num_replicas",
-    1,
-    "Copies of the model (data parallelism).",
-    lower_bound=1,
-)
-MODEL_PARALLEL = flags.DEFINE_integer(
-    "model_parallel",
-    1,
-    "Devices that each layer is split over (tensor parallelism); divides "
-    "--num_heads.",
     lower_bound=1,
 )
 NUM_MICROBATCHES = flags.DEFINE_integer(
@@ -104,7 +53,6 @@ BALANCE = flags.DEFINE_enum(
 RECOMPUTE = flags.DEFINE_boolean(
     "recompute", False, "Trade time for memory in the backward pass."
 )
-SEED = flags.DEFINE_integer("seed", 0, "Seed of weights, order and sample.")
 MODEL_FILE = flags.DEFINE_string(
     "model_file", "gpt.keras", "Where to save the model; it is plain Keras."
 )
@@ -113,21 +61,6 @@ SAMPLE_LENGTH = flags.DEFINE_integer(
     "sample_length", 300, "Bytes of the sample.", lower_bound=0
 )
 
-flags.register_multi_flags_validator(
-    ["width", "num_heads"],
-    lambda values: values["width"] % values["num_heads"] == 0,
-    "--width must be a multiple of --num_heads.",
-)
-flags.register_multi_flags_validator(
-    ["batch_size", "num_replicas"],
-    lambda values: values["batch_size"] % values["num_replicas"] == 0,
-    "--batch_size must be a multiple of --num_replicas.",
-)
-flags.register_multi_flags_validator(
-    ["num_heads", "model_parallel"],
-    lambda values: values["num_heads"] % values["model_parallel"] == 0,
-    "--num_heads must be a multiple of --model_parallel.",
-)
 flags.register_validator(
     "model_file",
     lambda value: value.endswith(".keras"),
@@ -162,35 +95,37 @@ class TokensPerSecond(keras.callbacks.Callback):
 
 def build_model():
     """The GPT of the flags, with the same weights each time."""
-    keras.utils.set_random_seed(SEED.value)
+    keras.utils.set_random_seed(shared.SEED.value)
     return gpt.build_gpt(
         NUM_BLOCKS.value,
-        WIDTH.value,
-        NUM_HEADS.value,
-        SEQUENCE_LENGTH.value,
-        DROPOUT.value,
+        shared.WIDTH.value,
+        shared.NUM_HEADS.value,
+        shared.SEQUENCE_LENGTH.value,
+        shared.DROPOUT.value,
     )
 
 
 def make_strategy():
     """A strategy over the mesh of the flags."""
     mesh = meshes.make_mesh(
-        data=NUM_REPLICAS.value,
+        data=shared.NUM_REPLICAS.value,
         pipeline=NUM_STAGES.value,
-        model=MODEL_PARALLEL.value,
+        model=shared.MODEL_PARALLEL.value,
     )
-    if MODEL_PARALLEL.value == 1:
-        return tfscale.MeshStrategy(mesh)
+    if shared.MODEL_PARALLEL.value == 1:
+        return tfscale.MeshStrategy(mesh, zero_stage=shared.ZERO_STAGE.value)
     # Chosen by names and shapes, on a model that is thrown away.
     with keras.device("cpu:0"):
         layout_map = tfscale.auto_layout_map(build_model(), mesh)
     keras.utils.clear_session()
-    return tfscale.MeshStrategy(mesh, layout_map)
+    return tfscale.MeshStrategy(
+        mesh, layout_map, zero_stage=shared.ZERO_STAGE.value
+    )
 
 
 def in_stages(model):
     """The model as a pipeline of stages and microbatches."""
-    rows = BATCH_SIZE.value // NUM_REPLICAS.value
+    rows = shared.BATCH_SIZE.value // shared.NUM_REPLICAS.value
     return tfscale.PipelineModel(
         model,
         num_microbatches=NUM_MICROBATCHES.value,
@@ -204,12 +139,12 @@ def in_stages(model):
 
 def make_optimizer():
     """AdamW with a warm-up and a cosine, as GPTs are trained."""
-    num_steps = NUM_EPOCHS.value * STEPS_PER_EPOCH.value
+    num_steps = shared.NUM_EPOCHS.value * shared.STEPS_PER_EPOCH.value
     warmup_steps = num_steps // 20
     learning_rate = keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=LEARNING_RATE.value / 10,
+        initial_learning_rate=shared.LEARNING_RATE.value / 10,
         decay_steps=num_steps - warmup_steps,
-        warmup_target=LEARNING_RATE.value,
+        warmup_target=shared.LEARNING_RATE.value,
         warmup_steps=warmup_steps,
     )
     return keras.optimizers.AdamW(
@@ -222,7 +157,10 @@ def main(argv):
     strategy = make_strategy()
     num_stages = strategy.mesh.shape[strategy.mesh.axis_names.index("pipeline")]
     train, validation = texts.make_datasets(
-        TEXT_FILES.value, SEQUENCE_LENGTH.value, BATCH_SIZE.value, SEED.value
+        shared.TEXT_FILES.value,
+        shared.SEQUENCE_LENGTH.value,
+        shared.BATCH_SIZE.value,
+        shared.SEED.value,
     )
 
     with strategy.scope():
@@ -235,23 +173,31 @@ def main(argv):
         )
     if isinstance(model, tfscale.PipelineModel):
         model.pipeline_summary()
-    if MODEL_PARALLEL.value > 1:
+    if shared.MODEL_PARALLEL.value > 1:
         tfscale.sharding_summary(model)
     model.fit(
         train,
         validation_data=validation,
-        epochs=NUM_EPOCHS.value,
-        steps_per_epoch=STEPS_PER_EPOCH.value,
-        validation_steps=VALIDATION_STEPS.value,
+        epochs=shared.NUM_EPOCHS.value,
+        steps_per_epoch=shared.STEPS_PER_EPOCH.value,
+        validation_steps=shared.VALIDATION_STEPS.value,
         shuffle=False,  # the datasets do that
-        callbacks=[TokensPerSecond(BATCH_SIZE.value * SEQUENCE_LENGTH.value)],
+        callbacks=[
+            TokensPerSecond(
+                shared.BATCH_SIZE.value * shared.SEQUENCE_LENGTH.value
+            )
+        ],
     )
 
     model.save(MODEL_FILE.value)
     # What was saved is plain Keras: it samples without tfscale.
     plain = keras.models.load_model(MODEL_FILE.value)
     print(f"\nSaved {MODEL_FILE.value}. A sample of it:\n")
-    print(gpt.sample(plain, PROMPT.value, SAMPLE_LENGTH.value, 0.8, SEED.value))
+    print(
+        gpt.sample(
+            plain, PROMPT.value, SAMPLE_LENGTH.value, 0.8, shared.SEED.value
+        )
+    )
 
 
 if __name__ == "__main__":
