@@ -42,6 +42,9 @@ from tensorflow.python.distribute.values_util import (
     get_current_replica_id_as_int as get_current_replica_id_as_int,
 )
 
+# A graph that captures from those around it, to be let go of.
+from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
+
 # --- tfscale.pipeline -----------------------------------------------------
 # isort: split
 # What a functional model is made of, how it calls its layers with

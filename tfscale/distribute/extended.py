@@ -19,6 +19,7 @@ from tfscale.distribute.variable import ShardedVariable
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import layer_rules
+from tfscale.tensor_parallel import sequence_model
 from tfscale.tensor_parallel import sharded_call
 
 _VARIABLE_CLASSES = {
@@ -56,9 +57,19 @@ class MeshExtended(_tf_internals.MirroredExtended):
             `devices[replica][pipeline_rank][model_rank]`.
         layouts: The `Layouts` that say which variables are sharded.
         zero_stage: 1 if replicas divide the slots of optimizers, else 0.
+        sequence_parallel: Whether activations are divided along the sequence.
     """
 
-    def __init__(self, strategy, devices, layouts, zero_stage=0):
+    def __init__(
+        self,
+        strategy,
+        devices,
+        layouts,
+        zero_stage=0,
+        sequence_parallel=False,
+    ):
+        self.sequence_parallel = sequence_parallel
+        self._sharded_calls = weakref.WeakSet()
         self._device_grid = devices
         self._layouts = layouts
         self._paths = []
@@ -127,12 +138,36 @@ class MeshExtended(_tf_internals.MirroredExtended):
 
     def _run_on_ranks(self, fn, args, kwargs):
         args, kwargs = tf.nest.map_structure(self._to_ranks, (args, kwargs))
+        if self.sequence_parallel:
+            self._prepare_models(fn, args, kwargs)
+        results = self._call_ranks(fn, args, kwargs)
+        return tf.nest.map_structure(self._of_first_ranks, results)
+
+    def _call_ranks(self, fn, args, kwargs):
         self._local.calls_ranks = True
         try:
-            results = super()._call_for_each_replica(_meeting(fn), args, kwargs)
+            return super()._call_for_each_replica(_meeting(fn), args, kwargs)
         finally:
             self._local.calls_ranks = False
-        return tf.nest.map_structure(self._of_first_ranks, results)
+
+    def _prepare_models(self, fn, args, kwargs):
+        """Finds the models that a function calls, and prepares them.
+
+        Where activations are to be divided, a model has to be known before any
+        of its layers runs: so there is a trial run, in a graph that is let go,
+        which ends at the first layer that belongs to an unknown model.
+        """
+        while any(not call.is_decided for call in self._sharded_calls):
+            with _tf_internals.FuncGraph("trial").as_default():
+                try:
+                    self._call_ranks(sequence_model.on_trial(fn), args, kwargs)
+                except sequence_model.Prepared:
+                    continue
+                except Exception:
+                    # What it is will be seen where it counts.
+                    pass
+            # No model has the others, or none that is called here.
+            self._sharded_calls.clear()
 
     def _to_ranks(self, value):
         """Gives a replica's value to each of its ranks."""
@@ -339,9 +374,15 @@ class MeshExtended(_tf_internals.MirroredExtended):
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], self)
         elif callers and isinstance(variable, ShardedVariable):
-            decide = functools.partial(analysis.decide, self.num_model_ranks)
+            decide = functools.partial(
+                sequence_model.decide
+                if self.sequence_parallel
+                else analysis.decide,
+                self.num_model_ranks,
+            )
             for layer in layer_rules.concerned(callers):
                 sharded_call.attach(layer, layer_rules.make_rule, decide)
+                self._sharded_calls.add(layer._sharded_call)
 
     def _get_cross_device_ops(self, value):
         return self._cross_device_ops

@@ -37,6 +37,15 @@ class MeshStrategy(tf.distribute.Strategy):
             average), along the first dim that D divides; it sums up its part
             of the gradients, updates its part of the weights, and gets the
             rest from the other replicas. What has no such dim stays whole.
+        sequence_parallel: Whether activations are divided along the sequence,
+            dim 1 of `(batch, sequence, features)`, where they would be the
+            same on all model ranks: between a layer whose sum over ranks makes
+            them and the next that is divided along its outputs. Without
+            effect, and with a warning, for a sequence of a length that the
+            ranks do not divide, and for models with a `call` of their own.
+
+    Source of `sequence_parallel`: Korthikanti et al., Reducing Activation
+    Recomputation in Large Transformer Models (2022), section 4.2.2.
 
     Source of `zero_stage`: Rajbhandari et al., ZeRO: Memory Optimizations
     Toward Training Trillion Parameter Models (2020), section 5.1.
@@ -71,6 +80,7 @@ class MeshStrategy(tf.distribute.Strategy):
         layout_map: keras.distribution.LayoutMap | None = None,
         *,
         zero_stage: int = 0,
+        sequence_parallel: bool = False,
     ):
         if zero_stage not in (0, 1):
             raise ValueError(
@@ -84,7 +94,9 @@ class MeshStrategy(tf.distribute.Strategy):
         self._device_grid = _device_grid(mesh)
         layouts = Layouts(layout_map, mesh)
         super().__init__(
-            MeshExtended(self, self._device_grid, layouts, zero_stage)
+            MeshExtended(
+                self, self._device_grid, layouts, zero_stage, sequence_parallel
+            )
         )
 
     @property

@@ -35,7 +35,7 @@ class MeshVariable(_tf_internals.MirroredVariable):
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():
-            return dense_gradient(value)
+            return collectives.as_used(dense_gradient(value))
         return value
 
     def _update_replica(self, update_fn, value, **kwargs):
@@ -105,8 +105,13 @@ class ShardedVariable(MeshVariable):
             return super()._dense_var_to_tensor(dtype, name, as_ref)
         if self._is_in_replica():
             # Threads meet outside of loops and branches only.
-            with collectives.meeting_place():
+            with (
+                collectives.meeting_place(),
+                collectives.uses_for_parts(False),
+            ):
                 value = self._gathered()
+            if self.trainable:
+                value = collectives.as_used(value)
         else:
             value = self._whole()
         return value if dtype is None else tf.cast(value, dtype)

@@ -23,6 +23,7 @@ from tfscale.pipeline.step import ReplicaStep
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel import sequence_model
 
 
 class PipelineModel(keras.Model):
@@ -127,7 +128,10 @@ class PipelineModel(keras.Model):
         placement.move_variables(plan, strategy)
         num_ranks = strategy.extended.num_model_ranks
         if num_ranks > 1:
-            analysis.analyse(plan.graph.functional, num_ranks)
+            if strategy.extended.sequence_parallel:
+                sequence_model.prepare(plan.graph.functional, num_ranks)
+            else:
+                analysis.analyse(plan.graph.functional, num_ranks)
 
     @property
     def plan(self) -> Plan:

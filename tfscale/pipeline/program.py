@@ -81,6 +81,12 @@ def trace_program(
             ),
             plan.graph.pack_outputs,
         )
+    functional = plan.graph.functional
+    sequence_plan = None
+    if hasattr(functional, "_sequence_call"):
+        sequence_plan = functional._sequence_call.plan_for(
+            keras.tree.pack_sequence_as(functional._inputs_struct, inputs)
+        )
     traced = []
     num_ranks = len(devices[0][0]) if devices else 1
     # The functions belong to the model, not to the graph of this step.
@@ -106,7 +112,9 @@ def trace_program(
             else:
                 home = schedule.stage_devices[stage.index]
                 ranks = [of_replica[home] for of_replica in devices]
-                traced.append(trace.trace_on_ranks(*arguments, ranks))
+                traced.append(
+                    trace.trace_on_ranks(*arguments, ranks, sequence_plan)
+                )
             known.update(traced[-1][0].outputs)
         last = traced[-1][0]
         divisors = last.phases.get("D")

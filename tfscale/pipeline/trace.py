@@ -34,6 +34,7 @@ from tfscale.pipeline.graph import Value
 from tfscale.pipeline.stages import Stage
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel import sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,7 @@ def trace_on_ranks(
     targets: Targets | None,
     options: TraceOptions,
     devices: Sequence[Sequence[str]],
+    sequence_plan: sequence.Plan | None = None,
 ) -> list[TracedStage]:
     """Traces one stage for all model ranks at once, in one graph.
 
@@ -150,6 +152,7 @@ def trace_on_ranks(
         targets: See there.
         options: See there. There is no XLA.
         devices: Those of the ranks, `devices[replica][rank]`.
+        sequence_plan: What of the model is divided along the sequence.
 
     Returns:
         What each rank runs; all have to run a phase at the same time.
@@ -159,7 +162,8 @@ def trace_on_ranks(
     def run_rank():
         arguments = stage, numbers, inputs, differentiable, targets, options
         traces.append(_Trace(*arguments))
-        traces[-1].run()
+        with sequence.following(sequence_plan):
+            traces[-1].run()
 
     wrapped = rank_phases.trace(run_rank, devices[0])
     made = rank_phases.split(
@@ -178,6 +182,17 @@ def trace_on_ranks(
         )
         for trace, phases_of_rank in zip(traces, made)
     ]
+
+
+class _Scope(keras.StatelessScope):
+    """Values in the place of variables, as a rank uses them."""
+
+    def get_current_value(self, variable):
+        """See `keras.StatelessScope`."""
+        value = super().get_current_value(variable)
+        if value is None or not variable.trainable:
+            return value
+        return collectives.as_used(value)
 
 
 class _Trace:
@@ -285,9 +300,7 @@ class _Trace:
                 shards[id(variable)] = value
         given = dict(shards)
         with (
-            keras.StatelessScope(
-                state_mapping=whole, collect_losses=True
-            ) as scope,
+            _Scope(state_mapping=whole, collect_losses=True) as scope,
             rules.given_shards(shards),
         ):
             for call in stage.calls:

@@ -79,6 +79,7 @@ class _Traced:
     outputs: list
     differentiable: list
     generators: dict
+    losses: list
 
     def as_trace(self, whole_rules):
         """For propagation; `whole_rules` neither give nor pass on parts."""
@@ -126,18 +127,18 @@ def _analyse(model, num_ranks):
             reasons.setdefault(whole.calls[key].rule, reason)
 
 
-def _trace(model, num_parts=1):
+def _trace(model, num_parts=1, inputs=None):
     made = {}
 
     def run():
-        made.update(_call(model, num_parts))
+        made.update(_call(model, num_parts, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph
     return _Traced(graph, **made)
 
 
-def _call(model, num_parts):
-    """Calls the model on placeholders."""
+def _call(model, num_parts, inputs):
+    """Calls the model on placeholders, like some inputs or else its own."""
     variables = model.variables
     values = [
         tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
@@ -145,13 +146,15 @@ def _call(model, num_parts):
     ]
     inputs = keras.tree.map_structure(
         lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
-        getattr(model, "_inputs_struct", model.inputs[0]),
+        getattr(model, "_inputs_struct", model.inputs[0])
+        if inputs is None
+        else inputs,
     )
     outputs = []
     with (
         keras.StatelessScope(
             state_mapping=list(zip(variables, values)), collect_losses=True
-        ),
+        ) as scope,
         sharded_call.recording(num_parts) as calls,
     ):
         try:
@@ -168,6 +171,8 @@ def _call(model, num_parts):
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],
+        # What layers have noted down on the way.
+        "losses": list(scope.losses),
         "generators": {
             id(v): x for v, x in zip(variables, values) if id(v) in seeds
         },

@@ -21,6 +21,7 @@ from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import dense_rules
 from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel import sequence
 
 # Of each layer below: how often it repeats keys and values for its queries.
 _REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
@@ -85,8 +86,11 @@ def _is_whole(dense):
 class _Attention(rules.Rule):
     """Every rank has its part of all heads."""
 
+    shares_input = True
+
     def __init__(self, layer, columns):
         super().__init__(layer)
+        self._row = dense_rules.make_rule(layer._output_dense)
         self._columns = columns
         for dense in columns:
             dense._sharded_call.rule.keeps = True
@@ -98,6 +102,21 @@ class _Attention(rules.Rule):
     def collectives(self):
         """What ranks exchange beside what they do in the projections."""
         return ()
+
+    @property
+    def sum_layer(self):
+        """See `Rule`."""
+        return self.layer._output_dense
+
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        layer = self.layer
+        return (
+            kwargs.get("cache") is None
+            and not kwargs.get("return_attention_scores")
+            and layer.activity_regularizer is None
+            and self._row.scatters((), {})
+        )
 
     def run(self, *args, **kwargs):
         layer = self.layer
@@ -157,7 +176,7 @@ class _GroupedAttention(_Attention):
 
         x = keras.ops.einsum(
             dense.equation,
-            collectives.copy_to_ranks(inputs),
+            sequence.enter(inputs),
             needed(dense.kernel, 1),
         )
         if dense.bias is not None:

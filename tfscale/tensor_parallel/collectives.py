@@ -70,6 +70,27 @@ def reads_shards() -> bool:
 
 
 @contextlib.contextmanager
+def uses_for_parts(uses: bool):
+    """Within it, whole variables are used on this rank's part of something.
+
+    Or not, if `uses` is false. If so, their gradients are added up.
+    """
+    before = getattr(_thread, "uses_for_parts", False)
+    _thread.uses_for_parts = uses
+    try:
+        yield
+    finally:
+        _thread.uses_for_parts = before
+
+
+def as_used(value):
+    """The value of a trainable variable, as this thread uses it."""
+    if getattr(_thread, "uses_for_parts", False) and num_ranks() > 1:
+        return copy_to_ranks(value)
+    return value
+
+
+@contextlib.contextmanager
 def meeting_in(graph):
     """Tells a rank's thread the graph in which it meets the other ranks."""
     _thread.graph = graph

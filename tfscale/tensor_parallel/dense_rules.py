@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel import sequence
 
 
 def make_rule(layer) -> rules.Rule | None:
@@ -57,6 +58,8 @@ def _contract(layer, inputs, kernel):
 
 
 class _Column(rules.Rule):
+    shares_input = True
+
     def __init__(self, layer, source_dim, letter):
         super().__init__(layer)
         self.source_dim = source_dim
@@ -66,7 +69,7 @@ class _Column(rules.Rule):
         layer = self.layer
         x = _contract(
             layer,
-            collectives.copy_to_ranks(inputs),
+            sequence.enter(inputs),
             rules.shard_of(layer.kernel),
         )
         if layer.bias is not None:
@@ -116,10 +119,20 @@ class _Row(rules.Rule):
             )
         return super().take(inputs)
 
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        layer = self.layer
+        return layer.activity_regularizer is None and (
+            rules.is_elementwise(layer.activation)
+            or layer.activation is keras.activations.softmax
+        )
+
     def run(self, inputs, training=None):
         layer = self.layer
         x = _contract(layer, self.take(inputs), rules.shard_of(layer.kernel))
-        x = collectives.reduce_from_ranks(x)
+        scatters = sequence.scatters(layer, x)
+        x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:
-            x = keras.ops.add(x, layer.bias)
+            with collectives.uses_for_parts(scatters):
+                x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

@@ -4,7 +4,17 @@ import dataclasses
 
 
 class NoRule(Exception):
-    """The operation cannot run on a part of its input; the text says why."""
+    """The operation cannot run on a part of its input; the text says why.
+
+    Attributes:
+        operand: The whole tensor that is in the way, if one is.
+        dim: Along which dim of it a part would do; None if none would.
+    """
+
+    def __init__(self, reason, operand=None, dim=None):
+        super().__init__(reason)
+        self.operand = operand
+        self.dim = dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,6 +22,19 @@ class Divided:
     """The entries along `dim` lie on the ranks, in order, in equal parts."""
 
     dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """The same on all ranks, of which each rank makes its own use.
+
+    The gradients of the ranks are added up.
+
+    Attributes:
+        direct: Whether it is what was put together, and nothing made from it.
+    """
+
+    direct: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

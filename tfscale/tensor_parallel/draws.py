@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import sequence
 
 _thread = threading.local()
 
@@ -61,7 +62,12 @@ def of_parts():
 
 def _next(generator, ordered=True):
     seed = generator._draws_whole(ordered)
-    is_part = generator._draws_parts or getattr(_thread, "of_parts", False)
+    plan = sequence.current()
+    is_part = (
+        generator._draws_parts
+        or getattr(_thread, "of_parts", False)
+        or (plan is not None and id(generator.state) in plan.draws)
+    )
     if not is_part or collectives.num_ranks() == 1:
         return seed
     return tf.random.experimental.stateless_fold_in(

@@ -13,6 +13,7 @@ import keras
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel import sequence
 
 _REVERSIBLE = keras.layers.ReversibleEmbedding
 
@@ -39,6 +40,7 @@ def make_rule(layer) -> rules.Rule | None:
 class _VocabularyParallel(rules.Rule):
     # Of logits only; `divides` says so.
     source_dim = -1
+    shares_input = True
 
     @property
     def collectives(self):
@@ -52,6 +54,12 @@ class _VocabularyParallel(rules.Rule):
         """Whether this call's output can be divided."""
         return bool(kwargs.get("reverse", args[1] if len(args) > 1 else False))
 
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        if self.divides(args, kwargs):
+            return None
+        return self.layer.activity_regularizer is None
+
     def run(self, inputs, reverse=False):
         if reverse:
             return self._logits(inputs)
@@ -64,8 +72,8 @@ class _VocabularyParallel(rules.Rule):
         here = keras.ops.logical_and(own >= 0, own < rows)
         outputs = keras.ops.take(table, keras.ops.where(here, own, 0), axis=0)
         outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
-        outputs = collectives.reduce_from_ranks(
-            keras.ops.cast(outputs, layer.compute_dtype)
+        outputs = sequence.sum_over_ranks(
+            layer, keras.ops.cast(outputs, layer.compute_dtype)
         )
         mask = layer.compute_mask(inputs)
         if mask is not None and isinstance(layer, _REVERSIBLE):
@@ -78,7 +86,7 @@ class _VocabularyParallel(rules.Rule):
             kernel = keras.ops.transpose(rules.shard_of(layer.embeddings))
         else:
             kernel = rules.shard_of(layer.reverse_embeddings)
-        inputs = collectives.copy_to_ranks(inputs)
+        inputs = sequence.enter(inputs)
         if layer.reverse_dtype is not None:
             inputs = keras.ops.cast(inputs, layer.reverse_dtype)
             kernel = keras.ops.cast(kernel, layer.reverse_dtype)

@@ -161,7 +161,8 @@ class Walk:
             if state is None and tensor.name in self._facts.needs_gradient:
                 raise NoRule(
                     f"its whole operand {tensor.name!r} would get a part of "
-                    "its gradient on each rank"
+                    "its gradient on each rank",
+                    tensor,
                 )
         if "_gradient_op_type" in op.node_def.attr:
             self._check_custom_gradient(op, states, made)
@@ -216,5 +217,9 @@ def _matched(op, states):
             and name in dims
             and tensor.shape[dims.index(name)] != 1
         ):
-            raise NoRule(f"its operand {tensor.name!r} is whole")
+            raise NoRule(
+                f"its operand {tensor.name!r} is whole",
+                tensor,
+                dims.index(name),
+            )
     return [Divided(dims.index(name)) for dims in labels.outputs]

@@ -53,6 +53,26 @@ def differences(
     return _Comparison(whole, local, found, num_ranks).run()
 
 
+def places(whole: Trace, local: Trace, states: dict, num_ranks: int) -> dict:
+    """Where the trace of a rank is not as expected.
+
+    Args:
+        whole: See `differences`.
+        local: See there.
+        states: See `Propagation.states`.
+        num_ranks: Number of model ranks.
+
+    Returns:
+        Reasons by place among the operations of the whole model.
+    """
+    found = Propagation(frozenset(), {}, frozenset(), states)
+    comparison = _Comparison(whole, local, found, num_ranks)
+    # Shapes that are read as numbers leave no trace to any source.
+    comparison.may_differ = True
+    comparison.run()
+    return comparison.places
+
+
 class _Comparison:
     def __init__(self, whole, local, found, num_ranks):
         self._whole, self._local = whole, local
@@ -63,6 +83,9 @@ class _Comparison:
         self._sizes = set()  # names of local tensors that hold other sizes
         self._nearest = frozenset()  # keys at the last divided tensor
         self._problems = {}
+        self._place = 0
+        self.places = {}
+        self.may_differ = False
 
     def run(self):
         calls = [
@@ -104,7 +127,7 @@ class _Comparison:
             for operations, start, end in zip(self._operations, starts, ends)
         ]
         keys = self._keys(tensor for op in runs[0] for tensor in op.inputs)
-        self._try(self._run, *runs, keys=keys)
+        self._try(self._run, *runs, starts[0], keys=keys)
 
     def _try(self, compare, *args, keys):
         """Compares, and blames the sources if it fails."""
@@ -115,7 +138,8 @@ class _Comparison:
             self._blame(keys or self._nearest, str(error))
 
     def _blame(self, keys, reason):
-        if not keys and not self._problems:
+        self.places.setdefault(self._place, reason)
+        if not keys and not self._problems and not self.may_differ:
             raise ValueError(
                 "A model has to be traced the same way each time. Received "
                 f"traces that differ where nothing is divided: {reason}. A "
@@ -132,8 +156,10 @@ class _Comparison:
         parts = (*call.sources, *call.sinks)
         return self._keys(part.tensor for part in parts)
 
-    def _run(self, operations, others):
-        for op, other in zip(operations, others):
+    def _run(self, operations, others, start):
+        self._place = start
+        for place, (op, other) in enumerate(zip(operations, others)):
+            self._place = start + place
             if op.type != other.type:
                 raise _Different(
                     f"{op.type} {op.name!r} is {other.type} {other.name!r} on "
@@ -148,6 +174,7 @@ class _Comparison:
             )
 
     def _call(self, call, other):
+        self._place = call.operations.start
         names = ("sources", "sinks", "inputs", "outputs")
         for name in names:
             parts, others = getattr(call, name), getattr(other, name)

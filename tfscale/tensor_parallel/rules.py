@@ -55,6 +55,8 @@ class Rule(abc.ABC):
     sink_dim: int | None = None
     # Whether the output is divided only if the input came so.
     passes = False
+    # Whether its inputs may come as `sequence.enter` has them.
+    shares_input = False
 
     def __init__(self, layer):
         self.layer = layer
@@ -104,6 +106,18 @@ class Rule(abc.ABC):
             and layer.activity_regularizer is None
             and is_elementwise(getattr(layer, "activation", None))
         )
+
+    @property
+    def sum_layer(self):
+        """The layer that adds up over ranks, in one that has parts."""
+        return self.layer
+
+    def scatters(self, args, kwargs) -> bool | None:
+        """Whether a call can leave its sum divided along the sequence.
+
+        None if there is no sum.
+        """
+        return None
 
     @abc.abstractmethod
     def run(self, inputs, *args, **kwargs):

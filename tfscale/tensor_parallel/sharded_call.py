@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel.rules import Rule
 
 _thread = threading.local()
@@ -24,6 +25,7 @@ class Recorded:
         inputs: First argument of the call.
         outputs: What the call returned.
         divides: Whether the output can be divided.
+        scatters: See `Rule.scatters`.
     """
 
     rule: Rule
@@ -31,6 +33,7 @@ class Recorded:
     inputs: Any
     outputs: Any
     divides: bool
+    scatters: bool | None
 
 
 @contextlib.contextmanager
@@ -50,6 +53,11 @@ def recording(num_parts: int = 1):
         yield _thread.recorded
     finally:
         _thread.recorded = None
+
+
+def is_inside() -> bool:
+    """Whether this thread is inside of a call that is being noted."""
+    return getattr(_thread, "is_inside", False)
 
 
 def attach(layer, make_rule, decide) -> None:
@@ -109,20 +117,23 @@ class ShardedCall:
             return self._call(*args, **kwargs)
         rule, graph = self.rule, tf.compat.v1.get_default_graph()
         divides = rule.divides(args, kwargs)
+        scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
         start = len(graph.get_operations())
         _thread.is_inside = True
         try:
-            outputs = self._call_on_parts(inputs, args, kwargs, divides)
+            outputs = self._call_on_parts(
+                inputs, args, kwargs, divides, scatters
+            )
         finally:
             _thread.is_inside = False
         operations = range(start, len(graph.get_operations()))
         _thread.recorded.append(
-            Recorded(rule, operations, inputs, outputs, divides)
+            Recorded(rule, operations, inputs, outputs, divides, scatters)
         )
         return outputs
 
-    def _call_on_parts(self, inputs, args, kwargs, divides):
+    def _call_on_parts(self, inputs, args, kwargs, divides, scatters):
         """The shapes of a rank's call; the values are of no interest."""
         count, rule = _thread.num_parts, self.rule
         came_divided = (
@@ -137,4 +148,10 @@ class ShardedCall:
         if count > 1 and divides and is_part:
             dim = outputs.shape.rank + rule.source_dim
             outputs = tf.split(outputs, count, axis=dim)[0]
+        if (
+            count > 1
+            and scatters
+            and sequence.scatters(rule.sum_layer, outputs)
+        ):
+            outputs = tf.split(outputs, count, axis=1)[0]
         return outputs

@@ -16,6 +16,7 @@ from tfscale.distribute import _tf_internals
 from tfscale.formatting import colored
 from tfscale.formatting import readable_bytes
 from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import sequence_report
 
 # As `model.summary()` has it for models with branches.
 _LINE_LENGTH = 108
@@ -125,6 +126,13 @@ def _extended(model):
     )
 
 
+def _plan(model, extended):
+    """What of the model is divided along the sequence, if something is."""
+    if not extended.sequence_parallel or extended.num_model_ranks == 1:
+        return None
+    return sequence_report.plan_of(model, extended.num_model_ranks)
+
+
 def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
     if isinstance(model, _tf_internals.Functional | keras.Sequential):
@@ -136,7 +144,7 @@ def _analyse(model, num_ranks):
         _analyse(layer, num_ranks)
 
 
-def _rows(model):
+def _rows(model, plan):
     seen = set()
     for layer in model._flatten_layers():
         own = [
@@ -154,7 +162,11 @@ def _rows(model):
         variables = [_variable(v) for v in own]
         sharded = any(v.num_bytes < v.whole_bytes for v in variables)
         path = own[0].path.rpartition("/")[0] if own else layer.name
-        yield _Row(path, variables=variables, **_how(call, sharded, variables))
+        row = _Row(path, variables=variables, **_how(call, sharded, variables))
+        if plan is not None:
+            names = sequence_report.exchanged(layer, row.exchanged, plan)
+            row = dataclasses.replace(row, exchanged=names)
+        yield row
 
 
 def _variable(variable):
@@ -210,7 +222,8 @@ def _kind(rule):
 
 
 def _render(console, model, extended, line_length):
-    rows = list(_rows(model))
+    plan = _plan(model, extended)
+    rows = list(_rows(model, plan))
     ranks = extended.num_model_ranks
     name = rich.markup.escape(model.name)
     console.print(
@@ -220,6 +233,8 @@ def _render(console, model, extended, line_length):
     for row in rows:
         if row.reason:
             _line(console, f"Gathered, {row.path}", row.reason)
+    if plan is not None:
+        _line(console, *sequence_report.line(plan, ranks))
     ignored = extended._layouts.ignored
     if ignored:
         _line(

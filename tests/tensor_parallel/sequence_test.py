@@ -1,0 +1,395 @@
+"""Activations divided along the sequence: as on one device, in parts."""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from examples import gpt as examples_gpt
+from tests import same_numbers
+from tests.layers import same_numbers_test as layer_jobs
+from tests.tensor_parallel import same_numbers_test as jobs
+
+LAYERS = keras.layers
+LENGTH = 8
+RANDOM = np.random.RandomState(0)
+
+
+def tokens(build, vocabulary=24, **kwargs):
+    found = RANDOM.randint(0, vocabulary, (24, LENGTH + 1))
+    return same_numbers.Job(
+        build,
+        dict(x=found[:, :-1], y=found[:, 1:], batch_size=8),
+        loss=lambda: keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True
+        ),
+        **kwargs,
+    )
+
+
+def backbone(build):
+    found = RANDOM.randint(0, 24, (24, LENGTH))
+    padding = np.ones_like(found)
+    padding[:, -2:] = RANDOM.randint(0, 2, (24, 2))
+    return same_numbers.Job(
+        build,
+        dict(
+            x=dict(token_ids=found, padding_mask=padding),
+            y=RANDOM.randn(24, LENGTH, 16).astype("float32"),
+            batch_size=8,
+        ),
+    )
+
+
+def gpt(use_bias=True, name="gpt", **options):
+    """Two pre-norm blocks of plain layers, with positions."""
+    heads = dict(use_bias=use_bias, **options)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = LAYERS.Embedding(24, 24, name="tokens")(inputs)
+    x = keras_hub.layers.PositionEmbedding(LENGTH, name="positions")(x) + x
+    for index in range(2):
+        y = LAYERS.LayerNormalization(name=f"norm_{index}")(x)
+        attention = LAYERS.MultiHeadAttention(
+            12, 2, name=f"attention_{index}", **heads
+        )
+        y = attention(y, y, use_causal_mask=True)
+        x = LAYERS.Add(name=f"add_{index}")([x, y])
+        y = LAYERS.LayerNormalization(name=f"mlp_norm_{index}")(x)
+        y = LAYERS.Dense(48, activation="gelu", name=f"up_{index}")(y)
+        y = LAYERS.Dense(24, name=f"down_{index}")(y)
+        x = LAYERS.Add(name=f"sum_{index}")([x, y])
+    x = LAYERS.LayerNormalization(name="final_norm")(x)
+    return keras.Model(inputs, LAYERS.Dense(24, name="logits")(x), name=name)
+
+
+def llama():
+    return keras_hub.models.LlamaBackbone(
+        vocabulary_size=24,
+        num_layers=2,
+        num_query_heads=4,
+        num_key_value_heads=2,
+        hidden_dim=16,
+        intermediate_dim=32,
+        tie_word_embeddings=True,
+        name="backbone",
+    )
+
+
+def gpt2():
+    return keras_hub.models.GPT2Backbone(
+        vocabulary_size=24,
+        num_layers=2,
+        num_heads=4,
+        hidden_dim=16,
+        intermediate_dim=32,
+        dropout=0.0,
+        max_sequence_length=LENGTH,
+        name="backbone",
+    )
+
+
+def summarised():
+    """What comes after is of the whole sequence: a mean, and another norm."""
+    inputs = keras.Input((LENGTH, 12))
+    x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
+    x = LAYERS.Dense(12, name="down")(x)
+    # Its regularizer is of the whole output.
+    norm = LAYERS.LayerNormalization(name="norm", activity_regularizer="l2")
+    x = norm(x)
+    mean = LAYERS.GlobalAveragePooling1D(name="pool")(x)
+    # A whole weight on a part, and a layer that mixes along the sequence.
+    x = LAYERS.Dense(12, activation="tanh", name="mixed")(x)
+    x = LAYERS.Conv1D(12, 3, padding="same", name="mixing")(x)
+    x = LAYERS.Add(name="add")([x, LAYERS.RepeatVector(LENGTH)(mean)])
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
+def of_vectors(build):
+    return same_numbers.Job(
+        build,
+        dict(
+            x=RANDOM.randn(24, LENGTH, 12).astype("float32"),
+            y=RANDOM.randn(24, LENGTH, 4).astype("float32"),
+            batch_size=8,
+        ),
+    )
+
+
+def example():
+    return examples_gpt.build_gpt(2, 24, 4, LENGTH, 0.0)
+
+
+PAIR = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
+JOBS = {
+    "gpt": (tokens(gpt), None),
+    "gpt_adam": (
+        tokens(
+            functools.partial(gpt, use_bias=False),
+            optimizer=functools.partial(jobs.ADAM, global_clipnorm=0.5),
+        ),
+        None,
+    ),
+    "example": (tokens(example, 256), None),
+    "llama": (backbone(llama), None),
+    "gpt2": (backbone(gpt2), None),
+    "summarised": (of_vectors(summarised), PAIR),
+    "explicit": (
+        same_numbers.Job(
+            layer_jobs.gpt,
+            dict(
+                x=RANDOM.randint(0, 84, (24, 6)),
+                y=RANDOM.randn(24, 6, 84).astype("float32"),
+                batch_size=8,
+            ),
+        ),
+        {},
+    ),
+}
+UNMOVED = ("key_bias", "key/bias")
+
+
+@functools.cache
+def one_device(name):
+    return same_numbers.on_one_device(JOBS[name][0])
+
+
+def train(name, ranks, replicas=1, stages=1):
+    """The outcome, and the model that was split."""
+    job, layouts = JOBS[name]
+    mesh = tfscale.device_mesh(data=replicas, pipeline=stages, model=ranks)
+    layout_map = same_numbers.layout_map_for(job, mesh, layouts)
+    same_numbers._reset()
+    strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
+    with strategy.scope():
+        outer = model = job.build()
+        if stages > 1:
+            outer = tfscale.PipelineModel(model, 2)
+        return same_numbers._train(outer, model, job.optimizer(), job), model
+
+
+def prepared(name, ranks=2):
+    """A model whose plan is there, its strategy, and its inputs."""
+    job, layouts = JOBS[name] if isinstance(name, str) else name
+    mesh = tfscale.device_mesh(model=ranks)
+    layout_map = same_numbers.layout_map_for(job, mesh, layouts)
+    same_numbers._reset()
+    strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
+    with strategy.scope():
+        return job.build(), strategy, job.data["x"]
+
+
+def graph_of_step(model, strategy, x, backward=True):
+    """The graph of a forward, and a backward, on all ranks."""
+
+    def step():
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(tf.square(model(x, training=True)))
+        return tape.gradient(y, model.trainable_variables) if backward else y
+
+    run = tf.function(lambda: strategy.run(step), autograph=False)
+    return run.get_concrete_function().graph
+
+
+def sums(graph, features):
+    """Lengths of sequences that are added up over ranks."""
+    parts, wholes = [], []
+    for op in graph.get_operations():
+        shape = op.outputs[0].shape if op.outputs else tf.TensorShape(None)
+        if op.type != "AddN" or shape.rank != 3 or shape[2] != features:
+            continue
+        if all(x.op.type == "Split" for x in op.inputs):
+            parts.append(shape[1])
+        elif len({x.device for x in op.inputs}) == len(op.inputs):
+            wholes.append(shape[1])
+    return parts, wholes
+
+
+def plan_of(model):
+    ((plan, reason),) = model._sequence_call.found.values()
+    assert reason is None, reason
+    return plan
+
+
+class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        ("gpt", 2),
+        ("gpt", 4),
+        ("gpt_adam", 2, 2),
+        ("example", 2),
+        ("llama", 2),
+        ("llama", 4),
+        ("gpt2", 2, 2),
+        ("explicit", 2),
+        ("explicit", 3),
+        ("summarised", 2),
+        ("gpt_adam", 2, 2, 2),
+        ("gpt2", 2, 1, 2),
+    )
+    def test_of_one_device(self, name, *sizes):
+        outcome, model = train(name, *sizes)
+        same_numbers.assert_same(
+            self, one_device(name), outcome, unmoved=UNMOVED
+        )
+        self.assertNotEmpty(plan_of(model).scatters)
+
+
+class GraphTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters("example", "gpt2", "llama")
+    def test_of_residuals_a_rank_has_its_part(self, name):
+        model, strategy, x = prepared(name)
+        x = keras.tree.map_structure(lambda x: x[:4], x)
+        graph = graph_of_step(model, strategy, x, backward=False)
+        width = {"example": 24}.get(name, 16)
+        norms, adds = [], []
+        for op in graph.get_operations():
+            shape = op.outputs[0].shape if op.outputs else tf.TensorShape(None)
+            if shape.rank == 3 and op.type in ("AddV2", "Mul", "Rsqrt"):
+                if "norm" in op.name and shape[2] in (1, width):
+                    norms.append(shape[1])
+                elif op.type == "AddV2" and shape[2] == width:
+                    adds.append(shape[1])
+        self.assertEqual(set(norms), {LENGTH // 2})
+        # Five norms of two operations or more, on two ranks.
+        self.assertGreaterEqual(len(norms), 20)
+        # Two residuals in each of two blocks, on two ranks.
+        self.assertEqual(set(adds), {LENGTH // 2})
+        self.assertGreaterEqual(len(adds), 8)
+
+    def test_sums_are_of_parts_where_they_were_of_wholes(self):
+        model, strategy, x = prepared("example")
+        graph = graph_of_step(model, strategy, x[:4])
+        # Each sum makes a rank's part: forward behind embedding, attention
+        # and MLP of two blocks, backward before each attention, MLP and
+        # the logits, on two ranks.
+        self.assertEqual(sums(graph, 24), ([LENGTH // 2] * 20, []))
+
+    def test_without_it_sums_are_of_wholes(self):
+        job, _ = JOBS["example"]
+        mesh = tfscale.device_mesh(model=2)
+        layout_map = same_numbers.layout_map_for(job, mesh)
+        same_numbers._reset()
+        strategy = tfscale.MeshStrategy(mesh, layout_map)
+        with strategy.scope():
+            model = job.build()
+        graph = graph_of_step(model, strategy, job.data["x"][:4])
+        parts, wholes = sums(graph, 24)
+        self.assertEmpty(parts)
+        self.assertEqual(set(wholes), {LENGTH})
+
+
+def dropped(rate):
+    return examples_gpt.build_gpt(1, 24, 4, LENGTH, rate)
+
+
+class DrawsTest(tf.test.TestCase):
+    def test_masks_of_the_parts_are_each_ranks_own(self):
+        model, strategy, x = prepared(
+            (tokens(functools.partial(dropped, 0.3), 256), None)
+        )
+        graph = graph_of_step(model, strategy, x[:4])
+        seeds = {
+            op.name: op.inputs[0]
+            for op in graph.get_operations()
+            if op.type == "StatelessRandomGetKeyCounter"
+            and "stateless_dropout" in op.name
+        }
+        folded = [
+            any(
+                inner.op.type == "StatelessRandomUniformFullIntV2"
+                for inner in _ancestors(seed)
+            )
+            for seed in seeds.values()
+        ]
+        # After attention and after the MLP, on two ranks.
+        self.assertEqual(folded, [True] * 4)
+        self.assertLen(plan_of(model).draws, 2)
+
+    def test_the_same_seed_gives_the_same_numbers(self):
+        JOBS["dropped"] = tokens(functools.partial(dropped, 0.3), 256), None
+        first, second = (train("dropped", 2)[0] for _ in range(2))
+        same_numbers.assert_equal(self, first, second)
+
+
+def _ancestors(tensor):
+    found, stack = set(), [tensor]
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() not in found:
+            found.add(tensor.ref())
+            yield tensor
+            stack += tensor.op.inputs
+
+
+class UseTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters({}, {"run_eagerly": True})
+    def test_methods_of_a_model(self, **options):
+        job, _ = JOBS["gpt_adam"]
+        x, y = job.data["x"], job.data["y"]
+
+        def results(model):
+            model.compile("sgd", job.loss(), **options)
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+            return [
+                model.evaluate(x, y, batch_size=8, verbose=0),
+                model.predict(x, batch_size=8, verbose=0),
+                *model.get_weights(),
+            ]
+
+        same_numbers._reset()
+        expected = results(gpt(use_bias=False))
+        model, strategy, _ = prepared("gpt_adam")
+        with strategy.scope():
+            found = results(model)
+        self.assertNotEmpty(plan_of(model).scatters)
+        for one, other in zip(expected, found, strict=True):
+            same_numbers.assert_close(other, one)
+
+    def test_a_length_that_ranks_do_not_divide(self):
+        model, strategy, x = prepared("llama")
+        with strategy.scope():
+            model.compile("sgd", "mse")
+        odd = {name: value[:, :7] for name, value in x.items()}
+        with self.assertWarnsRegex(
+            UserWarning, "of 7 cannot be divided over 2 ranks. Use 6 or 8"
+        ):
+            found = model.predict(odd, batch_size=8, verbose=0)
+        same_numbers._reset()
+        expected = llama().predict(odd, batch_size=8, verbose=0)
+        same_numbers.assert_close(found, expected)
+
+    def test_two_lengths_have_a_plan_each(self):
+        model, strategy, x = prepared("llama")
+        run = tf.function(
+            lambda x: strategy.run(model, args=(x,)), autograph=False
+        )
+        whole = run({name: value[:4] for name, value in x.items()})
+        part = run({name: value[:4, :4] for name, value in x.items()})
+        # Attention is causal: what comes later changes nothing.
+        same_numbers.assert_close(part, whole[:, :4])
+        sizes = [
+            set(plan.scatters.values())
+            for plan, _ in model._sequence_call.found.values()
+        ]
+        self.assertEqual(sizes, [{LENGTH}, {4}])
+
+    def test_the_summary_shows_what_is_exchanged(self):
+        model, _, _ = prepared("example")
+        lines = []
+        tfscale.sharding_summary(model, 140, lines.append)
+        text = lines[0]
+        self.assertIn("reduce-scatter of the output", text)
+        self.assertIn("all-reduce of the weights' gradients", text)
+        self.assertNotIn("all-reduce of the output", text)
+        self.assertRegex(
+            text,
+            r"Along the sequence a device has 4 of 8 positions in: .*"
+            r"block_0_mlp_norm.*block_0_mlp_dropout, block_0_mlp_add",
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()

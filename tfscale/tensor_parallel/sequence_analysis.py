@@ -1,0 +1,297 @@
+"""Finds what of a model can be divided along the sequence.
+
+The model is traced whole, with the shapes that it is called with. All sums over
+ranks that have a sequence are left divided; then passes over the graph say what
+has to be put together again, and where, until everything fits. At last the
+model is traced as a rank would, to see that it does the same (retrace.py).
+"""
+
+import concurrent.futures
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import draw_rules
+from tfscale.tensor_parallel import graph_facts
+from tfscale.tensor_parallel import layer_calls
+from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import retrace
+from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel import sequence_walk
+from tfscale.tensor_parallel.division import Divided
+from tfscale.tensor_parallel.layer_calls import Source
+from tfscale.tensor_parallel.sequence_trace import Recorder
+from tfscale.tensor_parallel.sequence_trace import SequenceTrace
+
+# Each pass decides something for good; a model of hundreds of layers that are
+# all alike needs no more passes than one of two.
+_PASSES = 100
+
+
+def find_plan(model, inputs, num_ranks: int) -> tuple:
+    """What is divided along the sequence for inputs of some shapes.
+
+    Args:
+        model: A functional or sequential model, analysed by `analysis.analyse`
+            and with crossings (`sequence_model.prepare`).
+        inputs: Its inputs, of which shapes and types matter.
+        num_ranks: Number of model ranks.
+
+    Returns:
+        A `sequence.Plan`, or None if nothing is divided, and if so, why.
+    """
+    specs = keras.tree.map_structure(
+        lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
+    )
+    # As in `analysis.analyse`: with nothing of what surrounds the call.
+    with (
+        layer_losses.kept(),
+        concurrent.futures.ThreadPoolExecutor(1) as executor,
+    ):
+        return executor.submit(_Search(model, specs, num_ranks).run).result()
+
+
+class _Search:
+    def __init__(self, model, specs, num_ranks):
+        self._model = model
+        self._specs = specs
+        self._num_ranks = num_ranks
+
+    def run(self):
+        whole, recorder = self._trace(None)
+        keys, shapes = [], []
+        for key, call in enumerate(whole.calls):
+            if not call.scatters or not isinstance(call.outputs, tf.Tensor):
+                continue
+            if call.outputs.shape.rank == 3:
+                shapes.append(call.outputs.shape[1])
+                if shapes[-1] and shapes[-1] % self._num_ranks == 0:
+                    keys.append(key)
+        if not keys:
+            return None, _why_none(shapes, self._num_ranks)
+        calls = [
+            self._layer_call(key, call, key in keys)
+            for key, call in enumerate(whole.calls)
+        ]
+        trace = SequenceTrace(
+            layer_calls.Trace(whole.graph, calls, whole.outputs),
+            recorder,
+            {tensor.name for tensor in whole.differentiable},
+            {k for k, c in enumerate(whole.calls) if c.rule.shares_input},
+        )
+        operations = trace.trace.operations
+        layer_calls.check_calls(trace.trace, self._num_ranks)
+        facts = graph_facts.GraphFacts(
+            num_ranks=self._num_ranks,
+            retraced=True,
+            needs_gradient=graph_facts.needs_gradient(
+                operations, whole.differentiable
+            ),
+            insides=graph_facts.insides(operations, calls),
+        )
+        choices = sequence_walk.Choices()
+        for point in recorder.points:
+            if point.crossing.of_shapes and point.place[0] == "in":
+                choices.modes[point.name] = "share"
+        for _ in range(_PASSES):
+            walk = sequence_walk.SequenceWalk(
+                facts, trace, choices, frozenset(keys)
+            )
+            walk.run(operations, calls)
+            for tensor in whole.outputs:
+                walk.leave(tensor, None)
+            if not walk.changes:
+                self._leave_whole(walk, calls, keys, choices)
+            if not walk.changes:
+                plan = self._check(walk, trace, whole, calls, keys, choices)
+            for change in walk.changes:
+                change(choices)
+            if choices.hopeless:
+                return None, choices.hopeless
+            if not walk.changes:
+                return (plan, None) if plan.scatters else (None, "no layer can")
+        return None, "no way was found in which everything fits"
+
+    def _layer_call(self, key, call, divides):
+        rule = call.rule
+        # Whether it keeps its output divided is decided.
+        reason = rule.layer._sharded_call.reason
+        made = analysis._layer_call(
+            key, call, rule.keeps or (rule.passes and reason is None)
+        )
+        if not divides:
+            return made
+        return dataclasses.replace(
+            made, sources=(Source(call.outputs, 1),), outputs=()
+        )
+
+    def _trace(self, plan):
+        recorder = Recorder(plan, 1 if plan is None else self._num_ranks)
+        with sequence.recorded_by(recorder), sequence.following(plan):
+            traced = analysis._trace(
+                self._model,
+                1 if plan is None else self._num_ranks,
+                self._specs,
+            )
+        # Losses are whole, and each rank computes all of them.
+        outputs = [*traced.outputs, *traced.losses]
+        return dataclasses.replace(traced, outputs=outputs), recorder
+
+    def _leave_whole(self, walk, calls, keys, choices):
+        """Sums that would be put together at once are not divided."""
+        outputs = {
+            calls[key].sources[0].tensor.name: key
+            for key in keys
+            if key not in choices.whole
+        }
+        for point in walk.effective:
+            key = outputs.get(point.before.name)
+            if key is not None:
+
+                def change(choices, key=key):
+                    choices.whole.add(key)
+
+                walk.changes.append(change)
+
+    def _check(self, walk, trace, whole, calls, keys, choices):
+        """The plan, if a rank does what was looked at."""
+        drawing, failures = draw_rules.draws_of_parts(
+            [op for op in trace.trace.operations if op.name in trace._places],
+            walk.states,
+            whole.generators.values(),
+        )
+        if failures:
+            for op in trace.trace.operations:
+                if _draws_part(op, walk):
+                    walk.take_whole(trace._places[op.name])
+            return None
+        plan, clash = _plan(
+            walk, trace, whole, calls, set(keys) - choices.whole, drawing
+        )
+        if clash:
+            walk._fail({None}, clash)
+            return None
+        local, recorder = self._trace(plan)
+        pairs = (
+            _with_points(calls, walk.effective.items(), choices.modes),
+            _with_points(
+                self._local_calls(local, keys, choices),
+                [
+                    (p, plan.conversions[id(p.crossing), p.place].dim)
+                    for p in recorder.points
+                    if p.mode
+                ],
+                {p.name: p.mode for p in recorder.points},
+            ),
+        )
+        found = retrace.places(
+            layer_calls.Trace(whole.graph, pairs[0], whole.outputs),
+            layer_calls.Trace(local.graph, pairs[1], local.outputs),
+            walk.states,
+            self._num_ranks,
+        )
+        if found:
+            walk.take_whole(min(found))
+        return plan
+
+    def _local_calls(self, local, keys, choices):
+        return [
+            self._layer_call(key, call, key in keys)
+            for key, call in enumerate(local.calls)
+        ]
+
+
+def _with_points(calls, points, modes):
+    made = []
+    for number, (point, dim) in enumerate(
+        sorted(points, key=lambda pair: pair[0].operations.start)
+    ):
+        mode = modes[point.name]
+        mode = "split" if isinstance(mode, Divided) else mode
+        made.append(point.as_call(("point", number), mode, dim))
+    return [*calls, *made]
+
+
+def _draws_part(op, walk):
+    return op.type.startswith("Stateless") and any(
+        walk.is_along_sequence(tensor) for tensor in op.outputs
+    )
+
+
+def _plan(walk, trace, whole, calls, keys, drawing):
+    """The plan, and why it does not hold for all calls of a layer."""
+    scatters, conversions, copies = {}, {}, set()
+    for key in keys:
+        layer = whole.calls[key].rule.sum_layer
+        size = calls[key].sources[0].tensor.shape[1]
+        if scatters.setdefault(id(layer), size) != size:
+            return None, f"{layer.name!r} is called with several lengths"
+    for key, call in enumerate(whole.calls):
+        layer = call.rule.sum_layer
+        is_sum = id(layer) in scatters and call.scatters is not None
+        if is_sum and key not in keys:
+            return None, f"{layer.name!r} is called in two ways"
+    for point, dim in walk.effective.items():
+        mode = walk._choices.modes[point.name]
+        mode = "split" if isinstance(mode, Divided) else mode
+        made = sequence.Conversion(mode, dim, point.before.shape[dim])
+        known = conversions.setdefault((id(point.crossing), point.place), made)
+        if known != made:
+            layer = point.crossing.layer
+            return None, f"{layer.name!r} is called in two ways"
+    copying = walk._choices.copies
+    for point in trace.points.values():
+        made = conversions.get((id(point.crossing), point.place))
+        layer = point.crossing.layer
+        if made and point not in walk.effective:
+            size = point.before.shape[made.dim]
+            if walk.is_along_sequence(point.before):
+                size //= walk._facts.num_ranks
+            parts = 1 if made.mode == "split" else walk._facts.num_ranks
+            if size == made.size // parts:
+                return None, f"{layer.name!r} is called in two ways"
+        is_input = point.place[0] == "in"
+        if id(point.crossing) in copying and is_input:
+            copies.add(id(point.crossing))
+    if not copying <= copies:
+        return None, "a layer without inputs has weights"
+    draws = {
+        state
+        for state, tensor in whole.generators.items()
+        if tensor.name in drawing
+    }
+    return (
+        sequence.Plan(
+            scatters,
+            conversions,
+            frozenset(copying),
+            frozenset(draws),
+            _divided_layers(walk, trace),
+        ),
+        None,
+    )
+
+
+def _divided_layers(walk, trace):
+    """Names of the layers that take parts and give parts."""
+    taken, given = {}, set()
+    for point in trace.points.values():
+        if walk.is_along_sequence(point.after):
+            if point.place[0] == "out":
+                given.add(id(point.crossing))
+            else:
+                taken[id(point.crossing)] = point.crossing.layer.name
+    return tuple(name for key, name in taken.items() if key in given)
+
+
+def _why_none(sizes, num_ranks):
+    known = sorted({size for size in sizes if size})
+    if not known:
+        return None if not sizes else "the length of a sequence is not known"
+    size = known[0]
+    return (
+        f"a sequence of {size} cannot be divided over {num_ranks} ranks. Use "
+        f"{size - size % num_ranks or num_ranks} or {size + -size % num_ranks}"
+    )

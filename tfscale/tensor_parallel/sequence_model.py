@@ -1,0 +1,138 @@
+"""Prepares models for sequence parallelism, and finds the plan of each call."""
+
+import functools
+import threading
+import warnings
+
+import keras
+
+from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel import sequence_analysis
+
+_thread = threading.local()
+
+# Methods that look at the shapes of what a layer has put in, and no more: they
+# get whole tensors while the layer goes on with parts.
+_METHODS = ("_compute_attention_mask", "_compute_self_attention_mask")
+
+
+class Prepared(BaseException):
+    """Ends a trial run: a model has been prepared.
+
+    No `Exception`, which Keras would take for one of a layer.
+    """
+
+
+def on_trial(fn):
+    """The function for a trial run, which ends at a model to be prepared."""
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        _thread.on_trial = True
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _thread.on_trial = False
+
+    return call
+
+
+def decide(num_ranks: int) -> None:
+    """Prepares the outermost functional model that is being called.
+
+    Args:
+        num_ranks: Number of model ranks.
+
+    Raises:
+        Prepared: If this is a trial run and there is such a model.
+    """
+    if not getattr(_thread, "on_trial", False):
+        analysis.decide(num_ranks)
+        return
+    for model in _tf_internals.name_scope_callers():
+        if isinstance(model, _tf_internals.Functional | keras.Sequential):
+            prepare(model, num_ranks)
+            raise Prepared
+
+
+def prepare(model, num_ranks: int) -> "ModelCall":
+    """Analyses a model, and puts crossings around its layers, once.
+
+    Args:
+        model: A functional or sequential model.
+        num_ranks: Number of model ranks.
+    """
+    if hasattr(model, "_sequence_call"):
+        return model._sequence_call
+    if any(not call.is_decided for call in analysis.sharded_calls(model)):
+        analysis.analyse(model, num_ranks)
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, _tf_internals.Functional | keras.Sequential):
+            continue
+        for name in ("call", *_METHODS):
+            method = getattr(layer, name, None)
+            if method is None or isinstance(method, sequence.Crossing):
+                continue
+            crossing = sequence.Crossing(
+                layer, method, of_shapes=name in _METHODS
+            )
+            functools.update_wrapper(crossing, method, updated=())
+            setattr(layer, name, crossing)
+    model._sequence_call = ModelCall(model, num_ranks)
+    model.call = functools.wraps(model.call)(model._sequence_call)
+    return model._sequence_call
+
+
+class ModelCall:
+    """In the place of a model's `call`: finds the plan to run it by.
+
+    Attributes:
+        found: By shapes of inputs, a plan or None, and the reason if so.
+    """
+
+    def __init__(self, model, num_ranks):
+        self._model = model
+        self._call = model.call
+        self._num_ranks = num_ranks
+        self.found = {}
+
+    def __call__(self, inputs, *args, **kwargs):
+        """Calls the model by its plan on ranks, and as it is elsewhere."""
+        if (
+            sequence.is_recorded()
+            or sequence.current() is not None
+            or collectives.num_ranks() == 1
+        ):
+            return self._call(inputs, *args, **kwargs)
+        with sequence.following(self.plan_for(inputs)):
+            return self._call(inputs, *args, **kwargs)
+
+    def plan_for(self, inputs) -> sequence.Plan | None:
+        """The plan for inputs of these shapes, or None.
+
+        Args:
+            inputs: What the model is called with, or `tf.TensorSpec`s of it.
+
+        Warns:
+            UserWarning: If nothing can be divided along the sequence.
+        """
+        key = tuple(
+            (tuple(x.shape[1:]), str(x.dtype))
+            for x in keras.tree.flatten(inputs)
+        )
+        if key not in self.found:
+            plan, reason = sequence_analysis.find_plan(
+                self._model, inputs, self._num_ranks
+            )
+            self.found[key] = plan, reason
+            if reason:
+                warnings.warn(
+                    f"{self._model.name!r} runs without sequence parallelism: "
+                    f"{reason}. Activations are whole between its divided "
+                    "layers.",
+                    stacklevel=2,
+                )
+        return self.found[key][0]

@@ -1,0 +1,89 @@
+"""What a summary says of activations that are divided along the sequence."""
+
+import keras
+
+from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel import sequence_model
+
+# What an exchange becomes, and where the other part of it is.
+_OF_SUM = (
+    "reduce-scatter of the output",
+    "all-gather of the output's gradient",
+)
+_OF_INPUT = (
+    "all-gather of the input, once for all layers that take it",
+    "reduce-scatter of the input's gradient, likewise",
+)
+_OF_CONVERSION = {
+    ("in", "split"): "all-gather of the input's gradient",
+    ("in", "gather"): "all-gather of the input",
+    ("out", "split"): "all-gather of the output's gradient",
+    ("out", "gather"): "all-gather of the output",
+    ("out", "share"): "all-gather of the output",
+}
+
+
+def plan_of(model, num_ranks: int) -> sequence.Plan | None:
+    """The plan of the last shapes that a model was called with.
+
+    Args:
+        model: A model, or what has one among its layers. If it was not called
+            yet, its own inputs have the shapes.
+        num_ranks: Number of model ranks.
+    """
+    if not isinstance(model, _tf_internals.Functional | keras.Sequential):
+        for layer in model._layers:
+            plan = plan_of(layer, num_ranks)
+            if plan is not None:
+                return plan
+        return None
+    call = sequence_model.prepare(model, num_ranks)
+    if not call.found:
+        inputs = getattr(model, "_inputs_struct", model.inputs[0])
+        call.plan_for(inputs)
+    plans = [plan for plan, _ in call.found.values() if plan is not None]
+    return plans[-1] if plans else None
+
+
+def exchanged(
+    layer: keras.layers.Layer, names: tuple[str, ...], plan: sequence.Plan
+) -> tuple[str, ...]:
+    """What ranks exchange for a layer that runs by a plan.
+
+    Args:
+        layer: The layer.
+        names: What they would exchange without it.
+        plan: The plan.
+    """
+    found = list(names)
+    conversions = {
+        (place[0], made.mode)
+        for (crossing, place), made in plan.conversions.items()
+        if crossing == id(layer.call)
+    }
+    if ("in", "share") in conversions:
+        _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
+    if id(layer) in plan.scatters:
+        _replace(found, "all-reduce of the output", _OF_SUM)
+    found += [
+        text for key, text in _OF_CONVERSION.items() if key in conversions
+    ]
+    if id(layer.call) in plan.copies:
+        found.append("all-reduce of the weights' gradients")
+    return tuple(found)
+
+
+def line(plan: sequence.Plan, num_ranks: int) -> tuple[str, str]:
+    """Title and text of what there is to say below a table."""
+    sizes = sorted(set(plan.scatters.values()))
+    parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)
+    return (
+        f"Along the sequence a device has {parts} positions in",
+        ", ".join(dict.fromkeys(plan.divided)) or "no layer as a whole",
+    )
+
+
+def _replace(names, old, new):
+    place = names.index(old) if old in names else len(names)
+    names[place : place + 1] = new
