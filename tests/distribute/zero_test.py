@@ -206,7 +206,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertEqual(set(held.values()), {whole / 4 + more})
 
     @parameterized.parameters(
-        (1, "3.60 KB of 7.18 KB (ideal for 1 ranks of 2 replicas: 3.59 KB)"),
+        (1, "3.60 KB of 7.18 KB (ideal for 2 replicas: 3.59 KB)"),
         (2, "1.84 KB of 7.18 KB (ideal for 2 ranks of 2 replicas: 1.80 KB)"),
     )
     def test_the_summary_tells_it(self, model, text):
@@ -293,6 +293,33 @@ class LoopByHandTest(tf.test.TestCase):
         actual = train(tfscale.MeshStrategy(mesh, zero_stage=1))
         for one, other in zip(expected, actual, strict=True):
             same_numbers.assert_close(other, one)
+
+    def test_replicas_agree_on_averages_of_what_has_no_gradient(self):
+        # 0.9 v + 0.1 v is not v to the last bit.
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=1
+        )
+        with strategy.scope():
+            model = optimizer_test.mlp()
+            optimizer = OPTIMIZERS.SGD(
+                0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=1
+            )
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def run():
+            def step():
+                gradients = [tf.ones(v.shape) for v in model.variables]
+                optimizer.apply([None, *gradients[1:]])
+
+            strategy.run(step)
+
+        with self.assertWarnsRegex(UserWarning, "Gradients do not exist"):
+            for _ in range(3):
+                run()
+        for variable in model.trainable_variables:
+            one, other = variable.value.values
+            np.testing.assert_array_equal(one, other)
 
     def test_infinity_in_one_part_skips_the_step_of_all(self):
         strategy = tfscale.MeshStrategy(

@@ -59,8 +59,11 @@ def adapt_optimizer(optimizer, extended) -> None:
         _update_moving_average, optimizer, extended
     )
     if extended.slot_parts.are_divided:
-        optimizer._backend_apply_gradients = _before_gather(
-            optimizer._backend_apply_gradients, extended
+        optimizer._backend_apply_gradients = functools.partial(
+            _apply_and_gather,
+            optimizer,
+            extended,
+            optimizer._backend_apply_gradients,
         )
         # A LossScaleOptimizer leaves it to its inner optimizer.
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -119,16 +122,15 @@ def _divides(extended):
     return extended.num_model_ranks > 1 or extended.slot_parts.are_divided
 
 
-def _before_gather(method, extended):
-    """Lets replicas exchange what they have updated, if they can meet here."""
-
-    @functools.wraps(method)
-    def call(grads, trainable_variables):
-        method(grads, trainable_variables)
-        if not _thread.in_branch:
-            extended.slot_parts.gather(trainable_variables)
-
-    return call
+def _apply_and_gather(optimizer, extended, apply, grads, variables):
+    """Keras' own method; then replicas exchange what they have updated."""
+    apply(grads, variables)
+    if _thread.in_branch:
+        return
+    if optimizer.use_ema:
+        # Averages may be written to variables that have no gradient.
+        variables = optimizer._trainable_variables
+    extended.slot_parts.gather(variables)
 
 
 def _clip(optimizer, grads, variables, extended):

@@ -254,13 +254,15 @@ def _render(console, model, extended, line_length):
 
 def _totals(console, title, variables, ranks, replicas):
     whole = sum(v.whole_bytes for v in variables)
-    over = f"{colored(ranks)} ranks"
-    if replicas > 1:
-        over += f" of {colored(replicas)} replicas"
+    over = [
+        f"{colored(count)} {what}"
+        for count, what in ((ranks, "ranks"), (replicas, "replicas"))
+        if count > 1
+    ] or [f"{colored(1)} device"]
     console.print(
         f"[bold] {title}:[/] "
         f"{colored(readable_bytes(sum(v.num_bytes for v in variables)))} of "
-        f"{colored(readable_bytes(whole))} (ideal for {over}: "
+        f"{colored(readable_bytes(whole))} (ideal for {' of '.join(over)}: "
         f"{colored(readable_bytes(whole / ranks / replicas))})",
         soft_wrap=True,
     )
