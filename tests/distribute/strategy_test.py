@@ -155,6 +155,18 @@ class LoopByHandTest(parameterized.TestCase):
             for component in components[1:]:
                 np.testing.assert_array_equal(component, components[0])
 
+    def test_one_replica_on_cpus_has_an_ordinary_iterator(self):
+        # Another one would slow down the memory of the whole process.
+        data = tf.data.Dataset.range(10).batch(4)
+        mesh = strategy(pipeline=2)
+        batches = iter(mesh.experimental_distribute_dataset(data))
+        (on_host,) = batches._iterators
+        self.assertIs(type(on_host._iterator), type(iter(data)))
+        found = [mesh.experimental_local_results(batch) for batch in batches]
+        self.assertEqual([len(parts) for parts in found], [1, 1, 1])
+        for (actual,), expected in zip(found, data, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
     def test_replicas_reduce_gather_and_know_who_they_are(self):
         mesh = strategy(data=2, pipeline=2)
         self.assertEqual(mesh.num_replicas_in_sync, 2)

@@ -22,6 +22,11 @@ from tensorflow.python.distribute.distribute_lib import (
     get_update_replica_id as get_update_replica_id,
 )
 
+# Makes distributed datasets with options that the public method refuses.
+from tensorflow.python.distribute.input_util import (
+    get_distributed_dataset as get_distributed_dataset,
+)
+
 # The extended class of `MirroredStrategy`: one traced thread per replica.
 from tensorflow.python.distribute.mirrored_strategy import (
     MirroredExtended as MirroredExtended,
