@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import tfscale
 from tfscale.callbacks.input_wait import InputWait
 
 
@@ -29,6 +30,25 @@ def _dataset(milliseconds):
     )
 
 
+class Slow(keras.layers.Layer):
+    """Takes its time on each replica."""
+
+    def call(self, x):
+        def sleep(x):
+            time.sleep(0.1)
+            return x
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
+
+
+def _strategy(name):
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    if name == "mesh":
+        return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+    return tf.distribute.get_strategy()
+
+
 def _model():
     model = keras.Sequential([keras.layers.Dense(8)])
     model.compile("sgd", "mse")
@@ -36,13 +56,10 @@ def _model():
 
 
 class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters(False, True)
-    def test_warns_once_when_training_waits(self, mirrored):
-        strategy = tf.distribute.get_strategy()
-        if mirrored:
-            strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    @parameterized.parameters("one", "mirrored", "mesh")
+    def test_warns_once_when_training_waits(self, strategy):
         wait = InputWait(threshold=0.3, num_steps=10)
-        with strategy.scope():
+        with _strategy(strategy).scope():
             model = _model()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -52,6 +69,30 @@ class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
         told = [w for w in caught if "waits for its input" in str(w.message)]
         self.assertLen(told, 1)
         self.assertGreater(min(history.history["input_wait"]), 0.3)
+
+    @parameterized.product(
+        strategy=["mirrored", "mesh"], steps_per_epoch=[None, 10]
+    )
+    def test_a_batch_taken_ahead_is_not_waited_for(
+        self, strategy, steps_per_epoch
+    ):
+        # A batch takes 50 ms and is made during a step of 100 ms or more. On
+        # the CPU MeshStrategy takes none ahead, so the dataset does.
+        wait = InputWait(threshold=0.2, num_steps=5)
+        dataset = _dataset(50)
+        if strategy == "mesh":
+            dataset = dataset.prefetch(2)
+        with _strategy(strategy).scope():
+            model = keras.Sequential([Slow(), keras.layers.Dense(8)])
+            model.compile("sgd", "mse")
+        history = model.fit(
+            wait.watch(dataset),
+            epochs=2,
+            steps_per_epoch=steps_per_epoch,
+            verbose=0,
+            callbacks=[wait],
+        )
+        self.assertLess(max(history.history["input_wait"]), 0.2)
 
     def test_is_silent_when_input_is_there(self):
         rows = tf.ones([256, 1024])

@@ -4,20 +4,29 @@ import time
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 
 _WARM_UP = 3  # steps that trace, and fill buffers
+_KEPT = 256  # batches of which the arrival is known: more than are ahead
 
 
 class InputWait(keras.callbacks.Callback):
     """Measures the wait for input during `fit` and warns when it matters.
 
     `fit` takes a batch within its compiled step, where nothing can be timed
-    from outside. So the dataset tells when it has handed a batch out, and what
-    lies between the beginning of the step and that was waiting. The share of
-    the time spent so is in the logs of each epoch as `input_wait`.
+    from outside. So the dataset notes when it has handed each batch out, and
+    what lies between the beginning of a step and the arrival of that step's
+    own batch was waiting. Strategies take batches ahead:
+
+        step       | 0      | 1      | 2      |
+        arrivals  0  1        2        3            nobody waits for 1, 2, 3
+
+    The share of the time spent so is in the logs of each epoch as
+    `input_wait`. With several steps per execution, a batch of which all but
+    the first arrive during the execution, it is an upper bound.
 
     Args:
         threshold: Float from 0 to 1: warn if more of the time is waiting.
@@ -43,7 +52,10 @@ class InputWait(keras.callbacks.Callback):
         self.threshold = threshold
         self.num_steps = num_steps
         self._warned = False
-        self._arrival = None
+        self._arrivals = None
+        self._iterators = None
+        self._seen_iterators = 0
+        self._taken = self._last = 0  # batches, of epochs before and in all
         self._start()
 
     def watch(self, dataset):
@@ -55,20 +67,27 @@ class InputWait(keras.callbacks.Callback):
         Returns:
             `tf.data.Dataset` with the same elements and cardinality.
         """
-        if self._arrival is None:
+        if self._arrivals is None:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._arrival = _tf_internals.ResourceVariable(
-                    0.0, dtype=tf.float64, trainable=False
+                self._arrivals, self._iterators = (
+                    _tf_internals.ResourceVariable(value, trainable=False)
+                    for value in (np.zeros(_KEPT), np.int64(0))
                 )
 
-        def stamp(*batch):
-            self._arrival.assign(tf.timestamp())
-            return batch if len(batch) > 1 else batch[0]
+        def stamp(number, batch):
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._arrivals.handle,
+                indices=number % _KEPT,
+                updates=tf.timestamp(),
+            )
+            begins = tf.cast(tf.equal(number, 0), tf.int64)
+            self._iterators.assign_add(begins, read_value=False)
+            return batch
 
         options = tf.data.Options()
         # A prefetch after the stamp would stamp before anybody asks.
         options.experimental_optimization.inject_prefetch = False
-        return dataset.map(stamp).with_options(options)
+        return dataset.enumerate().map(stamp).with_options(options)
 
     @property
     def share(self):
@@ -77,7 +96,7 @@ class InputWait(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Checks that there is something to watch."""
-        if self._arrival is None:
+        if self._arrivals is None:
             raise ValueError(
                 "`InputWait` watches the dataset that `watch` returned. "
                 "Received: `fit` without it. Use "
@@ -94,11 +113,13 @@ class InputWait(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Adds up, and warns."""
+        seconds = time.time() - self._begin
+        arrival = self._arrival_of(batch)
         self._seen += 1
         if self._seen <= _WARM_UP:
             return
-        self._total += time.time() - self._begin
-        self._waited += max(float(self._arrival) - self._begin, 0.0)
+        self._total += seconds
+        self._waited += min(max(arrival - self._begin, 0.0), seconds)
         judged = self._seen - _WARM_UP
         if judged < self.num_steps or self._warned:
             return
@@ -113,8 +134,20 @@ class InputWait(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds `input_wait` to the logs."""
+        self._taken = self._last
         if logs is not None:
             logs["input_wait"] = self.share
+
+    def _arrival_of(self, batch):
+        """When a batch, counted from the beginning of the epoch, was there."""
+        iterators = int(self._iterators)
+        if iterators != self._seen_iterators:
+            # With `steps_per_epoch` one iterator serves all epochs.
+            self._seen_iterators = iterators
+            self._taken = 0
+        number = self._taken + batch
+        self._last = number + 1
+        return float(self._arrivals.numpy()[number % _KEPT])
 
     def _start(self):
         self._seen = 0
