@@ -1,5 +1,6 @@
 """Activations divided along the sequence: as on one device, in parts."""
 
+import dataclasses
 import functools
 
 import keras
@@ -108,6 +109,28 @@ def summarised():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+def shared_norm():
+    """A layer of whole activations, and of parts."""
+    inputs = keras.Input((LENGTH, 12))
+    norm = LAYERS.LayerNormalization(name="norm")
+    x = norm(LAYERS.Dense(12, name="before")(inputs))
+    x = LAYERS.Dense(24, activation="relu", name="up")(x)
+    x = norm(LAYERS.Dense(12, name="down")(x))
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
+def two_lengths():
+    """Divided layers that are called with sequences of two lengths."""
+    inputs = keras.Input((LENGTH, 12))
+    up = LAYERS.Dense(24, activation="relu", name="up")
+    down = LAYERS.Dense(12, name="down")
+    long = LAYERS.LayerNormalization(name="norm")(down(up(inputs)))
+    short = down(up(LAYERS.Cropping1D((0, LENGTH // 2))(inputs)))
+    short = LAYERS.UpSampling1D(2)(short)
+    x = LAYERS.Add(name="add")([long, short])
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
 def of_vectors(build):
     return same_numbers.Job(
         build,
@@ -137,6 +160,8 @@ JOBS = {
     "llama": (backbone(llama), None),
     "gpt2": (backbone(gpt2), None),
     "summarised": (of_vectors(summarised), PAIR),
+    "shared_norm": (of_vectors(shared_norm), PAIR),
+    "two_lengths": (of_vectors(two_lengths), PAIR),
     "explicit": (
         same_numbers.Job(
             layer_jobs.gpt,
@@ -226,6 +251,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("explicit", 2),
         ("explicit", 3),
         ("summarised", 2),
+        ("shared_norm", 2),
         ("gpt_adam", 2, 2, 2),
         ("gpt2", 2, 1, 2),
     )
@@ -234,6 +260,22 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(
             self, one_device(name), outcome, unmoved=UNMOVED
         )
+        self.assertNotEmpty(plan_of(model).scatters)
+
+    def test_layers_called_with_two_lengths_run_without(self):
+        with self.assertWarnsRegex(UserWarning, "'down'.*several lengths"):
+            outcome, _ = train("two_lengths", 2)
+        same_numbers.assert_same(self, one_device("two_lengths"), outcome)
+
+    def test_in_lower_precision(self):
+        # As for divided layers alone: see the tolerance there.
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        job, _ = JOBS["gpt_adam"]
+        job = dataclasses.replace(job, optimizer=keras.optimizers.SGD)
+        JOBS["mixed"] = job, None
+        expected = same_numbers.on_one_device(job)
+        outcome, model = train("mixed", 2)
+        same_numbers.assert_same(self, expected, outcome, 2.0**-7)
         self.assertNotEmpty(plan_of(model).scatters)
 
 
