@@ -131,6 +131,26 @@ def two_lengths():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+@keras.saving.register_keras_serializable("sequence_test")
+class Fixed(LAYERS.Layer):
+    """Draws with a seed that is a number."""
+
+    def call(self, x, training=False):
+        return keras.random.dropout(x, 0.5, seed=3) if training else x
+
+
+def noisy():
+    """Layers whose draws have to be those of the whole."""
+    inputs = keras.Input((LENGTH, 12))
+    x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
+    x = LAYERS.Dense(12, name="down")(x)
+    x = LAYERS.LayerNormalization(name="norm")(x)
+    y = LAYERS.GaussianNoise(0.5, name="noise")(x)
+    x = LAYERS.Add(name="add")([x, Fixed(name="fixed")(y)])
+    x = LAYERS.LayerNormalization(name="last_norm")(x)
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
 def of_vectors(build):
     return same_numbers.Job(
         build,
@@ -161,6 +181,8 @@ JOBS = {
     "gpt2": (backbone(gpt2), None),
     "summarised": (of_vectors(summarised), PAIR),
     "shared_norm": (of_vectors(shared_norm), PAIR),
+    "mlp": (jobs.JOBS["mlp_sgd"], None),
+    "noisy": (of_vectors(noisy), PAIR),
     "two_lengths": (of_vectors(two_lengths), PAIR),
     "explicit": (
         same_numbers.Job(
@@ -252,6 +274,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("explicit", 3),
         ("summarised", 2),
         ("shared_norm", 2),
+        ("noisy", 2),
         ("gpt_adam", 2, 2, 2),
         ("gpt2", 2, 1, 2),
     )
@@ -417,6 +440,12 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
             for plan, _ in model._sequence_call.found.values()
         ]
         self.assertEqual(sizes, [{LENGTH}, {4}])
+
+    def test_a_model_without_such_sums_is_told(self):
+        with self.assertWarnsRegex(
+            UserWarning, "'mlp' runs without.*no layer adds up"
+        ):
+            train("mlp", 2)
 
     def test_the_summary_shows_what_is_exchanged(self):
         model, _, _ = prepared("example")

@@ -84,14 +84,14 @@ class _Traced:
     def as_trace(self, whole_rules):
         """For propagation; `whole_rules` neither give nor pass on parts."""
         calls = [
-            _layer_call(key, call, call.rule not in whole_rules)
+            layer_call(key, call, call.rule not in whole_rules)
             for key, call in enumerate(self.calls)
         ]
         return layer_calls.Trace(self.graph, calls, self.outputs)
 
 
 def _analyse(model, num_ranks):
-    whole, reasons = _trace(model), {}
+    whole, reasons = trace_model(model), {}
     while True:
         trace = whole.as_trace(reasons)
         found = propagation.propagate(
@@ -107,7 +107,7 @@ def _analyse(model, num_ranks):
             call.rule.decide(key in found.divided, why)
         if not problems:
             # What ranks will do: are those the same operations?
-            local = _trace(model, num_ranks).as_trace(reasons)
+            local = trace_model(model, num_ranks).as_trace(reasons)
             problems = retrace.differences(
                 trace, local, found, num_ranks=num_ranks
             )
@@ -127,7 +127,17 @@ def _analyse(model, num_ranks):
             reasons.setdefault(whole.calls[key].rule, reason)
 
 
-def _trace(model, num_parts=1, inputs=None):
+def trace_model(model, num_parts=1, inputs=None):
+    """Traces a model with the shapes that a rank has, or whole ones.
+
+    Args:
+        model: A functional or sequential model.
+        num_parts: See `sharded_call.recording`.
+        inputs: `tf.TensorSpec`s of its inputs; its own, if None.
+
+    Returns:
+        The graph and what was noted in it.
+    """
     made = {}
 
     def run():
@@ -179,7 +189,7 @@ def _call(model, num_parts, inputs):
     }
 
 
-def _layer_call(key, recorded, may_divide):
+def layer_call(key, recorded, may_divide):
     """What propagation is to know of a call."""
     rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
     source = sink = None

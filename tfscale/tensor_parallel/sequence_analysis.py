@@ -19,6 +19,8 @@ from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel import sequence_choices
+from tfscale.tensor_parallel import sequence_planning
 from tfscale.tensor_parallel import sequence_walk
 from tfscale.tensor_parallel.division import Divided
 from tfscale.tensor_parallel.layer_calls import Source
@@ -28,6 +30,7 @@ from tfscale.tensor_parallel.sequence_trace import SequenceTrace
 # Each pass decides something for good; a model of hundreds of layers that are
 # all alike needs no more passes than one of two.
 _PASSES = 100
+_NOTHING = "no activation between its layers can be divided"
 
 
 def find_plan(model, inputs, num_ranks: int) -> tuple:
@@ -91,7 +94,7 @@ class _Search:
             ),
             insides=graph_facts.insides(operations, calls),
         )
-        choices = sequence_walk.Choices()
+        choices = sequence_choices.Choices()
         for point in recorder.points:
             if point.crossing.of_shapes and point.place[0] == "in":
                 choices.modes[point.name] = "share"
@@ -111,14 +114,14 @@ class _Search:
             if choices.hopeless:
                 return None, choices.hopeless
             if not walk.changes:
-                return (plan, None) if plan.scatters else (None, "no layer can")
+                return (plan, None) if plan.scatters else (None, _NOTHING)
         return None, "no way was found in which everything fits"
 
     def _layer_call(self, key, call, divides):
         rule = call.rule
         # Whether it keeps its output divided is decided.
         reason = rule.layer._sharded_call.reason
-        made = analysis._layer_call(
+        made = analysis.layer_call(
             key, call, rule.keeps or (rule.passes and reason is None)
         )
         if not divides:
@@ -130,7 +133,7 @@ class _Search:
     def _trace(self, plan):
         recorder = Recorder(plan, 1 if plan is None else self._num_ranks)
         with sequence.recorded_by(recorder), sequence.following(plan):
-            traced = analysis._trace(
+            traced = analysis.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,
                 self._specs,
@@ -149,29 +152,37 @@ class _Search:
         for point in walk.effective:
             key = outputs.get(point.before.name)
             if key is not None:
-
-                def change(choices, key=key):
-                    choices.whole.add(key)
-
-                walk.changes.append(change)
+                walk.changes.append(sequence_choices.set_whole(key))
 
     def _check(self, walk, trace, whole, calls, keys, choices):
         """The plan, if a rank does what was looked at."""
         drawing, failures = draw_rules.draws_of_parts(
-            [op for op in trace.trace.operations if op.name in trace._places],
+            trace.trace.operations,
             walk.states,
             whole.generators.values(),
         )
         if failures:
-            for op in trace.trace.operations:
+            for place, op in enumerate(trace.trace.operations):
                 if _draws_part(op, walk):
-                    walk.take_whole(trace._places[op.name])
+                    walk.take_whole(place)
+            reason = next(iter(failures.values()))
+            if not walk.changes:
+                walk.changes.append(sequence_choices.set_hopeless(reason))
             return None
-        plan, clash = _plan(
-            walk, trace, whole, calls, set(keys) - choices.whole, drawing
+        plan, clash = sequence_planning.make_plan(
+            walk,
+            trace,
+            whole.calls,
+            choices,
+            set(keys) - choices.whole,
+            {
+                state
+                for state, tensor in whole.generators.items()
+                if tensor.name in drawing
+            },
         )
         if clash:
-            walk._fail({None}, clash)
+            walk.changes.append(sequence_choices.set_hopeless(clash))
             return None
         local, recorder = self._trace(plan)
         pairs = (
@@ -220,76 +231,12 @@ def _draws_part(op, walk):
     )
 
 
-def _plan(walk, trace, whole, calls, keys, drawing):
-    """The plan, and why it does not hold for all calls of a layer."""
-    scatters, conversions, copies = {}, {}, set()
-    for key in keys:
-        layer = whole.calls[key].rule.sum_layer
-        size = calls[key].sources[0].tensor.shape[1]
-        if scatters.setdefault(id(layer), size) != size:
-            return None, f"{layer.name!r} is called with several lengths"
-    for key, call in enumerate(whole.calls):
-        layer = call.rule.sum_layer
-        is_sum = id(layer) in scatters and call.scatters is not None
-        if is_sum and key not in keys:
-            return None, f"{layer.name!r} is called in two ways"
-    for point, dim in walk.effective.items():
-        mode = walk._choices.modes[point.name]
-        mode = "split" if isinstance(mode, Divided) else mode
-        made = sequence.Conversion(mode, dim, point.before.shape[dim])
-        known = conversions.setdefault((id(point.crossing), point.place), made)
-        if known != made:
-            layer = point.crossing.layer
-            return None, f"{layer.name!r} is called in two ways"
-    copying = walk._choices.copies
-    for point in trace.points.values():
-        made = conversions.get((id(point.crossing), point.place))
-        layer = point.crossing.layer
-        if made and point not in walk.effective:
-            size = point.before.shape[made.dim]
-            if walk.is_along_sequence(point.before):
-                size //= walk._facts.num_ranks
-            parts = 1 if made.mode == "split" else walk._facts.num_ranks
-            if size == made.size // parts:
-                return None, f"{layer.name!r} is called in two ways"
-        is_input = point.place[0] == "in"
-        if id(point.crossing) in copying and is_input:
-            copies.add(id(point.crossing))
-    if not copying <= copies:
-        return None, "a layer without inputs has weights"
-    draws = {
-        state
-        for state, tensor in whole.generators.items()
-        if tensor.name in drawing
-    }
-    return (
-        sequence.Plan(
-            scatters,
-            conversions,
-            frozenset(copying),
-            frozenset(draws),
-            _divided_layers(walk, trace),
-        ),
-        None,
-    )
-
-
-def _divided_layers(walk, trace):
-    """Names of the layers that take parts and give parts."""
-    taken, given = {}, set()
-    for point in trace.points.values():
-        if walk.is_along_sequence(point.after):
-            if point.place[0] == "out":
-                given.add(id(point.crossing))
-            else:
-                taken[id(point.crossing)] = point.crossing.layer.name
-    return tuple(name for key, name in taken.items() if key in given)
-
-
 def _why_none(sizes, num_ranks):
     known = sorted({size for size in sizes if size})
+    if not sizes:
+        return "no layer adds up over the ranks what has a sequence"
     if not known:
-        return None if not sizes else "the length of a sequence is not known"
+        return "the length of a sequence is not known"
     size = known[0]
     return (
         f"a sequence of {size} cannot be divided over {num_ranks} ranks. Use "

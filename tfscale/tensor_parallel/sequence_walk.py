@@ -7,11 +7,11 @@ in this pass, so that one pass finds the changes of all layers.
 """
 
 import collections
-import dataclasses
 
 import tensorflow as tf
 
 from tfscale.tensor_parallel import propagation_walk
+from tfscale.tensor_parallel import sequence_choices
 from tfscale.tensor_parallel.division import Copied
 from tfscale.tensor_parallel.division import Divided
 from tfscale.tensor_parallel.division import NoRule
@@ -19,26 +19,6 @@ from tfscale.tensor_parallel.sequence_trace import Point
 from tfscale.tensor_parallel.sequence_trace import SequenceTrace
 
 _NO_GRADIENT = ("OnesLike", "StopGradient", "ZerosLike")
-
-
-@dataclasses.dataclass
-class Choices:
-    """What is decided so far; each only ever moves on, so that it ends.
-
-    Attributes:
-        modes: By name of the operation of a `Point`: None, then "split", or
-            "share" and after it "gather"; at last "never".
-        copies: Ids of crossings that use their weights on parts.
-        not_copies: Those for which that was found wrong.
-        whole: Keys of the sums that stay whole.
-        hopeless: Why nothing can be divided, if so.
-    """
-
-    modes: dict = dataclasses.field(default_factory=dict)
-    copies: set = dataclasses.field(default_factory=set)
-    not_copies: set = dataclasses.field(default_factory=set)
-    whole: set = dataclasses.field(default_factory=set)
-    hopeless: str | None = None
 
 
 class SequenceWalk(propagation_walk.Walk):
@@ -56,7 +36,13 @@ class SequenceWalk(propagation_walk.Walk):
         changes: Functions of `Choices` that the pass asks for.
     """
 
-    def __init__(self, facts, trace: SequenceTrace, choices: Choices, keys):
+    def __init__(
+        self,
+        facts,
+        trace: SequenceTrace,
+        choices: sequence_choices.Choices,
+        keys,
+    ):
         super().__init__(facts, choices.whole)
         self.effective = {}
         self.changes = []
@@ -66,6 +52,11 @@ class SequenceWalk(propagation_walk.Walk):
         self._lost = set()  # names of tensors that nothing is known of
         self._span = None
         self._depth = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of parts of a divided tensor."""
+        return self._facts.num_ranks
 
     # How tensors are seen.
 
@@ -226,7 +217,7 @@ class SequenceWalk(propagation_walk.Walk):
     def _fail(self, keys, reason):
         # Neither the sums' doing, nor to be helped at a crossing.
         if self._depth == 0 and not all(isinstance(k, Point) for k in keys):
-            self.changes.append(_set_hopeless(reason))
+            self.changes.append(sequence_choices.set_hopeless(reason))
 
     # What to change.
 
@@ -243,11 +234,11 @@ class SequenceWalk(propagation_walk.Walk):
                 and self._state(operand)[0] is None
             ):
                 mode = Divided(error.dim)
-                self.changes.append(_set_mode(point, mode))
+                self.changes.append(sequence_choices.set_mode(point, mode))
                 return
         if not self._put_together(op.inputs):
             reason = f"{op.type} {op.name!r}: {error}"
-            self.changes.append(_set_hopeless(reason))
+            self.changes.append(sequence_choices.set_hopeless(reason))
 
     def _copy_weights(self, operand):
         """Whether a layer's own weights, or what it makes of them, do."""
@@ -269,7 +260,7 @@ class SequenceWalk(propagation_walk.Walk):
                 return False
             stack += tensor.op.inputs
         key = id(span.crossing)
-        self.changes.append(lambda choices: choices.copies.add(key))
+        self.changes.append(sequence_choices.set_copies(key))
         return True
 
     def _put_together(self, tensors) -> bool:
@@ -278,9 +269,9 @@ class SequenceWalk(propagation_walk.Walk):
         for point in self._before(tensors, self.is_along_sequence):
             mode = self._choices.modes.get(point.name)
             if mode is None:
-                self.changes.append(_set_mode(point, "share"))
+                self.changes.append(sequence_choices.set_mode(point, "share"))
             elif isinstance(mode, Divided):
-                self.changes.append(_set_mode(point, "never"))
+                self.changes.append(sequence_choices.set_mode(point, "never"))
             else:
                 continue
             found = True
@@ -299,7 +290,7 @@ class SequenceWalk(propagation_walk.Walk):
             if self._choices.modes.get(point.name) == "share"
         ]
         for point in shared:
-            self.changes.append(_set_mode(point, "gather"))
+            self.changes.append(sequence_choices.set_mode(point, "gather"))
         if shared:
             return
         weights = {
@@ -312,12 +303,16 @@ class SequenceWalk(propagation_walk.Walk):
             if made_in and id(made_in.crossing) in self._choices.copies:
                 weights[id(made_in.crossing)] = made_in
         for key, found in weights.items():
-            self.changes.append(_set_not_copies(key))
+            self.changes.append(sequence_choices.set_not_copies(key))
             for point in self._trace.entrances(found):
                 if self.is_along_sequence(point.after):
-                    self.changes.append(_set_mode(point, "gather"))
+                    self.changes.append(
+                        sequence_choices.set_mode(point, "gather")
+                    )
         if not self.changes:
-            self.changes.append(_set_hopeless("a weight is used in two ways"))
+            self.changes.append(
+                sequence_choices.set_hopeless("a weight is used in two ways")
+            )
 
     def take_whole(self, place: int) -> None:
         """Asks the layer around an operation to take what it gets whole."""
@@ -329,13 +324,15 @@ class SequenceWalk(propagation_walk.Walk):
                 if self.is_along_sequence(point.after)
             ]
             for point in points:
-                self.changes.append(_set_mode(point, "share"))
+                self.changes.append(sequence_choices.set_mode(point, "share"))
             if points:
                 return
         operations = self._trace.trace.operations
         op = operations[min(place, len(operations) - 1)]
         if not self._put_together(op.inputs):
-            self.changes.append(_set_hopeless(f"{op.name!r} differs on ranks"))
+            self.changes.append(
+                sequence_choices.set_hopeless(f"{op.name!r} differs on ranks")
+            )
 
     def _before(self, tensors, belongs):
         """The nearest points on all ways back through what `belongs`."""
@@ -354,25 +351,3 @@ class SequenceWalk(propagation_walk.Walk):
             elif belongs(tensor):
                 found.append(point)
         return found
-
-
-def _set_mode(point, mode):
-    def change(choices):
-        choices.modes[point.name] = mode
-
-    return change
-
-
-def _set_not_copies(key):
-    def change(choices):
-        choices.copies.discard(key)
-        choices.not_copies.add(key)
-
-    return change
-
-
-def _set_hopeless(reason):
-    def change(choices):
-        choices.hopeless = reason
-
-    return change

@@ -1,0 +1,72 @@
+"""What is decided of a model while its activations are divided, in steps.
+
+A pass over the graph returns changes, functions of the choices before it.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Choices:
+    """What is decided so far; each only ever moves on, so that it ends.
+
+    Attributes:
+        modes: By name of the operation of a `Point`: None, then "split", or
+            "share" and after it "gather"; at last "never".
+        copies: Ids of crossings that use their weights on parts.
+        not_copies: Those for which that was found wrong.
+        whole: Keys of the sums that stay whole.
+        hopeless: Why nothing can be divided, if so.
+    """
+
+    modes: dict = dataclasses.field(default_factory=dict)
+    copies: set = dataclasses.field(default_factory=set)
+    not_copies: set = dataclasses.field(default_factory=set)
+    whole: set = dataclasses.field(default_factory=set)
+    hopeless: str | None = None
+
+
+def set_mode(point, mode):
+    """A change: what is done at a point."""
+
+    def change(choices):
+        choices.modes[point.name] = mode
+
+    return change
+
+
+def set_not_copies(key):
+    """A change: a layer does not use its weights on parts."""
+
+    def change(choices):
+        choices.copies.discard(key)
+        choices.not_copies.add(key)
+
+    return change
+
+
+def set_hopeless(reason):
+    """A change: nothing is divided."""
+
+    def change(choices):
+        choices.hopeless = reason
+
+    return change
+
+
+def set_copies(key):
+    """A change: a layer uses its weights on parts."""
+
+    def change(choices):
+        choices.copies.add(key)
+
+    return change
+
+
+def set_whole(key):
+    """A change: the sum of a call stays whole."""
+
+    def change(choices):
+        choices.whole.add(key)
+
+    return change
