@@ -70,7 +70,18 @@ class Outcome:
 
 
 def on_one_device(job: Job) -> Outcome:
-    """Trains with plain Keras, gradients of lookups made dense first."""
+    """Trains with plain Keras, gradients of lookups made dense first.
+
+    It runs operation by operation: to trace and optimise a graph of three
+    steps takes several times as long as they do. Of several losses Keras logs
+    other means there, because it knows the size of each batch.
+    """
+    one_loss = not isinstance(job.loss(), dict | list)
+    if one_loss and "jit_compile" not in job.compile():
+        compile_ = job.compile
+        job = dataclasses.replace(
+            job, compile=lambda: {"run_eagerly": True, **compile_()}
+        )
     _reset()
     model = job.build()
     optimizer = _with_dense_gradients(job.optimizer())
@@ -219,6 +230,8 @@ def assert_equal(test, expected: Outcome, actual: Outcome):
 def _reset():
     """Same names, seeds and initial weights for both sides."""
     # Not in the scope of a strategy, which it would end.
+    # A collection of garbage takes a second once there are hundreds of traced
+    # functions; Python's own is enough.
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
 
