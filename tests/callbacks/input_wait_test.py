@@ -35,7 +35,7 @@ class Slow(keras.layers.Layer):
 
     def call(self, x):
         def sleep(x):
-            time.sleep(0.1)
+            time.sleep(0.12)
             return x
 
         return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
@@ -70,29 +70,43 @@ class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(told, 1)
         self.assertGreater(min(history.history["input_wait"]), 0.3)
 
-    @parameterized.product(
-        strategy=["mirrored", "mesh"], steps_per_epoch=[None, 10]
-    )
-    def test_a_batch_taken_ahead_is_not_waited_for(
-        self, strategy, steps_per_epoch
-    ):
-        # A batch takes 50 ms and is made during a step of 100 ms or more. On
-        # the CPU MeshStrategy takes none ahead, so the dataset does.
+    @parameterized.product(ahead=[0, 1, 3], one_iterator=[False, True])
+    def test_a_batch_taken_ahead_is_not_waited_for(self, ahead, one_iterator):
+        # The hooks by hand: during each step arrives the batch of the step
+        # itself, or one that is `ahead` of it.
+        wait = InputWait()
+        dataset = wait.watch(tf.data.Dataset.range(40))
+        for epoch in range(2):
+            if epoch == 0 or not one_iterator:
+                batches = iter(dataset)
+                for _ in range(ahead):
+                    next(batches)
+            wait.on_epoch_begin(epoch)
+            for step in range(10):
+                wait.on_train_batch_begin(step)
+                time.sleep(0.01)
+                next(batches)
+                wait.on_train_batch_end(step)
+            logs = {}
+            wait.on_epoch_end(epoch, logs)
+            if ahead:
+                self.assertEqual(logs["input_wait"], 0.0)
+            else:
+                self.assertGreater(logs["input_wait"], 0.5)
+
+    @parameterized.parameters("mirrored", "mesh")
+    def test_is_silent_when_input_is_made_during_the_step(self, strategy):
+        # A batch takes 80 ms, a step 120 ms or more. On the CPU MeshStrategy
+        # takes no batch ahead, so the dataset does.
         wait = InputWait(threshold=0.2, num_steps=5)
-        dataset = _dataset(50)
+        dataset = _dataset(80)
         if strategy == "mesh":
             dataset = dataset.prefetch(2)
         with _strategy(strategy).scope():
             model = keras.Sequential([Slow(), keras.layers.Dense(8)])
             model.compile("sgd", "mse")
-        history = model.fit(
-            wait.watch(dataset),
-            epochs=2,
-            steps_per_epoch=steps_per_epoch,
-            verbose=0,
-            callbacks=[wait],
-        )
-        self.assertLess(max(history.history["input_wait"]), 0.2)
+        history = model.fit(wait.watch(dataset), verbose=0, callbacks=[wait])
+        self.assertLess(history.history["input_wait"][0], 0.2)
 
     def test_is_silent_when_input_is_there(self):
         rows = tf.ones([256, 1024])
