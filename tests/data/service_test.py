@@ -86,7 +86,10 @@ class ServiceTest(tf.test.TestCase, parameterized.TestCase):
         source, parse = self._sources()[name]
         kwargs = {"batch_size": 4, "parse": parse, "augment": _augment}
         alone = data.pipeline(source, cache="none", **kwargs)
-        served = data.pipeline(source, service=self.address, **kwargs)
+        # More lanes than workers; each of them is a chain to be started.
+        served = data.pipeline(
+            source, service=self.address, service_lanes=3, **kwargs
+        )
         self.assertEqual(served.cardinality(), 13)
         for epoch, index in ((0, 0), (1, 0), (0, 20)):
             for pipeline in (alone, served):
