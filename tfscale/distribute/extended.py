@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfscale.distribute import _tf_internals
 from tfscale.distribute import zero
 from tfscale.distribute.cross_device import SumOnEachDevice
+from tfscale.distribute.late_variables import late_variable
+from tfscale.distribute.late_variables import layers_around
 from tfscale.distribute.optimizer import adapt_optimizer
 from tfscale.distribute.parts import Parts
 from tfscale.distribute.variable import MeshAccumulator
@@ -324,11 +326,16 @@ class MeshExtended(_tf_internals.MirroredExtended):
         devices = self._variable_devices(colocate_with)
         callers = _tf_internals.name_scope_callers()
         parts, initial = None, kwargs["initial_value"]
+        path = f"{_tf_internals.current_path()}/{kwargs['name']}"
+        late = late_variable(initial)
+        if late is not None and _is_layer(callers):
+            path = late.path
+            callers += layers_around(late, callers[-1])
         if self._layouts.size > 1 or (
             self.slot_parts.are_divided and _is_optimizer(callers)
         ):
             initial = _on_host(initial, kwargs.get("dtype"), devices[0])
-            parts = self._parts(callers, initial, colocate_with, kwargs)
+            parts = self._parts(callers, path, initial, colocate_with, kwargs)
 
         def create_components(**kwargs):
             components = []
@@ -362,14 +369,14 @@ class MeshExtended(_tf_internals.MirroredExtended):
         self._adapt(callers, variable)
         return variable
 
-    def _parts(self, callers, initial, colocate_with, kwargs):
+    def _parts(self, callers, path, initial, colocate_with, kwargs):
         """How a new variable is divided, or None if it is not."""
         rank_dim = replica_dim = None
         like = colocate_with
         if like is None:
             like = getattr(self._local, "like", None)
         if like is None:
-            rank_dim = self._layout_dim(callers, initial, kwargs)
+            rank_dim = self._layout_dim(callers, path, initial, kwargs)
         elif initial.shape == getattr(like, "whole_shape", None):
             # Slots of an optimizer are divided like their variable, and more.
             rank_dim = getattr(like, "split_dim", None)
@@ -384,13 +391,12 @@ class MeshExtended(_tf_internals.MirroredExtended):
             replica_dim,
         )
 
-    def _layout_dim(self, callers, initial, kwargs):
+    def _layout_dim(self, callers, path, initial, kwargs):
         """Along which dim model ranks divide a new variable of a layer."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return None
-        if not callers or not isinstance(callers[-1], keras.layers.Layer):
+        if not _is_layer(callers):
             return None
-        path = f"{_tf_internals.current_path()}/{kwargs['name']}"
         self._paths.append(path)
         declared = _declared_dim(callers, kwargs["name"])
         return self._layouts.split_dim(path, tuple(initial.shape), declared)
@@ -440,6 +446,11 @@ class MeshExtended(_tf_internals.MirroredExtended):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _is_layer(callers):
+    """Whether it is a layer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
 
 
 def _is_optimizer(callers):

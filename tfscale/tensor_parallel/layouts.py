@@ -8,6 +8,10 @@ from typing import Any
 
 AXIS = "model"
 _DATA_AXIS = "data"
+_NO_PATHS = (
+    " No layer has made a variable yet: a model with a `call` of its own must "
+    "not be left to `fit` to build. Call it on a batch in the scope first."
+)
 
 
 class Layouts:
@@ -164,6 +168,7 @@ class Layouts:
             + "\n".join(lines)
             + "\nCorrect them or leave them out; `variable.path` is what they "
             "are matched with."
+            + ("" if paths else _NO_PATHS)
         )
 
     def _pattern_for(self, path):

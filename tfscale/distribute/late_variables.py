@@ -1,0 +1,52 @@
+"""To which layer a variable belongs that Keras makes later than it was asked.
+
+A model with a `call` of its own is built by running it, and all that its layers
+want is made when that is over. Then only the model's own scope is open, and
+neither the layer nor the path is what the scopes say.
+"""
+
+import keras
+
+from tfscale.distribute import _tf_internals
+
+
+def late_variable(initial_value) -> keras.Variable | None:
+    """The Keras variable that is being made, if it is made late.
+
+    Args:
+        initial_value: What `tf.Variable` was given. Of a variable of Keras it
+            is a function that refers to it.
+    """
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        variable = cell.cell_contents
+        if isinstance(variable, keras.Variable):
+            path = f"{_tf_internals.current_path()}/{variable.name}"
+            return None if variable.path == path else variable
+    return None
+
+
+def layers_around(variable, layer) -> list[keras.Layer]:
+    """The layers from below `layer` to the one that has a variable.
+
+    Args:
+        variable: A Keras variable.
+        layer: The layer in whose scope it is made, with all its sublayers.
+
+    Returns:
+        Them, outermost first; none if it is not found.
+    """
+    return _chain(variable, layer, set()) or []
+
+
+def _chain(variable, layer, seen):
+    seen.add(id(layer))
+    own = (*layer._trainable_variables, *layer._non_trainable_variables)
+    if any(each is variable for each in own):
+        return []
+    # Keras has no public way to the layers of a layer that is no model.
+    for sublayer in layer._flatten_layers(include_self=False, recursive=False):
+        if id(sublayer) not in seen:
+            found = _chain(variable, sublayer, seen)
+            if found is not None:
+                return [sublayer, *found]
+    return None
