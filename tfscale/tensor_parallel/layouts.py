@@ -167,8 +167,7 @@ class Layouts:
             "variable (`re.fullmatch`). Received patterns that match none:\n"
             + "\n".join(lines)
             + "\nCorrect them or leave them out; `variable.path` is what they "
-            "are matched with."
-            + ("" if paths else _NO_PATHS)
+            "are matched with." + ("" if paths else _NO_PATHS)
         )
 
     def _pattern_for(self, path):
