@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
+from benchmarks.step_clock import StepClock
 
 VOCABULARY = 256
 
@@ -62,22 +63,6 @@ def make_model(config):
                 schedule=config["schedule"],
             )
         )
-
-
-class StepClock(keras.callbacks.Callback):
-    """Seconds of each step of a `fit`, without what `fit` does around them."""
-
-    def __init__(self):
-        super().__init__()
-        self.times = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        del batch, logs
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        del batch, logs
-        self.times.append(time.perf_counter() - self._begin)
 
 
 def main():

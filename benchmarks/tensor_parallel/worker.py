@@ -12,24 +12,8 @@ import time
 
 import keras
 
+from benchmarks.step_clock import StepClock
 from benchmarks.tensor_parallel import models
-
-
-class StepClock(keras.callbacks.Callback):
-    """Seconds of each step of a `fit`, without what `fit` does around them."""
-
-    def __init__(self):
-        super().__init__()
-        self.times = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        del batch, logs
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch, logs=None):
-        del batch
-        float(logs["loss"])  # JAX is not done before somebody asks
-        self.times.append(time.perf_counter() - self._begin)
 
 
 def train_with_tfscale(name, num_devices):

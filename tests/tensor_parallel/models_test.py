@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
+from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test
 
 LAYERS = keras.layers
@@ -23,32 +24,6 @@ VECTORS = dict(
 # term of a sum where one device rounds the sum; weights stay in float32 and
 # differ by what steps of gradients of that precision do.
 TOLERANCE = {"mixed_bfloat16": 2.0**-7, "mixed_float16": 2.0**-10}
-
-
-def llama():
-    return keras_hub.models.LlamaBackbone(
-        vocabulary_size=24,
-        num_layers=1,
-        num_query_heads=4,
-        num_key_value_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
-        tie_word_embeddings=True,
-        name="backbone",
-    )
-
-
-def gpt2():
-    return keras_hub.models.GPT2Backbone(
-        vocabulary_size=24,
-        num_layers=1,
-        num_heads=4,
-        hidden_dim=16,
-        intermediate_dim=32,
-        dropout=0.0,
-        max_sequence_length=6,
-        name="backbone",
-    )
 
 
 def backbone(build):
@@ -152,9 +127,9 @@ ROWS = {
     "lstm/lstm_cell/recurrent_kernel": ("model", None),
 }
 JOBS = {
-    "llama": (backbone(llama), None),
-    "llama_own_layout": (backbone(llama), llama_layouts),
-    "gpt2": (backbone(gpt2), None),
+    "llama": (backbone(backbones.llama), None),
+    "llama_own_layout": (backbone(backbones.llama), llama_layouts),
+    "gpt2": (backbone(backbones.gpt2), None),
     "channels": (
         of_shape(channels, (6, 6, 4), (4,)),
         {

@@ -13,6 +13,7 @@ import tfscale
 from examples import gpt as examples_gpt
 from tests import same_numbers
 from tests.layers import same_numbers_test as layer_jobs
+from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test as jobs
 
 LAYERS = keras.layers
@@ -67,30 +68,8 @@ def gpt(use_bias=True, name="gpt", **options):
     return keras.Model(inputs, LAYERS.Dense(24, name="logits")(x), name=name)
 
 
-def llama():
-    return keras_hub.models.LlamaBackbone(
-        vocabulary_size=24,
-        num_layers=2,
-        num_query_heads=4,
-        num_key_value_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
-        tie_word_embeddings=True,
-        name="backbone",
-    )
-
-
-def gpt2():
-    return keras_hub.models.GPT2Backbone(
-        vocabulary_size=24,
-        num_layers=2,
-        num_heads=4,
-        hidden_dim=16,
-        intermediate_dim=32,
-        dropout=0.0,
-        max_sequence_length=LENGTH,
-        name="backbone",
-    )
+LLAMA = functools.partial(backbones.llama, num_layers=2)
+GPT2 = functools.partial(backbones.gpt2, num_layers=2, length=LENGTH)
 
 
 def summarised():
@@ -177,8 +156,8 @@ JOBS = {
         None,
     ),
     "example": (tokens(example, 256), None),
-    "llama": (backbone(llama), None),
-    "gpt2": (backbone(gpt2), None),
+    "llama": (backbone(LLAMA), None),
+    "gpt2": (backbone(GPT2), None),
     "summarised": (of_vectors(summarised), PAIR),
     "shared_norm": (of_vectors(shared_norm), PAIR),
     "mlp": (jobs.JOBS["mlp_sgd"], None),
@@ -423,7 +402,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         ):
             found = model.predict(odd, batch_size=8, verbose=0)
         same_numbers._reset()
-        expected = llama().predict(odd, batch_size=8, verbose=0)
+        expected = LLAMA().predict(odd, batch_size=8, verbose=0)
         same_numbers.assert_close(found, expected)
 
     def test_two_lengths_have_a_plan_each(self):
