@@ -155,11 +155,17 @@ class LoopByHandTest(parameterized.TestCase):
             for component in components[1:]:
                 np.testing.assert_array_equal(component, components[0])
 
-    def test_one_replica_on_cpus_has_an_ordinary_iterator(self):
+    @parameterized.parameters(
+        lambda mesh, data: mesh.experimental_distribute_dataset(data),
+        lambda mesh, data: mesh.distribute_datasets_from_function(
+            lambda context: data
+        ),
+    )
+    def test_one_replica_on_cpus_has_an_ordinary_iterator(self, distribute):
         # Another one would slow down the memory of the whole process.
         data = tf.data.Dataset.range(10).batch(4)
         mesh = strategy(pipeline=2)
-        batches = iter(mesh.experimental_distribute_dataset(data))
+        batches = iter(distribute(mesh, data))
         (on_host,) = batches._iterators
         self.assertIs(type(on_host._iterator), type(iter(data)))
         found = [mesh.experimental_local_results(batch) for batch in batches]

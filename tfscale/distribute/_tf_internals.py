@@ -26,6 +26,9 @@ from tensorflow.python.distribute.distribute_lib import (
 from tensorflow.python.distribute.input_util import (
     get_distributed_dataset as get_distributed_dataset,
 )
+from tensorflow.python.distribute.input_util import (
+    get_distributed_datasets_from_function as get_distributed_datasets_from_function,  # noqa: E501
+)
 
 # The extended class of `MirroredStrategy`: one traced thread per replica.
 from tensorflow.python.distribute.mirrored_strategy import (

@@ -102,26 +102,32 @@ class MeshExtended(_tf_internals.MirroredExtended):
         return super()._input_workers_with_options(options)
 
     def _experimental_distribute_dataset(self, dataset, options):
-        if options or self._num_replicas_in_sync > 1 or not self._is_on_cpu:
+        if options or not self._takes_ordinary_iterator:
             return super()._experimental_distribute_dataset(dataset, options)
-        # One replica gets along with an ordinary iterator. TensorFlow's for
-        # several devices has a `GeneratorDataset`, which makes glibc map
-        # memory anew for all of more than 128 KiB, for as long as the process
-        # lives (`ApplyPython311MemoryPatch`, TensorFlow 2.21). That costs what
-        # works on microbatches and shards a tenth of its time.
-        ordinary = tf.distribute.InputOptions(
-            experimental_fetch_to_device=False,
-            experimental_replication_mode=(
-                tf.distribute.InputReplicationMode.PER_REPLICA
-            ),
-        )
         return _tf_internals.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(),
             self._container_strategy(),
             num_replicas_in_sync=1,
-            options=ordinary,
+            options=_ordinary_iterator(),
         )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        if options or not self._takes_ordinary_iterator:
+            return super()._distribute_datasets_from_function(
+                dataset_fn, options
+            )
+        return _tf_internals.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(),
+            [tf.distribute.InputContext()],
+            self._container_strategy(),
+            options=_ordinary_iterator(),
+        )
+
+    @property
+    def _takes_ordinary_iterator(self):
+        return self._num_replicas_in_sync == 1 and self._is_on_cpu
 
     @property
     def _is_on_cpu(self):
@@ -446,6 +452,22 @@ class MeshExtended(_tf_internals.MirroredExtended):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _ordinary_iterator():
+    """Options with which one replica gets an ordinary iterator of tf.data.
+
+    TensorFlow's for several devices has a `GeneratorDataset`, which makes glibc
+    map memory anew for all of more than 128 KiB, for as long as the process
+    lives (`ApplyPython311MemoryPatch`, TensorFlow 2.21). That costs what works
+    on microbatches and shards a tenth of its time.
+    """
+    return tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=(
+            tf.distribute.InputReplicationMode.PER_REPLICA
+        ),
+    )
 
 
 def _is_layer(callers):
