@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 
 import keras
 import keras_hub
@@ -183,17 +184,19 @@ def one_device(name):
     return same_numbers.on_one_device(JOBS[name][0])
 
 
-def train(name, ranks, replicas=1, stages=1):
+def train(name, ranks, replicas=1, stages=1, zero_stage=0, recompute=False):
     """The outcome, and the model that was split."""
     job, layouts = JOBS[name]
     mesh = tfscale.device_mesh(data=replicas, pipeline=stages, model=ranks)
     layout_map = same_numbers.layout_map_for(job, mesh, layouts)
     same_numbers._reset()
-    strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
+    strategy = tfscale.MeshStrategy(
+        mesh, layout_map, zero_stage=zero_stage, sequence_parallel=True
+    )
     with strategy.scope():
         outer = model = job.build()
         if stages > 1:
-            outer = tfscale.PipelineModel(model, 2)
+            outer = tfscale.PipelineModel(model, 2, recompute=recompute)
         return same_numbers._train(outer, model, job.optimizer(), job), model
 
 
@@ -256,6 +259,8 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("noisy", 2),
         ("gpt_adam", 2, 2, 2),
         ("gpt2", 2, 1, 2),
+        ("gpt_adam", 2, 2, 1, 1),
+        ("gpt2", 2, 1, 2, 0, True),
     )
     def test_of_one_device(self, name, *sizes):
         outcome, model = train(name, *sizes)
@@ -403,6 +408,23 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
             found = model.predict(odd, batch_size=8, verbose=0)
         same_numbers._reset()
         expected = LLAMA().predict(odd, batch_size=8, verbose=0)
+        same_numbers.assert_close(found, expected)
+
+    def test_what_is_saved_is_a_plain_model(self):
+        model, strategy, x = prepared("gpt_adam")
+        with strategy.scope():
+            model.compile("sgd", "mse")
+        expected = model.predict(x, batch_size=8, verbose=0)
+        self.assertNotEmpty(plan_of(model).scatters)
+        path = os.path.join(self.get_temp_dir(), "model.keras")
+        model.save(path)
+        same_numbers._reset()
+        loaded = keras.models.load_model(path)
+        for one, other in zip(
+            model.get_weights(), loaded.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        found = loaded.predict(x, batch_size=8, verbose=0)
         same_numbers.assert_close(found, expected)
 
     def test_two_lengths_have_a_plan_each(self):
