@@ -212,7 +212,7 @@ class LoopByHandTest(parameterized.TestCase):
             variable = tf.Variable([1.0, 2.0])
         components = mesh.experimental_local_results(variable)
         self.assertEqual([c.device[-5:] for c in components], ["CPU:0"] * 2)
-        with mesh.scope(), mesh.extended.placed_on(1):
+        with mesh.scope(), mesh.extended.variable_creator.placed_on(1):
             variable = tf.Variable([1.0, 2.0])
             slot = tf.Variable([0.0, 0.0])
         components = mesh.experimental_local_results(variable)

@@ -18,7 +18,8 @@ def move_variables(plan: Plan, strategy: MeshStrategy) -> None:
     for variable, home in zip(plan.variables, plan.homes):
         rank = plan.schedule.stage_devices[home]
         value = variable.value
-        with strategy.scope(), strategy.extended.placed_on(rank, like=value):
+        creator = strategy.extended.variable_creator
+        with strategy.scope(), creator.placed_on(rank, like=value):
             # Keras' own method for a variable without a value, which asks
             # the strategy for one.
             variable._initialize(value.read_value)

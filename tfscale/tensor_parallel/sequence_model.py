@@ -19,15 +19,41 @@ _thread = threading.local()
 _METHODS = ("_compute_attention_mask", "_compute_self_attention_mask")
 
 
-class Prepared(BaseException):
+class _Prepared(BaseException):
     """Ends a trial run: a model has been prepared.
 
     No `Exception`, which Keras would take for one of a layer.
     """
 
 
-def on_trial(fn):
-    """The function for a trial run, which ends at a model to be prepared."""
+def prepare_called(fn, run, sharded_calls) -> None:
+    """Finds the models that a function calls, and prepares them.
+
+    Where activations are to be divided, a model has to be known before any of
+    its layers runs: so there is a trial run, in a graph that is let go, which
+    ends at the first layer that belongs to an unknown model.
+
+    Args:
+        fn: The function.
+        run: Runs a function on ranks.
+        sharded_calls: The set of calls of layers with sharded variables.
+            Cleared if some of them stay undecided.
+    """
+    while any(not call.is_decided for call in sharded_calls):
+        with _tf_internals.FuncGraph("trial").as_default():
+            try:
+                run(_on_trial(fn))
+            except _Prepared:
+                continue
+            except Exception:
+                # What it is will be seen where it counts.
+                pass
+        # No model has the others, or none that is called here.
+        sharded_calls.clear()
+
+
+def _on_trial(fn):
+    """The function, whose thread knows that it is a trial run."""
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
@@ -47,7 +73,7 @@ def decide(num_ranks: int) -> None:
         num_ranks: Number of model ranks.
 
     Raises:
-        Prepared: If this is a trial run and there is such a model.
+        _Prepared: If this is a trial run and there is such a model.
     """
     if not getattr(_thread, "on_trial", False):
         analysis.decide(num_ranks)
@@ -55,7 +81,7 @@ def decide(num_ranks: int) -> None:
     for model in _tf_internals.name_scope_callers():
         if isinstance(model, _tf_internals.Functional | keras.Sequential):
             prepare(model, num_ranks)
-            raise Prepared
+            raise _Prepared
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":

@@ -235,7 +235,7 @@ def _render(console, model, extended, line_length):
             _line(console, f"Gathered, {row.path}", row.reason)
     if plan is not None:
         _line(console, *sequence_report.line(plan, ranks))
-    ignored = extended._layouts.ignored
+    ignored = extended.layouts.ignored
     if ignored:
         _line(
             console,

@@ -1,0 +1,97 @@
+"""How replicas get their batches: on CPUs, from where tf.data makes them."""
+
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+
+
+class MirroredInputs(_tf_internals.MirroredExtended):
+    """The `extended` of a `MirroredStrategy`, which leaves CPUs their batches.
+
+    TensorFlow's datasets for several devices fetch batches ahead to each. For
+    CPUs there is nothing to fetch ahead to, and it costs.
+    """
+
+    @property
+    def _is_on_cpu(self):
+        return all("CPU" in device for device in self._devices)
+
+    @property
+    def _takes_ordinary_iterator(self):
+        return self._num_replicas_in_sync == 1 and self._is_on_cpu
+
+    def _input_workers_with_options(self, options=None):
+        if options is None and self._is_on_cpu:
+            # Batches are where they are used. Each iterator more that is let
+            # go of may hold up `fit`, because tf.data's autotuner may sleep
+            # through the end of it.
+            options = tf.distribute.InputOptions(
+                experimental_fetch_to_device=False
+            )
+        return super()._input_workers_with_options(options)
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        if options or not self._takes_ordinary_iterator:
+            return super()._experimental_distribute_dataset(dataset, options)
+        return _tf_internals.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(),
+            self._container_strategy(),
+            num_replicas_in_sync=1,
+            options=_ordinary_iterator(),
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        if options or not self._takes_ordinary_iterator:
+            return super()._distribute_datasets_from_function(
+                dataset_fn, options
+            )
+        return _tf_internals.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(),
+            [tf.distribute.InputContext()],
+            self._container_strategy(),
+            options=_ordinary_iterator(),
+        )
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        """Keras asks for the mean of a batch to learn what it looks like.
+
+        Even if it has none: then the first replica's part has to do.
+        """
+
+        def reduce(value):
+            if (
+                reduce_op == tf.distribute.ReduceOp.MEAN
+                and isinstance(value, tf.distribute.DistributedValues)
+                and not _has_mean(self._local_results(value))
+            ):
+                return self._local_results(value)[0]
+            return super(MirroredInputs, self)._reduce_to(
+                reduce_op, value, destinations, options
+            )
+
+        return tf.nest.map_structure(reduce, value)
+
+
+def _ordinary_iterator():
+    """Options with which one replica gets an ordinary iterator of tf.data.
+
+    TensorFlow's for several devices has a `GeneratorDataset`, which makes glibc
+    map memory anew for all of more than 128 KiB, for as long as the process
+    lives (`ApplyPython311MemoryPatch`, TensorFlow 2.21). That costs what works
+    on microbatches and shards a tenth of its time.
+    """
+    return tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=(
+            tf.distribute.InputReplicationMode.PER_REPLICA
+        ),
+    )
+
+
+def _has_mean(tensors):
+    first = tensors[0]
+    return first.dtype not in (tf.bool, tf.string) and all(
+        tensor.shape == first.shape for tensor in tensors
+    )

@@ -1,0 +1,157 @@
+"""How the model ranks of a replica run: as replicas that nobody sees."""
+
+import functools
+import threading
+import weakref
+
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+from tfscale.distribute.cross_device import SumOnEachDevice
+from tfscale.distribute.inputs import MirroredInputs
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import sequence_model
+
+
+class _Replica(int):
+    """The number of a replica, which knows which thread it is the number of.
+
+    TensorFlow picks the components of values by thread; users are told the
+    replica, which is the same for all of its model ranks.
+    """
+
+    thread: int
+
+
+class ModelRanks(MirroredInputs):
+    """The `extended` of a strategy whose replicas have model ranks.
+
+    Ranks are traced as if they were replicas, a thread for each, and hidden
+    from users: all get the inputs of their replica, and what the first one
+    returns is returned.
+
+    Args:
+        strategy: The strategy.
+        devices: Canonical device names, `devices[replica][model_rank]`.
+        sequence_parallel: Whether activations are divided along the sequence.
+
+    Attributes:
+        num_model_ranks: Number of model ranks of each replica.
+        sequence_parallel: See above.
+        sharded_calls: Of the layers so far that have sharded variables.
+    """
+
+    def __init__(self, strategy, devices, sequence_parallel):
+        self._num_replicas = len(devices)
+        self._thread = threading.local()
+        self._functions = weakref.WeakKeyDictionary()
+        self.num_model_ranks = len(devices[0])
+        self.sequence_parallel = sequence_parallel
+        self.sharded_calls = weakref.WeakSet()
+        super().__init__(
+            strategy,
+            devices=[device for ranks in devices for device in ranks],
+            cross_device_ops=SumOnEachDevice(self.num_model_ranks),
+        )
+        host, threads = self._input_workers_devices[0]
+        self._input_workers_devices = (
+            (host, threads[:: self.num_model_ranks]),
+        )
+
+    @property
+    def worker_devices(self):
+        """One device of each replica, as far as inputs are concerned.
+
+        A call has a thread for each model rank.
+        """
+        if getattr(self._thread, "calls_ranks", False):
+            return self._devices
+        return self._devices[:: self.num_model_ranks]
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._num_replicas
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        replica = _Replica(replica_id // self.num_model_ranks)
+        replica.thread = replica_id
+        return replica
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group.thread
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if self.num_model_ranks == 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            return self._function_of_ranks(fn)(args, kwargs)
+        return self._run_on_ranks(fn, args, kwargs)
+
+    def _function_of_ranks(self, fn):
+        """A function of all ranks; within one of each no two could meet."""
+        if fn not in self._functions:
+            run = functools.partial(self._run_on_ranks, fn.python_function)
+            self._functions[fn] = tf.function(run)
+        return self._functions[fn]
+
+    def _run_on_ranks(self, fn, args, kwargs):
+        args, kwargs = tf.nest.map_structure(self._to_ranks, (args, kwargs))
+        if self.sequence_parallel:
+            sequence_model.prepare_called(
+                fn,
+                lambda fn: self._call_ranks(fn, args, kwargs),
+                self.sharded_calls,
+            )
+        results = self._call_ranks(fn, args, kwargs)
+        return tf.nest.map_structure(self._of_first_ranks, results)
+
+    def _call_ranks(self, fn, args, kwargs):
+        self._thread.calls_ranks = True
+        try:
+            return super()._call_for_each_replica(_meeting(fn), args, kwargs)
+        finally:
+            self._thread.calls_ranks = False
+
+    def _to_ranks(self, value):
+        """Gives a replica's value to each of its ranks."""
+        if not _is_per_replica(value, self._num_replicas):
+            return value
+        return _tf_internals.distribute_utils.regroup(
+            tuple(v for v in value.values for _ in range(self.num_model_ranks))
+        )
+
+    def _of_first_ranks(self, value):
+        if not _is_per_replica(value, len(self._devices)):
+            return value
+        return _tf_internals.distribute_utils.regroup(
+            value.values[:: self.num_model_ranks]
+        )
+
+    def _get_cross_device_ops(self, value):
+        return self._cross_device_ops
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        if self.num_model_ranks > 1 and _is_per_replica(
+            value, len(self._devices)
+        ):
+            return self._cross_device_ops.reduce_on_each(reduce_op, value)
+        return super()._reduce_to(reduce_op, value, destinations, options)
+
+
+def _is_per_replica(value, count):
+    return (
+        isinstance(value, tf.distribute.DistributedValues)
+        and not isinstance(value, _tf_internals.DistributedVariable)
+        and len(value.values) == count
+    )
+
+
+def _meeting(fn):
+    """The function, with its threads told where ranks meet: in its graph."""
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with collectives.meeting_in(tf.compat.v1.get_default_graph()):
+            return fn(*args, **kwargs)
+
+    return call

@@ -1,0 +1,233 @@
+"""Makes a strategy's variables: on which devices, and which part on each."""
+
+import contextlib
+import functools
+import threading
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import _tf_internals
+from tfscale.distribute.late_variables import late_variable
+from tfscale.distribute.late_variables import layers_around
+from tfscale.distribute.optimizer import adapt_optimizer
+from tfscale.distribute.parts import Parts
+from tfscale.distribute.variable import MeshAccumulator
+from tfscale.distribute.variable import MeshVariable
+from tfscale.distribute.variable import ShardedVariable
+from tfscale.distribute.zero import SlotParts
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import layer_rules
+from tfscale.tensor_parallel import sequence_model
+from tfscale.tensor_parallel import sharded_call
+from tfscale.tensor_parallel.layouts import Layouts
+
+_CLASSES = {
+    **_tf_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
+    tf.VariableSynchronization.ON_WRITE: MeshVariable,
+    tf.VariableSynchronization.ON_READ: MeshAccumulator,
+}
+
+
+class VariableCreator:
+    """Makes the variables that are created in the scope of a strategy.
+
+    What makes a variable decides how it is divided: a layer's is divided as
+    the layout map says, a slot of an optimizer like its variable and, with
+    `zero_stage=1`, over the replicas too, anything else not at all. Layers and
+    optimizers are prepared for shards when they make their first one.
+
+    Where a replica has several stages, variables are made on its host and
+    `PipelineModel` moves them (`placed_on`), so that building a model never
+    puts all of it on one accelerator.
+
+    Args:
+        devices: See `MeshExtended`.
+        layouts: See there.
+        slot_parts: How replicas divide the slots of optimizers.
+
+    Attributes:
+        paths: Of the variables of layers so far.
+    """
+
+    def __init__(self, devices, layouts: Layouts, slot_parts: SlotParts):
+        self._device_grid = devices
+        self._layouts = layouts
+        self._slot_parts = slot_parts
+        self._local = threading.local()
+        self.paths = []
+
+    @contextlib.contextmanager
+    def placed_on(self, pipeline_rank: int, like=None):
+        """Within it, variables are made on that stage's devices, everywhere.
+
+        Args:
+            pipeline_rank: Which stage's devices.
+            like: The variable as which they are divided over model ranks,
+                if they are.
+        """
+        self._local.like = like
+        self._local.pipeline_rank = pipeline_rank
+        try:
+            yield
+        finally:
+            self._local.pipeline_rank = self._local.like = None
+
+    def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
+        """Makes a variable.
+
+        Args:
+            strategy: The strategy.
+            next_creator: Makes a component.
+            colocate_with: A variable of the strategy, on whose devices, and
+                divided like it, this one is to be; or None.
+            **kwargs: Those of `tf.Variable`.
+        """
+        devices = self._devices(colocate_with)
+        callers, path = _callers_and_path(**kwargs)
+        parts = values = None
+        if self._layouts.size > 1 or (
+            self._slot_parts.are_divided and _is_optimizer(callers)
+        ):
+            with tf.init_scope(), tf.device(_host_of(devices[0])):
+                initial = _as_tensor(**kwargs)
+                parts = self._parts(
+                    callers, path, initial, colocate_with, kwargs
+                )
+                values = parts.split(initial) if parts else None
+            kwargs["initial_value"] = initial
+
+        def create_components(**kwargs):
+            components = []
+            for index, device in enumerate(devices):
+                if index:
+                    # The slash makes the name absolute.
+                    kwargs["name"] = (
+                        f"{components[0].name.split(':')[0]}/replica_{index}/"
+                    )
+                    kwargs["initial_value"] = components[0].read_value
+                if values:
+                    kwargs["initial_value"] = values[index]
+                with tf.init_scope(), tf.device(device):
+                    components.append(next_creator(**kwargs))
+            return components
+
+        classes = _CLASSES
+        if parts:
+            kwargs.pop("shape", None)
+            sharded = functools.partial(ShardedVariable, parts=parts)
+            classes = dict.fromkeys(classes, sharded)
+        variable = _tf_internals.distribute_utils.create_mirrored_variable(
+            strategy,
+            create_components,
+            classes,
+            _tf_internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+        if _is_optimizer(callers):
+            adapt_optimizer(callers[-1], strategy.extended)
+        elif callers and parts:
+            _prepare_layers(callers, strategy.extended)
+        return variable
+
+    def _devices(self, colocate_with):
+        """The device of each component."""
+        if colocate_with is not None:
+            return colocate_with._devices
+        rank = getattr(self._local, "pipeline_rank", None)
+        devices = [
+            device
+            for stages in self._device_grid
+            for device in stages[rank or 0]
+        ]
+        if rank is not None or len(self._device_grid[0]) == 1:
+            return devices
+        return [_host_of(device) for device in devices]
+
+    def _parts(self, callers, path, initial, colocate_with, kwargs):
+        """How a new variable is divided, or None if it is not."""
+        rank_dim = replica_dim = None
+        like = colocate_with
+        if like is None:
+            like = getattr(self._local, "like", None)
+        if like is None:
+            rank_dim = self._layout_dim(callers, path, initial, kwargs)
+        elif initial.shape == getattr(like, "whole_shape", None):
+            # Slots of an optimizer are divided like their variable, and more.
+            rank_dim = getattr(like, "split_dim", None)
+            if _is_optimizer(callers):
+                replica_dim = self._slot_parts.dim_of(like)
+        if rank_dim is None and replica_dim is None:
+            return None
+        return Parts(
+            len(self._device_grid),
+            len(self._device_grid[0][0]),
+            rank_dim,
+            replica_dim,
+        )
+
+    def _layout_dim(self, callers, path, initial, kwargs):
+        """Along which dim model ranks divide a new variable of a layer."""
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return None
+        if not _is_layer(callers):
+            return None
+        self.paths.append(path)
+        declared = _declared_dim(callers, kwargs["name"])
+        return self._layouts.split_dim(path, tuple(initial.shape), declared)
+
+
+def _callers_and_path(name, initial_value, **_):
+    """What makes a variable, outermost first, and the variable's path."""
+    callers = _tf_internals.name_scope_callers()
+    late = late_variable(initial_value)
+    if late is not None and _is_layer(callers):
+        return [*callers, *layers_around(late, callers[-1])], late.path
+    return callers, f"{_tf_internals.current_path()}/{name}"
+
+
+def _is_layer(callers):
+    """Whether it is a layer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
+
+
+def _is_optimizer(callers):
+    """Whether it is an optimizer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
+
+
+def _declared_dim(callers, name):
+    """What a layer says of its own or a sublayer's variable.
+
+    `model_parallel_dims` of a layer has the divided dim of each variable by
+    its path below the layer.
+    """
+    for depth, caller in enumerate(callers):
+        dims = getattr(caller, "model_parallel_dims", None)
+        if dims is not None:
+            names = [layer.name for layer in callers[depth + 1 :]]
+            return dims.get("/".join([*names, name]))
+    return None
+
+
+def _prepare_layers(callers, extended):
+    """Has the layers that make a sharded variable run on shards."""
+    decide = functools.partial(
+        sequence_model.decide
+        if extended.sequence_parallel
+        else analysis.decide,
+        extended.num_model_ranks,
+    )
+    for layer in layer_rules.concerned(callers):
+        sharded_call.attach(layer, layer_rules.make_rule, decide)
+        extended.sharded_calls.add(layer._sharded_call)
+
+
+def _host_of(device):
+    return _tf_internals.device_util.canonicalize("/device:CPU:0", device)
+
+
+def _as_tensor(initial_value, dtype=None, **_):
+    if callable(initial_value):
+        initial_value = initial_value()
+    return tf.convert_to_tensor(initial_value, dtype)
