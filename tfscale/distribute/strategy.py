@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.loading import load_all_or_nothing
 from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
 
@@ -93,6 +94,7 @@ class MeshStrategy(tf.distribute.Strategy):
         self._mesh = mesh
         self._device_grid = _device_grid(mesh)
         layouts = Layouts(layout_map, mesh)
+        load_all_or_nothing()
         super().__init__(
             MeshExtended(
                 self, self._device_grid, layouts, zero_stage, sequence_parallel

@@ -9,6 +9,9 @@ of lookups come out dense, model ranks of one replica count once, and where
 gradients are summed over the replicas already, each updates its own component.
 """
 
+import contextlib
+import threading
+
 import numpy as np
 import tensorflow as tf
 
@@ -20,17 +23,52 @@ from tfscale.tensor_parallel import collectives
 # Under which a checkpoint of TensorFlow has the value of any variable.
 _CHECKPOINT_KEY = "VARIABLE_VALUE"
 
+_thread = threading.local()
 
-class MeshVariable(_tf_internals.MirroredVariable):
-    """A variable with equal components on one device of every replica.
 
-    Made by `MeshStrategy` for what is created in its scope, not by users.
-    """
+@contextlib.contextmanager
+def on_trial():
+    """Within it, in this thread, what is assigned is checked and dropped."""
+    _thread.on_trial = True
+    try:
+        yield
+    finally:
+        _thread.on_trial = False
+
+
+class _Assigned:
+    """What all kinds have in common: they can be assigned to on trial."""
+
+    def assign(self, value, *args, **kwargs):
+        """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
+        if getattr(_thread, "on_trial", False):
+            self._checked(value)
+            return self
+        return super().assign(value, *args, **kwargs)
 
     @property
     def whole_shape(self) -> tf.TensorShape:
         """The shape of the value, of which components may have parts."""
         return self._primary.shape
+
+    def _checked(self, value):
+        """A value as a tensor; before any component is changed."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self.whole_shape):
+            raise ValueError(
+                "A value must have the shape of the variable that it is "
+                f"assigned to. Received: {value.shape} for {self.name!r} of "
+                f"shape {self.whole_shape}. Give the whole value, as of one "
+                "device; nothing was changed."
+            )
+        return value
+
+
+class MeshVariable(_Assigned, _tf_internals.MirroredVariable):
+    """A variable with equal components on one device of every replica.
+
+    Made by `MeshStrategy` for what is created in its scope, not by users.
+    """
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
@@ -80,7 +118,7 @@ class ShardedVariable(MeshVariable):
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """See `MeshVariable.whole_shape`."""
+        """The shape of the value, of which components have parts."""
         return self._whole_shape
 
     def get_shape(self):
@@ -177,18 +215,6 @@ class ShardedVariable(MeshVariable):
     def _whole(self):
         return self._parts.join([v.read_value() for v in self._values])
 
-    def _checked(self, value):
-        """A value as a tensor; before any component is changed."""
-        value = tf.convert_to_tensor(value, self.dtype)
-        if not value.shape.is_compatible_with(self._whole_shape):
-            raise ValueError(
-                "A value must have the shape of the variable that it is "
-                f"assigned to. Received: {value.shape} for {self.name!r} of "
-                f"shape {self._whole_shape}. Give the whole value, as of one "
-                "device; nothing was changed."
-            )
-        return value
-
     def _update_cross_replica(self, update_fn, value, **kwargs):
         value = _tf_internals.distribute_utils.regroup(
             tuple(self._parts.split(self._checked(value)))
@@ -202,7 +228,7 @@ class ShardedVariable(MeshVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class MeshAccumulator(_tf_internals.SyncOnReadVariable):
+class MeshAccumulator(_Assigned, _tf_internals.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
     The model ranks of a replica have the same; the first one's counts.
