@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfscale.data import order
 from tfscale.data import recipe as recipe_lib
 from tfscale.data import service
+from tfscale.data import single_device
 from tfscale.data import stream
 from tfscale.data import windows
 from tfscale.data.source import BlockSource
@@ -39,7 +40,9 @@ def build(recipe, position):
         batches = service.batches(recipe, position, keyed_batches)
     if recipe.prefetch:
         batches = batches.prefetch(recipe.prefetch)
-    return batches.map(_deliver(recipe, position), name="deliver")
+    return single_device.map_on_host(
+        batches, _deliver(recipe, position), name="deliver"
+    )
 
 
 def keyed_batches(recipe, position):

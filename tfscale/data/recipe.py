@@ -77,13 +77,6 @@ class Recipe:
             return {}
         return {"num_parallel_calls": self.parallelism}
 
-    def interleave(self):
-        """Arguments of an interleave."""
-        return {
-            "cycle_length": self.interleaved_reads,
-            "num_parallel_calls": self.interleaved_reads,
-        }
-
     def parsed(self, record):
         """The record through the source's own format and `parse`."""
         for function in (self.source.decode, self.parse):

@@ -16,6 +16,7 @@ source, this is a full shuffle.
 import tensorflow as tf
 
 from tfscale.data import order
+from tfscale.data import single_device
 from tfscale.data import stream
 from tfscale.data.source import DAMAGED
 
@@ -39,14 +40,14 @@ def block_records(recipe, position):
         `tf.data.Dataset` of an int64 key and a scalar string.
     """
     reader = _WindowReader(recipe, position)
-    ahead = tf.data.Dataset.from_tensors(0).map(reader.windows, name="position")
-    # One window is read while the one before it is handed out.
-    return (
-        ahead.unbatch()
-        .map(reader.read, num_parallel_calls=1, name="read")
-        .prefetch(1)
-        .unbatch()
+    windows = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(0), reader.windows, name="position"
     )
+    # One window is read while the one before it is handed out.
+    read = single_device.map_on_host(
+        windows.unbatch(), reader.read, ahead=True, name="read"
+    )
+    return read.prefetch(1).unbatch()
 
 
 class _WindowReader:
@@ -160,11 +161,11 @@ class _WindowReader:
         def read():
             # One hop for each record and one copy: a batch of them is moved
             # around less than batches of batches.
-            records = tf.data.Dataset.from_tensor_slices(blocks).interleave(
+            records = single_device.interleave_on_host(
+                tf.data.Dataset.from_tensor_slices(blocks),
                 self._source.read_block,
+                cycle_length=self._recipe.interleaved_reads,
                 block_length=self._longest,
-                deterministic=True,
-                **self._recipe.interleave(),
             )
             return records.batch(size).get_single_element()
 

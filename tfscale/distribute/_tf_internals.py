@@ -75,6 +75,11 @@ from tensorflow.python.grappler import tf_optimizer as tf_optimizer
 
 # --- tfscale.data ---------------------------------------------------------
 # isort: split
+# A function that tf.data calls, traced with attributes of one's own.
+from tensorflow.python.data.ops.structured_function import (
+    StructuredFunctionWrapper as StructuredFunctionWrapper,
+)
+
 # A variable that no strategy in scope turns into a distributed one: the
 # public constructor asks the strategy. Used for a position in the data.
 from tensorflow.python.ops.resource_variable_ops import (
