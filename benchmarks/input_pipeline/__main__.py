@@ -2,7 +2,9 @@
 
 Every round runs each contestant for one epoch, in a rotated order. Contestants
 are compared by the ratios of their rates within the same round, because the
-machine's speed changes from round to round, and by the median over rounds.
+machine's speed changes from round to round, and by the median over rounds. The
+processor's time for a picture tells what a contestant costs, whoever else uses
+the machine meanwhile.
 
 The fastest of many noisy contestants is fast by luck as well. Therefore the
 best of the grid and AUTOTUNE is chosen by the even rounds and compared in the
@@ -45,32 +47,38 @@ def _chosen(datasets):
 
 
 def _seconds(dataset):
-    begin = time.perf_counter()
+    """Seconds of an epoch: on the clock, and of the processor."""
+    begin, busy = time.perf_counter(), time.process_time()
     for _ in dataset:
         pass
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - busy
 
 
 def _interleaved(datasets, num_rounds):
-    """Rates of each dataset, one epoch of each in every round."""
+    """Pictures per second, and per processor's second, of each dataset."""
     rates = {name: [] for name in datasets}
+    costs = {name: [] for name in datasets}
     for number in range(num_rounds + 1):
         # Who comes first changes, so that none always follows the same.
         names = list(datasets)
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            rate = NUM_IMAGES.value / _seconds(datasets[name])
+            seconds, busy = _seconds(datasets[name])
             if number:  # the first round warms up
-                rates[name].append(rate)
-    return rates
+                rates[name].append(NUM_IMAGES.value / seconds)
+                costs[name].append(NUM_IMAGES.value / busy)
+    return rates, costs
 
 
-def _print(rates):
-    print("images/s  lowest  highest")
+def _print(rates, costs):
+    print("images/s  lowest  highest  processor's us per image")
     median = {name: statistics.median(all_) for name, all_ in rates.items()}
     for name in sorted(median, key=median.get, reverse=True):
         low, high = min(rates[name]), max(rates[name])
-        print(f"{median[name]:8.0f}  {low:6.0f}  {high:7.0f}  {name}")
+        cost = 1e6 / statistics.median(costs[name])
+        print(
+            f"{median[name]:8.0f}  {low:6.0f}  {high:7.0f}  {cost:8.0f}  {name}"
+        )
 
 
 def _ratio(ours, theirs):
@@ -116,17 +124,24 @@ def main(_):
         )
         grid = _chosen(contestants.grid(folder))
         others = _chosen(contestants.others(folder, pattern))
-        rates = _interleaved({**grid, **others}, NUM_ROUNDS.value)
-    _print(rates)
+        rates, costs = _interleaved({**grid, **others}, NUM_ROUNDS.value)
+    _print(rates, costs)
     theirs = {n: rates[n] for n in others if not n.startswith("tfscale")}
     tuned = [n for n in rates if n in grid or n == "AUTOTUNE, files"]
     if tuned:
         theirs["the best of the grid and AUTOTUNE"] = _best_of(rates, tuned)
+    ours = [name for name in others if name.startswith("tfscale")]
     print("Ratios within a round: median, lower and upper quartile")
-    for ours in (n for n in others if n.startswith("tfscale")):
+    _compare(rates, ours, theirs)
+    print("The same per second of the processor")
+    _compare(costs, ours, {n: costs[n] for n in theirs if n in costs})
+
+
+def _compare(rates, ours, theirs):
+    for one in ours:
         for name, those in theirs.items():
-            middle, low, high = _ratio(rates[ours], those)
-            print(f"{middle:6.3f} {low:6.3f} {high:6.3f}  {ours} / {name}")
+            middle, low, high = _ratio(rates[one], those)
+            print(f"{middle:6.3f} {low:6.3f} {high:6.3f}  {one} / {name}")
 
 
 if __name__ == "__main__":
