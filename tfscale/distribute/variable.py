@@ -59,7 +59,7 @@ class _Assigned:
                 "A value must have the shape of the variable that it is "
                 f"assigned to. Received: {value.shape} for {self.name!r} of "
                 f"shape {self.whole_shape}. Give the whole value, as of one "
-                "device; nothing was changed."
+                "device; the variable was not changed."
             )
         return value
 

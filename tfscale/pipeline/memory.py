@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale.distribute.variable import MeshVariable
 from tfscale.pipeline.graph import Call
 from tfscale.pipeline.graph import Graph
 from tfscale.pipeline.graph import Value
@@ -62,6 +63,9 @@ def training_bytes(
 ) -> tuple[int, int, int]:
     """Bytes of variables, of their gradients and of their optimizer slots.
 
+    They are what one device has of them, if model ranks divide variables, or
+    replicas slots.
+
     Args:
         variables: Those that are not trainable have no gradient and no slots.
         num_slots: Slots of each variable; Adam has 2.
@@ -72,11 +76,21 @@ def training_bytes(
         _variable_bytes(variables),
         # Sums of gradients are never of less than float32.
         sum(
-            math.prod(v.shape) * max(tf.as_dtype(v.dtype).size, 4)
+            math.prod(local_shape(v)) * max(tf.as_dtype(v.dtype).size, 4)
             for v in trainable
         ),
-        int(num_slots * _variable_bytes(trainable)),
+        int(
+            num_slots
+            * sum(_variable_bytes([v]) / _num_slot_parts(v) for v in trainable)
+        ),
     )
+
+
+def local_shape(variable: keras.Variable) -> Sequence[int]:
+    """What shape a device has of a variable: a shard's, if ranks divide it."""
+    if isinstance(variable.value, MeshVariable):
+        return variable.value.values[0].shape
+    return variable.shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +147,16 @@ def value_bytes(graph: Graph, value: Value, rows: int) -> int:
 
 def _variable_bytes(variables):
     return sum(
-        math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables
+        math.prod(local_shape(v)) * tf.as_dtype(v.dtype).size for v in variables
     )
+
+
+def _num_slot_parts(variable):
+    """Into how many parts replicas divide what a rank has of a slot."""
+    if not isinstance(variable.value, MeshVariable):
+        return 1
+    parts = variable.value.distribute_strategy.extended.slot_parts
+    return 1 if parts.dim_of(variable) is None else parts.num_replicas
 
 
 def _kept_by_call(single: SingleCall):

@@ -27,7 +27,10 @@ _WIDE = 10_000  # of the lines below the table, which are not wrapped
 
 @dataclasses.dataclass(frozen=True)
 class StageMemory:
-    """Bytes that a stage needs on its device in training, estimated.
+    """Bytes that a stage needs on a device in training, estimated.
+
+    Variables, gradients and slots count as model ranks and replicas divide
+    them; activations count whole on every rank.
 
     Attributes:
         weights: Of the variables that live there.
@@ -189,7 +192,7 @@ def _render(
             "Memory",
             f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
             " per variable, and activations: microbatches in flight x one of "
-            f"{colored(rows)} rows",
+            f"{colored(rows)} rows{', undivided' * _has_ranks(plan)}",
         ),
         *(("Tied variable", text) for text in _tied(plan)),
     ):
@@ -283,6 +286,13 @@ def _bytes(graph, values, rows):
 
 def _variables_at_home(plan, stage):
     return [v for v, home in zip(plan.variables, plan.homes) if home == stage]
+
+
+def _has_ranks(plan):
+    """Whether model ranks divide variables, and so may divide activations."""
+    return any(
+        tuple(memory.local_shape(v)) != tuple(v.shape) for v in plan.variables
+    )
 
 
 def _num_slots(optimizer, plan):
