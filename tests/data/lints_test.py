@@ -1,5 +1,6 @@
 """Each lint with the offending pipeline, and pipelines with nothing wrong."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
@@ -28,6 +29,33 @@ def _flip(x):
     return tf.image.random_flip_left_right(tf.fill([2, 2, 3], x))
 
 
+_FLIP = keras.layers.RandomFlip()
+
+
+def _layer(x):
+    return _FLIP(tf.fill([2, 2, 3], tf.cast(x, tf.float32)), training=True)
+
+
+def _crop(x):
+    box, *_ = tf.image.stateless_sample_distorted_bounding_box(
+        [8, 8, 3], tf.zeros([1, 1, 4]), [0, x]
+    )
+    return box
+
+
+@tf.function
+def _checked(x):
+    tf.debugging.assert_less(x, tf.constant(100, tf.int64))
+    return x
+
+
+def _looked_up(x):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.range(20), tf.range(20)), -1
+    )
+    return tf.function(table.lookup)(tf.cast(x, tf.int32))
+
+
 OFFENDERS = {
     "random_then_cache": (
         lambda: _range().map(_stateless).cache(),
@@ -41,6 +69,24 @@ OFFENDERS = {
     "stateful_image": (
         lambda: _range().map(_flip, num_parallel_calls=2),
         ["stateful-random"],
+    ),
+    "stateful_layer": (
+        lambda: _range().map(_layer).cache(),
+        ["stateful-random", "cache-after-random"],
+    ),
+    "random_crop_then_cache": (
+        lambda: _range().map(_crop).cache(),
+        ["cache-after-random"],
+    ),
+    "branches_of_a_zip": (
+        lambda: tf.data.Dataset.zip(
+            _range().map(_stateful), _range().batch(2).shuffle(4)
+        ).cache(),
+        ["shuffle-after-batch", "stateful-random", "cache-after-random"],
+    ),
+    "one_branch_in_batches": (
+        lambda: tf.data.Dataset.zip(_range().batch(2), _range()).shuffle(3),
+        ["shuffle-after-batch"],
     ),
     "shuffle_after_batch": (
         lambda: _range().batch(2).shuffle(4),
@@ -64,6 +110,9 @@ INNOCENTS = {
             x + tf.random.stateless_uniform([], seed, 0, 9, tf.int64)
         ),
     ),
+    # Functions with state that is not random.
+    "checks": lambda: _range().map(lambda x: _checked(x)).cache(),
+    "tables": lambda: _range().map(_looked_up).cache(),
     "zip": lambda: tf.data.Dataset.zip(_range(), _range()).shuffle(3),
 }
 
@@ -92,7 +141,7 @@ class PipelineTest(tf.test.TestCase, parameterized.TestCase):
     def _pipeline(self, **kwargs):
         return data.pipeline(data.arrays(np.arange(20)), batch_size=2, **kwargs)
 
-    @parameterized.parameters(_stateful, _stateless, _flip)
+    @parameterized.parameters(_stateful, _stateless, _flip, _layer, _crop)
     def test_a_random_parse_is_refused(self, parse):
         with self.assertRaisesRegex(ValueError, "to `augment`"):
             self._pipeline(parse=parse)
@@ -100,6 +149,16 @@ class PipelineTest(tf.test.TestCase, parameterized.TestCase):
     def test_an_augment_from_hidden_state_is_refused(self):
         with self.assertRaisesRegex(ValueError, "RandomUniformInt.*stateless"):
             self._pipeline(augment=lambda x, seed: _stateful(x))
+
+    def test_an_augment_with_a_random_layer_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "into the model"):
+            self._pipeline(augment=lambda x, seed: _layer(x))
+
+    def test_functions_with_state_that_is_not_random_are_taken(self):
+        # A tf.function that asserts, or looks something up, was taken for a
+        # random one, because TensorFlow calls it stateful.
+        for parse in (lambda x: _checked(x), _looked_up):
+            self.assertLen(list(self._pipeline(parse=parse)), 10)
 
     @parameterized.parameters("parse", "augment")
     def test_a_python_function_is_warned_of(self, where):

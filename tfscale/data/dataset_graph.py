@@ -13,6 +13,7 @@ import tensorflow as tf
 
 _RANDOM = (
     "Multinomial",
+    "NonDeterministicInts",
     "ParameterizedTruncatedNormal",
     "RandomGamma",
     "RandomPoisson",
@@ -20,10 +21,19 @@ _RANDOM = (
     "RandomStandardNormal",
     "RandomUniform",
     "RngReadAndSkip",
+    "RngSkip",
     "SampleDistortedBoundingBox",
-    "Stateful",
+    "StatefulRandomBinomial",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
     "TruncatedNormal",
 )
+# Draw from a seed; but for control flow, nothing else is called so.
+_SEEDED = "Stateless"
+_CONTROL_FLOW = ("StatelessCase", "StatelessIf", "StatelessWhile")
+# What moves a seed that a variable holds, as Keras' random layers do.
+_SEED_MOVES = ("AssignAddVariableOp", "AssignVariableOp")
 _PYTHON = ("EagerPyFunc", "PyFunc")
 
 
@@ -46,20 +56,26 @@ class Stage:
         return any(self.op.startswith(f"{kind}Dataset") for kind in kinds)
 
     @property
-    def stateful_random(self):
-        """Operations in it that draw from hidden state, sorted."""
+    def seeded_random(self):
+        """Operations in it that draw from a seed they are given, sorted."""
         return sorted(
             op
             for op in self.ops
-            if op.startswith(_RANDOM) and not op.startswith("RandomIndex")
+            if op.startswith(_SEEDED) and op not in _CONTROL_FLOW
         )
+
+    @property
+    def stateful_random(self):
+        """Operations in it that draw from hidden state, sorted."""
+        drawn = [op for op in self.ops if op.startswith(_RANDOM)]
+        if self.seeded_random:
+            drawn.extend(op for op in self.ops if op in _SEED_MOVES)
+        return sorted(drawn)
 
     @property
     def random(self):
         """Operations in it that draw random numbers, sorted."""
-        return self.stateful_random + sorted(
-            op for op in self.ops if op.startswith("StatelessRandom")
-        )
+        return self.stateful_random + self.seeded_random
 
     @property
     def python(self):
@@ -96,20 +112,41 @@ class DatasetGraph:
         A transformation of several datasets, such as `zip`, counts as a
         source.
         """
-        nodes = self.nodes()
-        name = next(n.input[0] for n in self.graph.node if n.op == "_Retval")
-        chain = []
+        chain, stage = [], self._last()
         while True:
-            node = nodes[_plain(name)]
-            chain.append(Stage(node.name, node.op, self._ops_of(node)))
-            inputs = [
-                _plain(i)
-                for i in node.input
-                if "Dataset" in nodes[_plain(i)].op
-            ]
+            chain.append(stage)
+            inputs = self.inputs(stage)
             if len(inputs) != 1:
                 return chain[::-1]
-            name = inputs[0]
+            stage = inputs[0]
+
+    def all_stages(self):
+        """Every `Stage`, also of the branches of a `zip`; inputs come first."""
+        found, todo = {}, [(self._last(), False)]
+        while todo:
+            stage, inputs_are_found = todo.pop()
+            if inputs_are_found:
+                found.setdefault(stage.node, stage)
+            elif stage.node not in found:
+                todo.append((stage, True))
+                todo.extend((one, False) for one in self.inputs(stage))
+        return list(found.values())
+
+    def inputs(self, stage):
+        """The datasets that a stage transforms, as a list of `Stage`."""
+        nodes = self.nodes()
+        names = [_plain(name) for name in nodes[stage.node].input]
+        return [
+            self._stage(nodes[name]) for name in names if _is_stage(nodes[name])
+        ]
+
+    def _last(self):
+        nodes = self.nodes()
+        name = next(n.input[0] for n in self.graph.node if n.op == "_Retval")
+        return self._stage(nodes[_plain(name)])
+
+    def _stage(self, node):
+        return Stage(node.name, node.op, self._ops_of(node))
 
     def _ops_of(self, node):
         ops, todo = set(), [node]
@@ -191,6 +228,10 @@ class DatasetGraph:
 
 def _plain(name):
     return name.removeprefix("^").split(":")[0]
+
+
+def _is_stage(node):
+    return "Dataset" in node.op
 
 
 def _spec(node):

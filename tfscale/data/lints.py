@@ -8,6 +8,8 @@ import tensorflow as tf
 from tfscale.data import memory
 from tfscale.data.dataset_graph import DatasetGraph
 
+_BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -54,20 +56,23 @@ def lint(dataset, *, ram_budget=None):
     """
     graph = DatasetGraph(dataset)
     budget = memory.budget() if ram_budget is None else ram_budget
-    findings, random, batched = [], [], False
-    for stage in graph.stages():
+    findings = []
+    random, batched = {}, {}  # by stage: what has been done so far
+    for stage in graph.all_stages():
+        inputs = graph.inputs(stage)
+        drawn = [op for one in inputs for op in random[one.node]]
+        in_batches = any(batched[one.node] for one in inputs)
         findings.extend(_of_functions(stage))
-        if stage.is_a("Cache") and random:
-            findings.append(_cached(random))
+        if stage.is_a("Cache") and drawn:
+            findings.append(_cached(drawn))
         if stage.is_a("Shuffle"):
-            if batched:
+            if in_batches:
                 findings.append(_shuffled_late())
             findings.extend(_buffer(graph, stage, budget))
-        random.extend(stage.random)
-        if stage.is_a("Batch", "PaddedBatch", "ParallelBatch", "MapAndBatch"):
-            batched = True
-        if stage.is_a("Unbatch"):
-            batched = False
+        random[stage.node] = drawn + stage.random
+        if stage.is_a(*_BATCHES):
+            in_batches = True
+        batched[stage.node] = in_batches and not stage.is_a("Unbatch")
     return findings
 
 
@@ -103,7 +108,8 @@ def check_functions(record, parse, augment):
                 "`augment` must draw from its `seed` only, or a resumed run "
                 "would see other pictures. Received: an `augment` with "
                 f"{stage.stateful_random}. Use `tf.random.stateless_*` or "
-                "`tf.image.stateless_*` with `seed`."
+                "`tf.image.stateless_*` with `seed`. Random layers of Keras "
+                "move a seed of their own: put those into the model."
             )
         for finding in _of_functions(stage):
             warnings.warn(str(finding), stacklevel=4)
@@ -156,7 +162,8 @@ def _buffer(graph, stage, budget):
     if records is None or records < 0:
         return
     # One element, measured: its shape may not be known before.
-    first = next(iter(graph.dataset(_before(graph, stage)).take(1)), ())
+    (before,) = graph.inputs(stage)
+    first = next(iter(graph.dataset(before).take(1)), ())
     need = records * memory.size_of(first)
     if need > budget:
         yield Finding(
@@ -166,8 +173,3 @@ def _buffer(graph, stage, budget):
             f"Use {int(budget // (need / records))} or fewer, or shuffle "
             "before elements are decoded.",
         )
-
-
-def _before(graph, stage):
-    stages = graph.stages()
-    return stages[[s.node for s in stages].index(stage.node) - 1]
