@@ -3,8 +3,6 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +10,7 @@ import tensorflow as tf
 from tfscale.pipeline.graph import Graph
 from tfscale.pipeline.grappler import no_grappler
 from tfscale.pipeline.plan import Plan
+from tfscale.pipeline.program import Programs
 from tfscale.pipeline.simulate import Span
 from tfscale.pipeline.single_call import map_calls
 from tfscale.pipeline.step import ReplicaStep
@@ -52,7 +51,7 @@ def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
 
 def measure_step(
     plan: Plan,
-    program: Callable[[Any, Any], Any],
+    programs: Programs,
     strategy: tf.distribute.Strategy,
     data: tuple,
     *,
@@ -74,8 +73,7 @@ def measure_step(
 
     Args:
         plan: The model.
-        program: A function of flat inputs and `(y, sample_weight)` that
-            returns the `Program` to train on them; called in replica context.
+        programs: Those of the model.
         strategy: The `MeshStrategy`.
         data: `(x, y, sample_weight)` of one global batch, the last two or the
             last one of which may be missing.
@@ -91,18 +89,10 @@ def measure_step(
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = plan.graph.flatten_inputs(x)
         clock = _Clock(_works_ahead(strategy.device_rows))
-        step = ReplicaStep(
-            plan,
-            program(inputs, (y, sample_weight)),
-            strategy,
-            emit=clock.emit,
-        )
-        flat = keras.tree.flatten((y, sample_weight))
+        program = programs.get(inputs, (y, sample_weight), training=True)
+        step = ReplicaStep(plan, program, strategy, emit=clock.emit)
         result = step.run(
-            inputs,
-            [tensor for tensor in flat if tensor is not None],
-            actions=actions,
-            training=True,
+            inputs, (y, sample_weight), actions=actions, training=True
         )
         times = tf.stack([tf.stack(clock.times[each]) for each in actions])
         # All that a step makes: what nobody wants would not be computed.

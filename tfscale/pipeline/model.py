@@ -1,6 +1,5 @@
 """A Keras model that trains as a pipeline of stages."""
 
-import contextlib
 import functools
 
 import keras
@@ -8,25 +7,19 @@ import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
 from tfscale.distribute import _tf_internals
-from tfscale.pipeline import failures
 from tfscale.pipeline import measure
 from tfscale.pipeline import placement
 from tfscale.pipeline import summary
-from tfscale.pipeline.grappler import no_grappler
-from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.plan import make_plan
-from tfscale.pipeline.program import Program
-from tfscale.pipeline.program import trace_program
+from tfscale.pipeline.program import Programs
 from tfscale.pipeline.schedule import Schedule
 from tfscale.pipeline.schedule import get_schedule
-from tfscale.pipeline.step import ReplicaStep
+from tfscale.pipeline.trainer import PipelineTrainer
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence_model
 
 
-class PipelineModel(keras.Model):
+class PipelineModel(PipelineTrainer):
     """Trains a Keras model over the pipeline axis of a mesh.
 
     The layers are cut into stages, each on its own device; a batch is cut
@@ -119,12 +112,10 @@ class PipelineModel(keras.Model):
             ),
         )
         placement.check_made_in_scope(plan.variables)
-        super().__init__(name=model.name, dtype=model.dtype_policy)
+        super().__init__(plan, name=model.name, dtype=model.dtype_policy)
         self.model = model
         self.output_names = plan.graph.functional.output_names
         self.built = True
-        self._plan = plan
-        self._programs = {}
         placement.move_variables(plan, strategy)
         num_ranks = strategy.extended.num_model_ranks
         if num_ranks > 1:
@@ -132,16 +123,6 @@ class PipelineModel(keras.Model):
                 sequence_model.prepare(plan.graph.functional, num_ranks)
             else:
                 analysis.analyse(plan.graph.functional, num_ranks)
-
-    @property
-    def plan(self) -> Plan:
-        """Stages, schedule and homes of variables."""
-        return self._plan
-
-    @property
-    def programs(self) -> list[Program]:
-        """The functions that were traced, one set for each kind of batch."""
-        return [of_ranks[0] for of_ranks in self._programs.values()]
 
     def call(self, inputs, training=None, mask=None):
         """The model itself, without a pipeline."""
@@ -177,9 +158,6 @@ class PipelineModel(keras.Model):
                 device.device_type != "CPU"
                 for device in tf.config.list_physical_devices()
             )
-        self._jit_stages = bool(
-            jit_compile and _tf_internals.model_supports_jit(self.model)
-        )
         super().compile(
             optimizer=optimizer,
             loss=loss,
@@ -201,7 +179,12 @@ class PipelineModel(keras.Model):
             jit_compile=jit_compile,
             auto_scale_loss=False,
         )
-        self._programs = {}
+        self._programs = Programs(
+            self._plan,
+            self.distribute_strategy.device_grid,
+            self._compile_loss,
+            jit_compile and _tf_internals.model_supports_jit(self.model),
+        )
 
     def summary(self, *args, **kwargs):
         """See `keras.Model.summary`; `pipeline_summary` tells the stages."""
@@ -250,7 +233,7 @@ class PipelineModel(keras.Model):
             self._symbolic_build(data_batch=data)
         measured = measure.measure_step(
             self._plan,
-            lambda inputs, targets: self._program(inputs, targets, True),
+            self._programs,
             self.distribute_strategy,
             data,
         )
@@ -275,173 +258,6 @@ class PipelineModel(keras.Model):
     def get_config(self):
         """The configuration of the plain Keras model."""
         return self.model.get_config()
-
-    def train_step(self, data):
-        """One optimizer step on a batch; in replica context."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        scale = self.optimizer.scale_loss(tf.ones(()))
-        step, inputs, result = self._run(
-            x, (y, sample_weight), training=True, loss_scale=scale
-        )
-        penalty = self._add_penalties(result.gradients, scale)
-        with contextlib.ExitStack() as stack:
-            if not isinstance(
-                self.optimizer, keras.optimizers.LossScaleOptimizer
-            ):
-                checked = tf.debugging.check_numerics(
-                    step.all_sum(result.loss), failures.NOT_FINITE
-                )
-                stack.enter_context(tf.control_dependencies([checked]))
-            step.assign(result.states)
-            self._apply(result.gradients)
-        return self._log(result, penalty, x, y, sample_weight, inputs)
-
-    def test_step(self, data):
-        """Loss and metrics of a batch; in replica context."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        step, inputs, result = self._run(x, (y, sample_weight), training=False)
-        step.assign(result.states)
-        penalty = self._add_penalties({}, 0.0)
-        return self._log(result, penalty, x, y, sample_weight, inputs)
-
-    def predict_step(self, data):
-        """Predictions for a batch; in replica context."""
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        step, _, result = self._run(x, None, training=False)
-        step.assign(result.states)
-        return self._plan.graph.pack_outputs(result.outputs)
-
-    def predict_on_batch(self, x):
-        """See `keras.Model`, which would give all of it to every replica."""
-        rows = len(keras.tree.flatten(x)[0])
-        return self.predict(x, batch_size=rows, verbose=0)
-
-    def make_train_function(self, force=False):
-        """See `keras.Model`; the function is run without Grappler."""
-        super().make_train_function(force)
-        self.train_function = _outermost(self.train_function, self._plan.stages)
-        return self.train_function
-
-    def make_test_function(self, force=False):
-        """See `keras.Model`; the function is run without Grappler."""
-        super().make_test_function(force)
-        self.test_function = _outermost(self.test_function, self._plan.stages)
-        return self.test_function
-
-    def make_predict_function(self, force=False):
-        """See `keras.Model`; the function is run without Grappler."""
-        super().make_predict_function(force)
-        self.predict_function = _outermost(
-            self.predict_function, self._plan.stages
-        )
-        return self.predict_function
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """See `keras.Model`; only if something is left to build.
-
-        Keras takes a batch from an iterator made for this alone, in every
-        `fit`. Letting go of an iterator may take as long as it has lived:
-        tf.data's autotuner can miss the signal and sleep on.
-        """
-        parts = [*self._flatten_layers(), self._compile_metrics]
-        parts += [self._compile_loss, getattr(self, "optimizer", None)]
-        if not all(part is None or part.built for part in parts):
-            super()._maybe_symbolic_build(iterator, data_batch)
-
-    def _run(self, x, targets, *, training, loss_scale=1.0):
-        """Runs a batch; returns the step, its flat inputs and its result."""
-        inputs = self._plan.graph.flatten_inputs(x)
-        program = self._program(inputs, targets, training)
-        actions = self._plan.schedule.order()
-        if not training:
-            actions = (action for action in actions if action.kind == "F")
-        flat = keras.tree.flatten(targets)
-        step = ReplicaStep(self._plan, program, self.distribute_strategy)
-        result = step.run(
-            inputs,
-            [tensor for tensor in flat if tensor is not None],
-            actions=actions,
-            loss_scale=loss_scale,
-            training=training,
-        )
-        return step, inputs, result
-
-    def _program(self, inputs, targets, training):
-        """The model's functions for batches like this, traced once."""
-        specs = keras.tree.map_structure(
-            lambda x: None if x is None else (tuple(x.shape), x.dtype),
-            (inputs, targets),
-        )
-        trainable = [variable.trainable for variable in self._plan.variables]
-        key = repr((specs, training, trainable))
-        if key not in self._programs:
-            self._programs[key] = trace_program(
-                self._plan,
-                inputs,
-                targets,
-                training=training,
-                compile_loss=self._compile_loss,
-                jit_compile=getattr(self, "_jit_stages", False),
-                devices=self.distribute_strategy.device_grid,
-            )
-        return self._programs[key][collectives.rank()]
-
-    def _add_penalties(self, gradients, scale):
-        """Adds weight regularisers' gradients, returns their sum."""
-        total = tf.zeros(())
-        for number, variable in enumerate(self._plan.variables):
-            if variable.regularizer is None or not variable.trainable:
-                continue
-            with tf.GradientTape() as tape:
-                value = tf.convert_to_tensor(variable)
-                tape.watch(value)
-                penalty = variable.regularizer(value)
-            total += tf.cast(penalty, tf.float32)
-            if number in gradients:
-                gradient = tape.gradient(penalty, value)
-                dim = rules.split_dim(variable)
-                if dim is not None:
-                    gradient = collectives.own_part(gradient, dim)
-                slot_parts = self.distribute_strategy.extended.slot_parts
-                gradient = slot_parts.cut(gradient, variable)
-                gradients[number] += gradient * tf.cast(scale, gradient.dtype)
-        return total
-
-    def _apply(self, gradients):
-        numbers = self._plan.numbers
-        variables = self.trainable_variables
-        extended = self.distribute_strategy.extended
-        with placement.on_device_of_inputs(), extended.reduced_gradients():
-            self.optimizer.apply(
-                [gradients.get(numbers.get(id(v))) for v in variables],
-                variables,
-            )
-
-    def _log(self, result, penalty, x, y, sample_weight, inputs):
-        rows = tf.shape(inputs[0])[0]
-        self._loss_tracker.update_state(
-            result.loss + penalty, sample_weight=rows
-        )
-        if self._compile_loss is not None:
-            # As in Keras, batches of unknown size count equally here.
-            weight = result.share if inputs[0].shape[0] is None else rows
-            for metric, loss in zip(self._compile_loss.metrics, result.losses):
-                metric.update_state(loss, sample_weight=weight)
-        y_pred = self._plan.graph.pack_outputs(result.outputs)
-        return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _outermost(function, stages):
-    """What Keras calls once per step, or per several steps."""
-    if getattr(function, "is_outermost", False):
-        return function
-
-    def call(iterator):
-        with failures.explained(stages), no_grappler():
-            return function(iterator)
-
-    call.is_outermost = True
-    return call
 
 
 def _check(model, num_microbatches, strategy):

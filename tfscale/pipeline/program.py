@@ -1,7 +1,7 @@
-"""All functions of a model, traced for one kind of batch."""
+"""All functions of a model, traced for each kind of batch."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfscale.pipeline import trace
 from tfscale.pipeline.phases import Phase
 from tfscale.pipeline.plan import Plan
+from tfscale.tensor_parallel import collectives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,104 +26,127 @@ class Program:
     divisors: Phase | None
 
 
-def trace_program(
-    plan: Plan,
-    inputs: list[tf.Tensor],
-    targets: Any,
-    *,
-    training: bool,
-    compile_loss=None,
-    jit_compile: bool = False,
-    devices=None,
-) -> list[Program]:
-    """Traces every stage for microbatches of a batch like this one.
+class Programs:
+    """The programs of a model: one for each kind of batch, traced once.
+
+    Iterates over those that there are, of the first model ranks.
 
     Args:
         plan: The model.
-        inputs: The model's inputs, flat, with the rows of a whole batch.
-        targets: `(y, sample_weight)`, likewise, or None to predict.
-        training: Whether there will be backwards.
-        compile_loss: The `CompileLoss` of the model.
+        devices: `devices[replica][pipeline_rank][model_rank]`.
+        compile_loss: The `CompileLoss` of the model, if it is compiled.
         jit_compile: Whether XLA compiles the functions.
-        devices: `devices[replica][pipeline_rank][model_rank]`, of model ranks
-            if there are any.
-
-    Returns:
-        A program for each model rank.
     """
-    schedule = plan.schedule
-    options = trace.TraceOptions(
-        training=training,
-        accumulate=schedule.num_microbatches > 1,
-        recompute=plan.recompute,
-        weights_apart=any(action.kind == "W" for action in schedule.order()),
-        jit_compile=jit_compile,
-    )
 
-    def spec(tensor):
-        rows = tensor.shape[0]
-        if rows is None or rows % schedule.num_microbatches:
-            rows = None
-        else:
-            rows //= schedule.num_microbatches
-        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+    def __init__(
+        self,
+        plan: Plan,
+        devices: Sequence[Sequence[Sequence[str]]],
+        compile_loss=None,
+        jit_compile: bool = False,
+    ):
+        self._plan = plan
+        self._devices = devices
+        self._compile_loss = compile_loss
+        self._jit_compile = jit_compile
+        self._of_kinds = {}
 
-    known = {
-        ("value", value): spec(tensor)
-        for value, tensor in zip(plan.graph.inputs, inputs)
-    }
-    fed = dict(known)
-    if targets is not None:
-        targets = trace.Targets(
-            compile_loss,
-            targets,
-            tuple(
-                spec(x) for x in keras.tree.flatten(targets) if x is not None
+    def __iter__(self):
+        return (of_ranks[0] for of_ranks in self._of_kinds.values())
+
+    def get(self, inputs, targets, *, training: bool) -> Program:
+        """The program of this model rank for batches like this one.
+
+        Args:
+            inputs: The model's inputs, flat, with the rows of a whole batch.
+            targets: `(y, sample_weight)`, likewise, or None to predict.
+            training: Whether there will be backwards.
+        """
+        specs = keras.tree.map_structure(
+            lambda x: None if x is None else (tuple(x.shape), x.dtype),
+            (inputs, targets),
+        )
+        trainable = [variable.trainable for variable in self._plan.variables]
+        kind = repr((specs, training, trainable))
+        if kind not in self._of_kinds:
+            self._of_kinds[kind] = self._trace(inputs, targets, training)
+        return self._of_kinds[kind][collectives.rank()]
+
+    def _trace(self, inputs, targets, training):
+        """Traces every stage for microbatches; a program for each rank."""
+        plan, schedule = self._plan, self._plan.schedule
+        options = trace.TraceOptions(
+            training=training,
+            accumulate=schedule.num_microbatches > 1,
+            recompute=plan.recompute,
+            weights_apart=any(
+                action.kind == "W" for action in schedule.order()
             ),
-            plan.graph.pack_outputs,
+            jit_compile=self._jit_compile,
         )
-    functional = plan.graph.functional
-    sequence_plan = None
-    if hasattr(functional, "_sequence_call"):
-        sequence_plan = functional._sequence_call.plan_for(
-            keras.tree.pack_sequence_as(functional._inputs_struct, inputs)
-        )
-    traced = []
-    num_ranks = len(devices[0][0]) if devices else 1
-    # The functions belong to the model, not to the graph of this step.
-    with tf.init_scope():
-        for stage in plan.stages:
-            is_last = stage.index == len(plan.stages) - 1
-            keys = [
-                key
-                for value in stage.inputs
-                for key in (("value", value), ("mask", value))
-                if key in known
-            ]
-            arguments = (
-                stage,
-                plan.numbers,
-                {key: known[key] for key in keys},
-                plan.made,
-                targets if is_last else None,
-                options,
+        known = {
+            ("value", value): self._spec(tensor)
+            for value, tensor in zip(plan.graph.inputs, inputs)
+        }
+        fed = dict(known)
+        if targets is not None:
+            targets = trace.Targets(
+                self._compile_loss,
+                targets,
+                tuple(
+                    self._spec(x)
+                    for x in keras.tree.flatten(targets)
+                    if x is not None
+                ),
+                plan.graph.pack_outputs,
             )
-            if num_ranks == 1:
-                traced.append([trace.trace_stage(*arguments)])
-            else:
-                home = schedule.stage_devices[stage.index]
-                ranks = [of_replica[home] for of_replica in devices]
-                traced.append(
-                    trace.trace_on_ranks(*arguments, ranks, sequence_plan)
+        functional = plan.graph.functional
+        sequence_plan = None
+        if hasattr(functional, "_sequence_call"):
+            sequence_plan = functional._sequence_call.plan_for(
+                keras.tree.pack_sequence_as(functional._inputs_struct, inputs)
+            )
+        traced = []
+        # The functions belong to the model, not to the graph of this step.
+        with tf.init_scope():
+            for stage in plan.stages:
+                is_last = stage.index == len(plan.stages) - 1
+                keys = [
+                    key
+                    for value in stage.inputs
+                    for key in (("value", value), ("mask", value))
+                    if key in known
+                ]
+                arguments = (
+                    stage,
+                    plan.numbers,
+                    {key: known[key] for key in keys},
+                    plan.made,
+                    targets if is_last else None,
+                    options,
                 )
-            known.update(traced[-1][0].outputs)
-        last = traced[-1][0]
-        divisors = last.phases.get("D")
-        if training and divisors is None and last.losses:
-            divisors = trace.trace_divisors(
-                plan.stages, plan.numbers, fed, targets
-            )
-    return [
-        Program(stages, stages[-1].phases.get("D", divisors))
-        for stages in zip(*traced)
-    ]
+                home = schedule.stage_devices[stage.index]
+                devices = [of_replica[home] for of_replica in self._devices]
+                if len(devices[0]) == 1:
+                    traced.append([trace.trace_stage(*arguments)])
+                else:
+                    traced.append(
+                        trace.trace_on_ranks(*arguments, devices, sequence_plan)
+                    )
+                known.update(traced[-1][0].outputs)
+            last = traced[-1][0]
+            divisors = last.phases.get("D")
+            if training and divisors is None and last.losses:
+                divisors = trace.trace_divisors(
+                    plan.stages, plan.numbers, fed, targets
+                )
+        return [
+            Program(stages, stages[-1].phases.get("D", divisors))
+            for stages in zip(*traced)
+        ]
+
+    def _spec(self, tensor):
+        """The spec of a microbatch of a tensor."""
+        rows, count = tensor.shape[0], self._plan.schedule.num_microbatches
+        rows = None if rows is None or rows % count else rows // count
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)

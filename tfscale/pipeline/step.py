@@ -7,6 +7,7 @@ ranks run each action together.
 
 import dataclasses
 
+import keras
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
@@ -75,16 +76,21 @@ class ReplicaStep:
 
         Args:
             inputs: Flat inputs of the model.
-            targets: Flat tensors of `(y, sample_weight)`.
+            targets: `(y, sample_weight)`, or None to predict.
             actions: What to do, in an order that respects dependencies.
             loss_scale: What gradients are multiplied by.
             training: Whether to compute gradients.
         """
+        flat_targets = [
+            tensor
+            for tensor in keras.tree.flatten(targets)
+            if tensor is not None
+        ]
         tensors = Tensors(
             shared=self._read("trainable", "param"),
             states=self._read("state", "state"),
             sums=self._zeros() if training else {},
-            microbatches=self._microbatches(inputs, targets),
+            microbatches=self._microbatches(inputs, flat_targets),
         )
         rows = num_rows(inputs)
         all_rows = self.all_sum(rows)
