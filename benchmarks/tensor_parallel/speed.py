@@ -20,7 +20,9 @@ from absl import flags
 _MODEL = flags.DEFINE_enum("model", "mlp", ["mlp", "gpt"], "What to train.")
 _RANKS = flags.DEFINE_integer("ranks", 2, "Model ranks.", lower_bound=2)
 _SYSTEMS = flags.DEFINE_list(
-    "systems", ["tfscale", "dtensor", "jax"], "Which ones take part."
+    "systems",
+    ["tfscale", "sequence", "dtensor", "jax"],
+    "Which ones take part; tfscale is what the others are compared with.",
 )
 _JAX_PYTHON = flags.DEFINE_string(
     "jax_python",
@@ -33,6 +35,7 @@ _STEPS = flags.DEFINE_integer("steps", 4, "Steps of one turn.")
 _NAMES = {
     ("tfscale", False): "Keras on TensorFlow",
     ("tfscale", True): "tfscale.MeshStrategy",
+    ("sequence", True): "sequence_parallel=True",
     ("dtensor", False): "raw DTensor",
     ("dtensor", True): "raw DTensor",
     ("jax", False): "Keras on JAX",
@@ -104,6 +107,8 @@ def _systems():
     for system in _SYSTEMS.value:
         if system == "dtensor" and _MODEL.value != "mlp":
             print("DTensor does not take part: only the MLP is written for it.")
+        elif system == "sequence" and _MODEL.value == "mlp":
+            print("Sequence parallelism takes no part: the MLP has none.")
         elif system == "jax" and not _has_jax():
             print(
                 "JAX does not take part: it is not installed. Install `jax` "
@@ -120,6 +125,7 @@ def main(argv):
         Worker(system, devices)
         for system in _systems()
         for devices in (1, _RANKS.value)
+        if (system, devices > 1) in _NAMES
     ]
     for worker in workers:
         worker.run(1)  # the first steps after the first are slower
@@ -135,15 +141,15 @@ def _print_table(workers):
     plain = workers[0]
     alone = {w.system: w for w in workers if w.devices == 1}
     print(
-        f"{'system, devices':24} {'step':>7} {'speed-up':>9} {'over own':>9} "
+        f"{'system, devices':25} {'step':>7} {'speed-up':>9} {'over own':>9} "
         f"{'cores':>6} {'first step':>11} {'first loss':>11}"
     )
     for worker in workers:
         step = statistics.median(worker.steps)
         print(
-            f"{worker.name:24} {step * 1e3:4.0f} ms "
+            f"{worker.name:25} {step * 1e3:4.0f} ms "
             f"{_ratio(plain, worker):9.3f} "
-            f"{_ratio(alone[worker.system], worker):9.3f} "
+            f"{_ratio(alone.get(worker.system, plain), worker):9.3f} "
             f"{statistics.median(worker.cores):6.2f} "
             f"{worker.first['first_step']:9.1f} s "
             f"{worker.first['loss']:11.5f}"

@@ -4,6 +4,7 @@ A device is one core: one intra-op thread, and as many inter-op threads as
 there are devices. These are options of a process, hence one per configuration.
 """
 
+import functools
 import itertools
 import json
 import statistics
@@ -16,7 +17,7 @@ from benchmarks.step_clock import StepClock
 from benchmarks.tensor_parallel import models
 
 
-def train_with_tfscale(name, num_devices):
+def train_with_tfscale(name, num_devices, **kwargs):
     """Plain Keras on one device, a `MeshStrategy` on several."""
     import tensorflow as tf
 
@@ -31,7 +32,7 @@ def train_with_tfscale(name, num_devices):
     else:
         mesh = tfscale.device_mesh(model=num_devices)
         layouts = models.layout_map(name, mesh)
-        with tfscale.MeshStrategy(mesh, layouts).scope():
+        with tfscale.MeshStrategy(mesh, layouts, **kwargs).scope():
             model = models.compiled(name)
     return _by_fit(model, batches)
 
@@ -79,6 +80,7 @@ def _by_fit(model, batches):
 
 SYSTEMS = {
     "tfscale": train_with_tfscale,
+    "sequence": functools.partial(train_with_tfscale, sequence_parallel=True),
     "dtensor": train_with_dtensor,
     "jax": train_with_jax,
 }
