@@ -141,17 +141,23 @@ class CollectivesTest(tf.test.TestCase, parameterized.TestCase):
 
         def compute(replica, rank):
             value = tf.constant(x[replica, rank])
-            with tf.GradientTape() as tape:
-                tape.watch(value)
-                y = operator(value)
             given = tf.constant(dy[replica, rank])
-            return y, tape.gradient(y, value, output_gradients=given)
+            with tf.GradientTape() as outer:
+                outer.watch(given)
+                with tf.GradientTape() as tape:
+                    tape.watch(value)
+                    y = operator(value)
+                dx = tape.gradient(y, value, output_gradients=given)
+            # The backward is the transpose: its own transpose is the forward.
+            again = outer.gradient(dx, given, output_gradients=value)
+            return y, dx, again
 
         found, _ = on_each(*size, compute)
         for replica in range(num_replicas):
             for rank in range(num_ranks):
-                y, dx = found[replica][rank]
+                y, dx, again = found[replica][rank]
                 np.testing.assert_array_equal(y, expected[replica][rank])
+                np.testing.assert_array_equal(again, expected[replica][rank])
                 np.testing.assert_array_equal(
                     dx, backward(list(dy[replica]), rank)
                 )

@@ -20,6 +20,7 @@ VECTORS = dict(
     y=RANDOM.randn(32, 12).astype("float32"),
     batch_size=16,
 )
+RANDOM_TOKENS = RANDOM.randint(0, 24, (32, 6))
 # A product in bfloat16 has 8 binary digits, in float16 11. Ranks round each
 # term of a sum where one device rounds the sum; weights stay in float32 and
 # differ by what steps of gradients of that precision do.
@@ -52,6 +53,39 @@ def channels():
     x = LAYERS.Conv2D(4, 1, name="joined")(x)
     x = LAYERS.GlobalAveragePooling2D(name="pool")(x)
     return keras.Model(inputs, x)
+
+
+def causal():
+    x = inputs = keras.Input((6, 4))
+    for name in ("split", "joined"):
+        x = LAYERS.Conv1D(4, 3, padding="causal", dilation_rate=2, name=name)(x)
+    return keras.Model(inputs, x)
+
+
+class StandardizedConv(LAYERS.Conv2D):
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, keras.ops.normalize(kernel, 2))
+
+
+class TiedDense(LAYERS.Dense):
+    @property
+    def kernel(self):
+        return self._kernel + keras.ops.mean(self._kernel)
+
+
+class TalkingHeads(LAYERS.GroupQueryAttention):
+    def _masked_softmax(self, scores, attention_mask=None):
+        weights = super()._masked_softmax(scores, attention_mask)
+        return weights + keras.ops.roll(weights, 1, axis=1)
+
+
+def overridden():
+    """What is called is Keras' own, but what that calls is not."""
+    x = inputs = keras.Input((4, 4, 4))
+    x = StandardizedConv(8, 1, name="channels")(x)
+    x = LAYERS.Reshape((16, 8), name="sequence")(x)
+    x = TalkingHeads(4, 4, 2, name="heads")(x, x)
+    return keras.Model(inputs, TiedDense(6, name="dense")(x))
 
 
 def normalized():
@@ -140,6 +174,22 @@ JOBS = {
             "joined/kernel": (None, None, "model", None),
         },
     ),
+    "causal": (
+        of_shape(causal, (6, 4), (6, 4)),
+        {
+            "split/kernel": (None, None, "model"),
+            "joined/kernel": (None, "model", None),
+        },
+    ),
+    "overridden": (
+        of_shape(overridden, (4, 4, 4), (16, 6)),
+        {
+            "channels/kernel": (None, None, "model", None),
+            "heads/(query|key|value)/kernel": (None, "model", None),
+            "heads/attention_output/kernel": ("model", None, None),
+            "dense/kernel": (None, "model"),
+        },
+    ),
     "layer_norm": (
         of_shape(normalized, (12,), (12,)),
         {
@@ -178,18 +228,36 @@ def mlp():
     return keras.Model(inputs, LAYERS.Dense(12, name="down")(x))
 
 
-def both(train):
+def adapted():
+    """What LoRA can be enabled in, column- and row-parallel."""
+    tokens = keras.Input((6,), dtype="int32")
+    x = LAYERS.Embedding(24, 8, name="table")(tokens)
+    x = LAYERS.EinsumDense("abc,cde->abde", (None, 2, 8), name="heads")(x)
+    x = LAYERS.EinsumDense("abde,dec->abc", (None, 8), name="merged")(x)
+    x = LAYERS.Dense(24, activation="relu", name="up")(x)
+    return keras.Model(tokens, LAYERS.Dense(12, name="down")(x))
+
+
+ADAPTED = {
+    **PAIR,
+    "table/embeddings": ("model", None),
+    "heads/kernel": (None, "model", None),
+    "merged/kernel": ("model", None, None),
+}
+
+
+def both(train, build=mlp, layouts=PAIR):
     """What `train(model)` returns on one device, and on 2 x 2."""
     results = []
     for on_mesh in (False, True):
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
         if not on_mesh:
-            results.append(train(mlp()))
+            results.append(train(build()))
             continue
         mesh = tfscale.device_mesh(data=2, model=2)
-        with tfscale.MeshStrategy(mesh, PAIR).scope():
-            results.append(train(mlp()))
+        with tfscale.MeshStrategy(mesh, layouts).scope():
+            results.append(train(build()))
     return results
 
 
@@ -256,6 +324,61 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             return [*losses, *model.get_weights()]
 
         for expected, found in zip(*both(train), strict=True):
+            same_numbers.assert_close(found, expected)
+
+    def test_a_loss_with_gradients_in_it(self):
+        # Once they came from another thread, as constants.
+        def train(model):
+            optimizer = keras.optimizers.SGD(1e-4)
+            optimizer.build(model.trainable_variables)
+
+            def step(x):
+                with tf.GradientTape() as outer:
+                    with tf.GradientTape() as tape:
+                        tape.watch(x)
+                        y = tf.reduce_sum(tf.square(model(x)))
+                    loss = tf.reduce_sum(tf.square(tape.gradient(y, x)))
+                gradients = outer.gradient(loss, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+
+            strategy = tf.distribute.get_strategy()
+            before = model.get_weights()
+            tf.function(lambda x: strategy.run(step, (x,)))(VECTORS["x"])
+            after = model.get_weights()
+            return [now - then for now, then in zip(after, before)]
+
+        # Two replicas add up gradients of the same rows.
+        for expected, found in zip(*both(train), strict=True):
+            self.assertGreater(np.abs(expected).max(), 1e-3)
+            same_numbers.assert_close(found, 2 * expected)
+
+    def test_low_rank_adaptation_in_mid_training(self):
+        names = ("table", "heads", "merged", "up", "down")
+
+        def train(model):
+            fit = dict(
+                x=RANDOM_TOKENS,
+                y=VECTORS["y"][:, None].repeat(6, 1),
+                batch_size=16,
+                shuffle=False,
+                verbose=0,
+            )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(**fit)
+            for name in names:
+                model.get_layer(name).enable_lora(
+                    2, a_initializer="ones", b_initializer="ones"
+                )
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(**fit)
+            if hasattr(model.get_layer("up"), "_sharded_call"):
+                for name in names:
+                    call = model.get_layer(name)._sharded_call
+                    self.assertIsNotNone(call.rule)
+                    self.assertEqual(call.rule.keeps, name in ("heads", "up"))
+            return [*model.get_weights(), model.predict(fit["x"], verbose=0)]
+
+        for expected, found in zip(*both(train, adapted, ADAPTED), strict=True):
             same_numbers.assert_close(found, expected)
 
 

@@ -27,6 +27,8 @@ from tfscale.tensor_parallel import sequence
 _REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
 _HUB_FAMILIES = ("llama", "mistral", "qwen")
 _HEADS = -2
+# What `call` consists of, beside the projections.
+_PARTS = ("_compute_attention", "_masked_softmax")
 
 
 def is_attention(layer) -> bool:
@@ -35,13 +37,16 @@ def is_attention(layer) -> bool:
     Its `call` projects with `_query_dense`, `_key_dense` and `_value_dense`,
     may repeat keys and values along dim 2, and ends with `_output_dense`.
     """
-    call = getattr(type(layer), "call", None)
-    if call is keras.layers.MultiHeadAttention.call:
+    if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
         # What Keras' own leaves divided is found by analysis.
         return hasattr(layer, "model_parallel_dims")
-    if call is keras.layers.GroupQueryAttention.call:
+    if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
         return True
-    return getattr(call, "__module__", None) in {
+    modules = {
+        getattr(getattr(type(layer), name, None), "__module__", None)
+        for name in ("call", *_PARTS)
+    }
+    return len(modules) == 1 and modules <= {
         f"keras_hub.src.models.{name}.{name}_attention"
         for name in _HUB_FAMILIES
     }

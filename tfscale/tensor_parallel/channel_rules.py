@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import low_rank
 from tfscale.tensor_parallel import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -21,24 +22,23 @@ _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 def make_rule(layer) -> rules.Rule | None:
     """The rule of a layer that has sharded channels."""
-    call = type(layer).call
-    if call in {kind.call for kind in _CONVOLUTIONS}:
+    if rules.runs_as(layer, _CONVOLUTIONS, "kernel", "convolution_op"):
         return _convolution(layer)
-    if call in {kind.call for kind in _DEPTHWISE}:
+    if rules.runs_as(layer, _DEPTHWISE):
         if rules.split_dim(layer.kernel) == len(
             layer.kernel.shape
         ) - 2 and rules.is_elementwise(layer.activation):
             return _Depthwise(layer, _channel_dim(layer))
         return None
-    if call is keras.layers.BatchNormalization.call:
+    if rules.runs_as(layer, [keras.layers.BatchNormalization], "_moments"):
         return _batch_normalization(layer)
-    if call is keras.layers.LayerNormalization.call:
+    if rules.runs_as(layer, [keras.layers.LayerNormalization]):
         return _layer_normalization(layer)
     return None
 
 
 def _convolution(layer):
-    if layer.lora_enabled or layer.groups != 1:
+    if layer.groups != 1:
         return None
     dim = rules.split_dim(layer._kernel)
     rank = len(layer._kernel.shape)
@@ -72,6 +72,22 @@ def _channel_dim(layer):
     return -layer.rank - 1
 
 
+def _convolve(layer, inputs):
+    """What `call` does before the bias, with this rank's shard."""
+    padding = layer.padding
+    if padding == "causal":
+        inputs = keras.ops.pad(inputs, layer._compute_causal_padding())
+        padding = "valid"
+    return keras.ops.conv(
+        inputs,
+        low_rank.shard_of(layer, "kernel"),
+        strides=list(layer.strides),
+        padding=padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
+
+
 def _add_bias(layer, x, bias):
     shape = [1] * x.shape.rank
     shape[_channel_dim(layer)] = -1
@@ -85,9 +101,7 @@ class _OutputChannels(rules.Rule):
 
     def run(self, inputs):
         layer = self.layer
-        x = layer.convolution_op(
-            collectives.copy_to_ranks(inputs), rules.shard_of(layer.kernel)
-        )
+        x = _convolve(layer, collectives.copy_to_ranks(inputs))
         if layer.use_bias:
             x = _add_bias(layer, x, rules.part_of(layer.bias, 0))
         return self.activate(x)
@@ -103,10 +117,7 @@ class _InputChannels(rules.Rule):
 
     def run(self, inputs):
         layer = self.layer
-        x = layer.convolution_op(
-            self.take(inputs), rules.shard_of(layer.kernel)
-        )
-        x = collectives.reduce_from_ranks(x)
+        x = collectives.reduce_from_ranks(_convolve(layer, self.take(inputs)))
         if layer.use_bias:
             x = _add_bias(layer, x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

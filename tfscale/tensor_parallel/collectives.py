@@ -18,6 +18,9 @@ two are g-bar and its conjugate in Korthikanti et al., Reducing Activation
 Recomputation in Large Transformer Models (2022), section 4.2.2. What is on the
 whole side of an operator is the same tensor on all ranks, value and gradient.
 
+Each one's backward is another one of them, its transpose, and so has a gradient
+itself: a loss may contain gradients (a gradient penalty).
+
 With one rank, and outside of a replica, all of them return what they got.
 """
 
@@ -115,19 +118,19 @@ def meeting_place():
 @tf.custom_gradient
 def copy_to_ranks(x):
     """The same tensor, whose gradient is the sum over the ranks (f)."""
-    return tf.identity(x), sum_over_ranks
+    return tf.identity(x), reduce_from_ranks
 
 
 @tf.custom_gradient
 def reduce_from_ranks(x):
     """The sum over the ranks, whose gradient is every rank's own (g)."""
-    return sum_over_ranks(x), tf.identity
+    return sum_over_ranks(x), copy_to_ranks
 
 
 @tf.custom_gradient
 def total_over_ranks(x):
     """The sum over the ranks, of which each rank makes its own use."""
-    return sum_over_ranks(x), sum_over_ranks
+    return sum_over_ranks(x), total_over_ranks
 
 
 def split_to_ranks(x, dim: int):
@@ -135,7 +138,7 @@ def split_to_ranks(x, dim: int):
 
     @tf.custom_gradient
     def split(x):
-        return own_part(x, dim), lambda dy: concat_over_ranks(dy, dim)
+        return own_part(x, dim), lambda dy: gather_from_ranks(dy, dim)
 
     return split(x) if num_ranks() > 1 else x
 
@@ -145,7 +148,7 @@ def gather_from_ranks(x, dim: int):
 
     @tf.custom_gradient
     def gather(x):
-        return concat_over_ranks(x, dim), lambda dy: own_part(dy, dim)
+        return concat_over_ranks(x, dim), lambda dy: split_to_ranks(dy, dim)
 
     if num_ranks() == 1:
         return x
@@ -189,7 +192,7 @@ def reduce_scatter(x, dim: int):
 
     @tf.custom_gradient
     def scatter(x):
-        return sum_of_parts(x, dim), lambda dy: concat_over_ranks(dy, dim)
+        return sum_of_parts(x, dim), lambda dy: all_gather(dy, dim)
 
     return scatter(x) if num_ranks() > 1 else x
 
@@ -199,7 +202,7 @@ def all_gather(x, dim: int):
 
     @tf.custom_gradient
     def gather(x):
-        return concat_over_ranks(x, dim), lambda dy: sum_of_parts(dy, dim)
+        return concat_over_ranks(x, dim), lambda dy: reduce_scatter(dy, dim)
 
     return gather(x) if num_ranks() > 1 else x
 

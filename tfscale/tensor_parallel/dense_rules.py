@@ -13,18 +13,18 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import low_rank
 from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
+
+_KINDS = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
 def make_rule(layer) -> rules.Rule | None:
     """The rule of a Dense or EinsumDense layer with a sharded kernel."""
-    if type(layer).call not in (
-        keras.layers.Dense.call,
-        keras.layers.EinsumDense.call,
-    ):
+    if not rules.runs_as(layer, _KINDS, "kernel"):
         return None
-    if layer.lora_enabled or layer.quantization_mode is not None:
+    if layer.quantization_mode is not None:
         return None
     dim = rules.split_dim(layer._kernel)
     if dim is None:
@@ -70,7 +70,7 @@ class _Column(rules.Rule):
         x = _contract(
             layer,
             sequence.enter(inputs),
-            rules.shard_of(layer.kernel),
+            low_rank.shard_of(layer, "kernel"),
         )
         if layer.bias is not None:
             x = keras.ops.add(x, self._bias())
@@ -129,7 +129,8 @@ class _Row(rules.Rule):
 
     def run(self, inputs, training=None):
         layer = self.layer
-        x = _contract(layer, self.take(inputs), rules.shard_of(layer.kernel))
+        kernel = low_rank.shard_of(layer, "kernel")
+        x = _contract(layer, self.take(inputs), kernel)
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:

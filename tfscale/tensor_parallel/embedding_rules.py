@@ -12,6 +12,7 @@ import keras
 
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import low_rank
 from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
 
@@ -20,9 +21,10 @@ _REVERSIBLE = keras.layers.ReversibleEmbedding
 
 def make_rule(layer) -> rules.Rule | None:
     """The rule of an Embedding or ReversibleEmbedding with a sharded table."""
-    if type(layer).call not in (keras.layers.Embedding.call, _REVERSIBLE.call):
+    kinds = (keras.layers.Embedding, _REVERSIBLE)
+    if not rules.runs_as(layer, kinds, "embeddings", "compute_mask"):
         return None
-    if layer.lora_enabled or layer.quantization_mode is not None:
+    if layer.quantization_mode is not None:
         return None
     dim = rules.split_dim(layer._embeddings)
     if dim is None:
@@ -64,7 +66,7 @@ class _VocabularyParallel(rules.Rule):
         if reverse:
             return self._logits(inputs)
         layer = self.layer
-        table = rules.shard_of(layer.embeddings)
+        table = low_rank.shard_of(layer, "embeddings")
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = table.shape[0]
@@ -83,7 +85,8 @@ class _VocabularyParallel(rules.Rule):
     def _logits(self, inputs):
         layer = self.layer
         if layer.tie_weights:
-            kernel = keras.ops.transpose(rules.shard_of(layer.embeddings))
+            table = low_rank.shard_of(layer, "embeddings")
+            kernel = keras.ops.transpose(table)
         else:
             kernel = rules.shard_of(layer.reverse_embeddings)
         inputs = sequence.enter(inputs)
@@ -110,6 +113,6 @@ class _ColumnEmbedding(rules.Rule):
     def run(self, inputs):
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
-        table = rules.shard_of(self.layer.embeddings)
+        table = low_rank.shard_of(self.layer, "embeddings")
         outputs = keras.ops.take(table, inputs, axis=0)
         return self.give(keras.ops.cast(outputs, self.layer.compute_dtype))

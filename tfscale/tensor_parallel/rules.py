@@ -15,8 +15,8 @@ by analysis.py; by default it is put together at once, which is always right.
 A layer of `tfscale.layers` says so itself, with two attributes that Keras'
 layers do not have: `gather_output` of a column-parallel layer, and
 `input_is_parallel` of a row-parallel one.
-Of a layer that is not one of Keras' own, or a subclass with a `call` of its
-own, nothing is assumed.
+Of a layer that is not one of Keras' own, or a subclass that overrides what its
+`call` consists of, nothing is assumed.
 """
 
 import abc
@@ -154,6 +154,25 @@ class Rule(abc.ABC):
         method `whole_size`.
         """
         return inputs.shape[self.sink_dim] != self.whole_size()
+
+
+def runs_as(layer, kinds, *parts: str) -> bool:
+    """Whether a layer computes what one of some classes of Keras does.
+
+    Args:
+        layer: The layer, perhaps of a subclass.
+        kinds: The classes.
+        parts: Methods and properties that `call` uses, and a subclass may
+            have overridden.
+    """
+    kind = type(layer)
+    return any(
+        all(
+            getattr(kind, name, None) is getattr(known, name)
+            for name in ("call", *parts)
+        )
+        for known in kinds
+    )
 
 
 def shard_of(variable):

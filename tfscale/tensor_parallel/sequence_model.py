@@ -145,10 +145,17 @@ class ModelCall:
         Warns:
             UserWarning: If nothing can be divided along the sequence.
         """
-        key = tuple(
-            (tuple(x.shape[1:]), str(x.dtype))
-            for x in keras.tree.flatten(inputs)
+        calls = list(analysis.sharded_calls(self._model))
+        key = (
+            # They are others once a layer has got LoRA.
+            *(call.rule for call in calls),
+            *(
+                (tuple(x.shape[1:]), str(x.dtype))
+                for x in keras.tree.flatten(inputs)
+            ),
         )
+        if any(call.rule and not call.is_decided for call in calls):
+            analysis.analyse(self._model, self._num_ranks)
         if key not in self.found:
             plan, reason = sequence_analysis.find_plan(
                 self._model, inputs, self._num_ranks

@@ -87,21 +87,31 @@ class ShardedCall:
         self._call = call
         self._make_rule = make_rule
         self._decide = decide
+        self._kind = self._rule = None
         self.is_decided = False
         self.reason = None
 
-    @functools.cached_property
+    @property
     def rule(self) -> Rule | None:
-        """The rule of the layer, None if its weights are put together."""
-        rule = self._make_rule(self._layer)
-        if rule is not None and rule.sink_dim is not None:
-            # It names the size of the whole input, and says no to a part.
-            self._layer.input_spec = None
-        return rule
+        """The rule of the layer, None if its weights are put together.
+
+        It is another one, and has to be decided on, once the layer or a part
+        of it has been quantized or has got LoRA.
+        """
+        kind = tuple(map(_kind_of, self._layer._flatten_layers()))
+        if kind != self._kind:
+            rule = self._make_rule(self._layer)
+            if rule is not None and rule.sink_dim is not None:
+                # It names the size of the whole input, and says no to a part.
+                self._layer.input_spec = None
+            self._kind, self._rule = kind, rule
+            self.is_decided, self.reason = False, None
+        return self._rule
 
     def __call__(self, *args, **kwargs):
         """Calls the layer by its rule on ranks, and as it is elsewhere."""
-        if self.rule is None:
+        rule = self.rule
+        if rule is None:
             return self._call(*args, **kwargs)
         if getattr(_thread, "recorded", None) is not None:
             return self._record(args, kwargs)
@@ -110,7 +120,7 @@ class ShardedCall:
         if not self.is_decided:
             self._decide()
             self.is_decided = True
-        return self.rule.run(*args, **kwargs)
+        return rule.run(*args, **kwargs)
 
     def _record(self, args, kwargs):
         if _thread.is_inside:
@@ -155,3 +165,10 @@ class ShardedCall:
         ):
             outputs = tf.split(outputs, count, axis=1)[0]
         return outputs
+
+
+def _kind_of(layer):
+    return (
+        getattr(layer, "quantization_mode", None),
+        getattr(layer, "lora_enabled", False),
+    )
