@@ -27,7 +27,7 @@ from tfscale.pipeline.trace import TracedStage
 
 @dataclasses.dataclass
 class Tensors:
-    """All tensors of a step of one replica, by the keys of trace.py.
+    """All tensors of a step of one replica, by the keys of stage_graph.py.
 
     Attributes:
         shared: Parameters, which all microbatches use.

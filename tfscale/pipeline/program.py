@@ -1,6 +1,7 @@
 """All functions of a model, traced for each kind of batch."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import keras
@@ -9,6 +10,9 @@ import tensorflow as tf
 from tfscale.pipeline import trace
 from tfscale.pipeline.phases import Phase
 from tfscale.pipeline.plan import Plan
+from tfscale.pipeline.stage_graph import StageGraph
+from tfscale.pipeline.stage_graph import Targets
+from tfscale.pipeline.stage_graph import TraceOptions
 from tfscale.tensor_parallel import collectives
 
 
@@ -75,7 +79,7 @@ class Programs:
     def _trace(self, inputs, targets, training):
         """Traces every stage for microbatches; a program for each rank."""
         plan, schedule = self._plan, self._plan.schedule
-        options = trace.TraceOptions(
+        options = TraceOptions(
             training=training,
             accumulate=schedule.num_microbatches > 1,
             recompute=plan.recompute,
@@ -90,7 +94,7 @@ class Programs:
         }
         fed = dict(known)
         if targets is not None:
-            targets = trace.Targets(
+            targets = Targets(
                 self._compile_loss,
                 targets,
                 tuple(
@@ -117,7 +121,8 @@ class Programs:
                     for key in (("value", value), ("mask", value))
                     if key in known
                 ]
-                arguments = (
+                make_graph = functools.partial(
+                    StageGraph,
                     stage,
                     plan.numbers,
                     {key: known[key] for key in keys},
@@ -128,10 +133,10 @@ class Programs:
                 home = schedule.stage_devices[stage.index]
                 devices = [of_replica[home] for of_replica in self._devices]
                 if len(devices[0]) == 1:
-                    traced.append([trace.trace_stage(*arguments)])
+                    traced.append([trace.trace_stage(make_graph())])
                 else:
                     traced.append(
-                        trace.trace_on_ranks(*arguments, devices, sequence_plan)
+                        trace.trace_on_ranks(make_graph, devices, sequence_plan)
                     )
                 known.update(traced[-1][0].outputs)
             last = traced[-1][0]

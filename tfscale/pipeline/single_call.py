@@ -12,6 +12,8 @@ from tfscale.pipeline import trace
 from tfscale.pipeline.graph import Call
 from tfscale.pipeline.graph import Graph
 from tfscale.pipeline.graph import Value
+from tfscale.pipeline.stage_graph import StageGraph
+from tfscale.pipeline.stage_graph import TraceOptions
 from tfscale.pipeline.stages import Stage
 
 # What a dimension counts that is unknown and not the batch, a sequence mostly.
@@ -88,20 +90,20 @@ def _trace(graph, call, rows, differentiable):
         outputs=call.outputs,
         variables=variables,
     )
+    stage_graph = StageGraph(
+        stage,
+        {id(v): number for number, v in enumerate(variables)},
+        {
+            ("value", value): tensor_spec(graph, value, rows)
+            for value in stage.inputs
+        },
+        differentiable,
+        None,
+        # What nothing trainable leads to has no backward.
+        TraceOptions(training=call.outputs[0] in differentiable),
+    )
     with tf.init_scope():
-        traced = trace.trace_stage(
-            stage,
-            {id(v): number for number, v in enumerate(variables)},
-            {
-                ("value", value): tensor_spec(graph, value, rows)
-                for value in stage.inputs
-            },
-            differentiable,
-            None,
-            # What nothing trainable leads to has no backward.
-            trace.TraceOptions(training=call.outputs[0] in differentiable),
-        )
-    return SingleCall(stage, traced, variables)
+        return SingleCall(stage, trace.trace_stage(stage_graph), variables)
 
 
 def _differentiable(graph):
