@@ -309,6 +309,43 @@ class WrongMeshTest(parameterized.TestCase):
             "CPU:1 2 times",
         )
 
+    def test_what_is_made_outside_of_the_scope(self):
+        # TensorFlow says which strategy is not which.
+        def fit(model):
+            model.fit(TOKENS, TARGETS, verbose=0)
+
+        def compiled(model):
+            model.compile("adam", "mse")
+            fit(model)
+
+        def adapted(model):
+            model.get_layer("a").enable_lora(2)
+            with model.distribute_strategy.scope():
+                compiled(model)
+
+        def by_hand(model):
+            optimizer = keras.optimizers.Adam()
+
+            def step():
+                gradients = [tf.zeros(v.shape) for v in variables]
+                optimizer.apply(gradients, variables)
+
+            variables = model.trainable_variables
+            model.distribute_strategy.run(step)
+
+        for do, received in (
+            (compiled, "a model and an optimizer, one of which"),
+            (by_hand, "a model and an optimizer, one of which"),
+            (adapted, "'a/lora_kernel_a:0', made outside"),
+        ):
+            with strategy(data=2).scope():
+                model = build()
+            with self.assertRaisesRegex(
+                ValueError,
+                f"made in its scope. Received: {received}.*strategy.scope",
+            ):
+                do(model)
+
     def test_axes_may_be_missing_and_in_any_order(self):
         mesh = self.mesh(
             {"pipeline": 2, "data": 2}, ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.scope import Scope
 from tfscale.distribute.loading import load_all_or_nothing
 from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
@@ -100,6 +101,15 @@ class MeshStrategy(tf.distribute.Strategy):
                 self, self._device_grid, layouts, zero_stage, sequence_parallel
             )
         )
+
+    def scope(self) -> Scope:
+        """See `tf.distribute.Strategy.scope`.
+
+        Raises:
+            ValueError: When it is left, if something met in it that was made
+                in it and something that was not.
+        """
+        return Scope(super().scope())
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:
