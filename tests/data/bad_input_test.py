@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from unittest import mock
@@ -238,7 +239,26 @@ class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):
             data.pipeline(data.arrays(np.arange(9)), batch_size=3, **kwargs)
 
 
-class CacheTest(tf.test.TestCase):
+def _other_rows(path):
+    """300 rows, of which one depends on the path."""
+    rows = np.arange(300)
+    rows[155] = 1000 if path.endswith("two") else 155
+    return rows
+
+
+def _other_files(path):
+    """300 files that hold the same, and a shard; one of them is another."""
+    os.makedirs(path)
+    for row in _other_rows(path):
+        tf.io.write_file(os.path.join(path, f"{row:04}"), "same")
+    shard = path + ".tfrecord"
+    with tf.io.TFRecordWriter(shard) as writer:
+        for row in _other_rows(path):
+            writer.write(str(row).encode())
+    return os.path.join(path, "*"), shard
+
+
+class CacheTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = os.path.join(self.create_tempdir(), "cache")
@@ -337,17 +357,91 @@ class CacheTest(tf.test.TestCase):
 
         def parse(number):
             values = tf.fill([100], number)
-            # Record 0 is compared; no other may be parsed again.
-            check = tf.debugging.Assert(number < 1, ["parsed again"])
+            # Some are made again and compared: not the fifth of ten records.
+            check = tf.debugging.Assert(number != 4, ["parsed again"])
             with tf.control_dependencies([check]):
                 return tf.identity(values)
 
         self.assertLen(list(self._file(parse=parse)), 2)
 
-    def test_a_cache_of_other_data_is_refused(self):
+    def test_a_cache_of_another_parse_is_refused(self):
         self._file()
         with self.assertRaisesRegex(ValueError, "have changed.*Delete"):
             self._file(parse=lambda x: tf.fill([100], x + 1))
+
+    def test_a_parse_that_differs_in_later_records_is_refused(self):
+        # Once the first record alone was compared: here it is all zeros.
+        self._file()
+        with self.assertRaisesRegex(ValueError, "record 1 differs"):
+            self._file(parse=lambda x: tf.fill([100], 2 * x))
+
+    @parameterized.named_parameters(
+        ("arrays", lambda path: data.arrays(_other_rows(path))),
+        ("files", lambda path: data.files(_other_files(path))),
+        ("tfrecords", lambda path: data.tfrecords(_other_files(path)[1])),
+        ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
+    )
+    def test_other_data_of_the_same_shape_has_a_cache_of_its_own(self, make):
+        # Hundreds of records, so that no sample of them tells.
+        folder = self.create_tempdir().full_path
+        seen = []
+        for which in ("one", "two"):
+            path = os.path.join(folder, which)
+            pipeline = data.pipeline(
+                make(path),
+                parse=lambda *record: record[0],
+                batch_size=10**6,
+                shuffle=False,
+                cache="file",
+                cache_dir=self.folder,
+            )
+            seen.append(next(pipeline.as_numpy_iterator()).tolist())
+        self.assertNotEqual(*seen)
+        self.assertLen(os.listdir(self.folder), 2)
+
+    def test_a_damaged_record_of_a_cache_is_no_record(self):
+        self._file()
+        (name,) = os.listdir(self.folder)
+        path = os.path.join(self.folder, name, "records.tfrecord")
+        _damage(path, os.path.getsize(path) * 9 // 20)  # in the fifth record
+        with self.assertRaisesRegex(tf.errors.DataLossError, "corrupted"):
+            list(self._file())
+
+    @parameterized.parameters("records.tfrecord", "offsets.npy")
+    def test_a_cache_that_is_not_whole_is_named(self, file):
+        self._file()
+        (name,) = os.listdir(self.folder)
+        path = os.path.join(self.folder, name, file)
+        os.truncate(path, os.path.getsize(path) // 2)
+        with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
+            self._file()
+        os.remove(path)
+        with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
+            self._file()
+
+    def test_a_remote_cache_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "this machine.*ram://cache"):
+            self._pipeline(cache="file", cache_dir="ram://cache")
+
+    def test_what_fails_while_a_cache_is_written_is_not_the_disk(self):
+        path = _shard(self.create_tempdir().full_path)
+        _damage(path, 3 * _RECORD + 14)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, path):
+            data.pipeline(
+                data.tfrecords(path),
+                batch_size=2,
+                cache="file",
+                cache_dir=self.folder,
+            )
+        self.assertEmpty(os.listdir(self.folder))
+
+    def test_what_another_host_is_writing_is_left_alone(self):
+        self._file()
+        (name,) = os.listdir(self.folder)
+        other = f"{name}.partial-{socket.gethostname()}-2-99999999"
+        os.mkdir(os.path.join(self.folder, other))
+        self._file()
+        self.assertIn(other, os.listdir(self.folder))
 
     def test_a_killed_run_leaves_nothing_in_the_way(self):
         code = (

@@ -15,6 +15,7 @@ from tfscale.data.plan import make_plan
 from tfscale.data.position import Position
 
 KINDS = ("auto", "memory", "file", "none")
+_COMPARED = 8  # records of a cache that are made again, to be compared
 
 
 def cached(recipe, kind, cache_dir, first, budget):
@@ -38,6 +39,14 @@ def cached(recipe, kind, cache_dir, first, budget):
         raise ValueError(
             f"`cache` must be one of {KINDS}. Received: cache={kind!r}."
         )
+    if cache_dir is not None:
+        cache_dir = os.fspath(cache_dir)
+        if "://" in cache_dir:
+            raise ValueError(
+                "`cache_dir` must be a directory of this machine: a cache is "
+                "read at random, and is there to save the way to a remote one."
+                f" Received: cache_dir={cache_dir!r}."
+            )
     need = memory.size_of(first) * recipe.source.num_records
     fits = f"{need / 2**20:.1f} MiB of records, {budget / 2**20:.0f} MiB budget"
     if kind == "memory" and need > budget:
@@ -63,7 +72,7 @@ def cached(recipe, kind, cache_dir, first, budget):
     if kind == "memory":
         cache = MemoryCache(recipe.spec, recipe.source.num_records)
     elif kind == "file":
-        cache = _file(recipe, cache_dir, first, need)
+        cache = _file(recipe, cache_dir, need)
     return dataclasses.replace(
         recipe, cache=cache, cache_kind=kind, cache_reason=reason
     )
@@ -85,11 +94,10 @@ def _free(directory):
     return shutil.disk_usage(directory).free
 
 
-def _file(recipe, cache_dir, first, need):
+def _file(recipe, cache_dir, need):
     source = recipe.source
-    directory = file_cache.place(
-        cache_dir, source.kind, source.num_records, recipe.spec
-    )
+    numbers, some = source.some(_COMPARED)
+    directory = file_cache.place(cache_dir, source, recipe.spec, some)
     plan = make_plan(
         num_records=source.num_records,
         batch_size=1,
@@ -105,4 +113,8 @@ def _file(recipe, cache_dir, first, need):
     records = chain.keyed_records(in_order, Position(0))
     records = records.map(lambda _, record: record).prefetch(tf.data.AUTOTUNE)
     file_cache.write(directory, records, recipe.spec, need)
-    return FileCache(directory, recipe.spec, first)
+    cache = FileCache(directory, recipe.spec)
+    # A tuple is several arguments to `map`, and one record to `parsed`.
+    parsed = some.map(lambda *r: recipe.parsed(r if len(r) > 1 else r[0]))
+    cache.check(numbers, parsed)
+    return cache

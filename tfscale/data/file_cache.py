@@ -5,6 +5,9 @@ is killed leaves no lock and no half a cache, two runs that write the same one
 do not disturb each other, and whoever finds a cache finds all of it.
 """
 
+import contextlib
+import functools
+import hashlib
 import json
 import os
 import shutil
@@ -24,38 +27,48 @@ class FileCache:
     Args:
         directory: String, where `write` has put them.
         spec: Structure of `tf.TensorSpec`, what a record is.
-        first: Structure of eager tensors: record 0, to compare.
 
     Raises:
-        ValueError: If the directory holds other data.
+        ValueError: If the directory does not hold a whole cache.
     """
 
-    def __init__(self, directory, spec, first):
+    def __init__(self, directory, spec):
+        self._directory = directory
         self._spec = spec
         self._path = os.path.join(directory, _RECORDS)
-        with tf.io.gfile.GFile(os.path.join(directory, _OFFSETS), "rb") as file:
-            self._offsets = tf.constant(np.load(file))
-        number = tf.data.Dataset.range(1).map(
-            lambda i: self.get_or_make(i, None)
-        )
         try:
-            kept = number.get_single_element()
-            keras.tree.assert_same_structure(kept, first)
-            same = all(
-                a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy())
-                for a, b in zip(
-                    keras.tree.flatten(kept), keras.tree.flatten(first)
-                )
-            )
-        except (ValueError, tf.errors.OpError):
-            same = False
-        if not same:
+            offsets = np.load(os.path.join(directory, _OFFSETS))
+            size = os.path.getsize(self._path)
+        except (OSError, ValueError) as error:
+            raise ValueError(_broken(directory, error)) from error
+        if size != offsets[-1]:
             raise ValueError(
-                "A cache must hold what `parse` returns now. Received: cache "
-                f"{directory}, whose first record differs: the data or `parse` "
-                "have changed. Delete that directory or use another "
-                "`cache_dir`."
+                _broken(directory, f"{size} bytes where {offsets[-1]} belong")
             )
+        self._offsets = tf.constant(offsets)
+
+    def check(self, numbers, records):
+        """Compares some records with what is kept.
+
+        Args:
+            numbers: Integers, the records' numbers.
+            records: `tf.data.Dataset` of these records, parsed now.
+
+        Raises:
+            ValueError: If they differ.
+        """
+        kept = tf.data.Dataset.from_tensor_slices(numbers).map(
+            lambda number: self.get_or_make(number, None)
+        )
+        for number, one, other in zip(numbers, kept, records, strict=True):
+            flat = zip(keras.tree.flatten(one), keras.tree.flatten(other))
+            if not all(np.array_equal(a, b) for a, b in flat):
+                raise ValueError(
+                    "A cache must hold what `parse` returns now. Received: "
+                    f"cache {self._directory}, whose record {number} differs: "
+                    "the data or `parse` have changed. Delete that directory "
+                    "or use another `cache_dir`."
+                )
 
     def is_full(self):
         """Every record is there: a bool scalar tensor; for tf.data."""
@@ -86,15 +99,32 @@ class FileCache:
         return keras.tree.pack_sequence_as(self._spec, parts)
 
 
-def place(cache_dir, kind, num_records, spec):
-    """The directory of one source's cache within `cache_dir`."""
+def place(cache_dir, source, spec, some):
+    """The directory of one source's cache within `cache_dir`.
+
+    Args:
+        cache_dir: String.
+        source: The source.
+        spec: Structure of `tf.TensorSpec`, what a parsed record is.
+        some: `tf.data.Dataset` of some of the source's records.
+
+    Returns:
+        String, another one for other data: sources of one shape, such as the
+        files of two workers, may share a `cache_dir`.
+    """
     parts = [
         f"{part.dtype.name}{part.shape.as_list()}"
         for part in keras.tree.flatten(spec)
     ]
-    name = f"{kind}-{num_records}-{'-'.join(parts)}"
+    name = f"{source.kind}-{source.num_records}-{'-'.join(parts)}"
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    return os.path.join(cache_dir, name[:120])
+    data = hashlib.blake2b(digest_size=8)
+    if source.identity is not None:
+        data.update(source.identity())
+    for record in some:
+        for part in keras.tree.flatten(record):
+            data.update(tf.io.serialize_tensor(part).numpy())
+    return os.path.join(cache_dir, f"{name[:100]}-{data.hexdigest()}")
 
 
 def write(directory, records, spec, need):
@@ -119,22 +149,32 @@ def write(directory, records, spec, need):
         raise OSError(_full(directory, need, free))
     partial = f"{directory}.partial-{socket.gethostname()}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
-    os.makedirs(partial)
     try:
-        _write(partial, records, spec)
+        with _disk(directory, need):
+            os.makedirs(partial)
+        _write(
+            partial, records, spec, functools.partial(_disk, directory, need)
+        )
         try:
             os.rename(partial, directory)
         except OSError:
             if not os.path.isdir(directory):  # nobody else was first
                 raise
-    except (OSError, tf.errors.OpError) as error:
-        free = shutil.disk_usage(parent).free
-        raise OSError(_full(directory, need, free)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(partial, records, spec):
+@contextlib.contextmanager
+def _disk(directory, need):
+    """Says what it means that writing fails."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        free = shutil.disk_usage(os.path.dirname(directory)).free
+        raise OSError(_full(directory, need, free)) from error
+
+
+def _write(partial, records, spec, disk):
     def serialize(*record):
         parts = keras.tree.flatten(record if len(record) > 1 else record[0])
         return tf.io.serialize_tensor(
@@ -142,14 +182,25 @@ def _write(partial, records, spec):
         )
 
     sizes = []
-    with tf.io.TFRecordWriter(os.path.join(partial, _RECORDS)) as writer:
-        for value in records.map(serialize).as_numpy_iterator():
+    # Reading fails for other reasons than writing, and says so itself.
+    writer = tf.io.TFRecordWriter(os.path.join(partial, _RECORDS))
+    for value in records.map(serialize).as_numpy_iterator():
+        with disk():
             writer.write(value)
-            sizes.append(len(value) + _FRAME)
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    np.save(os.path.join(partial, _OFFSETS), offsets)
-    with open(os.path.join(partial, _ABOUT), "w") as file:
-        json.dump({"num_records": len(sizes), "spec": str(spec)}, file)
+        sizes.append(len(value) + _FRAME)
+    with disk():
+        writer.close()
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        np.save(os.path.join(partial, _OFFSETS), offsets)
+        with open(os.path.join(partial, _ABOUT), "w") as file:
+            json.dump({"num_records": len(sizes), "spec": str(spec)}, file)
+
+
+def _broken(directory, reason):
+    return (
+        "A cache must be whole. Received: cache "
+        f"{directory}, which is damaged: {reason}. Delete that directory."
+    )
 
 
 def _full(directory, need, free):
@@ -166,7 +217,9 @@ def _sweep(directory):
     parent = os.path.dirname(directory)
     for name in os.listdir(parent) if os.path.isdir(parent) else ():
         pid = name.removeprefix(begin)
-        if name.startswith(begin) and not _is_alive(int(pid)):
+        # Names of hosts may begin alike: what follows must be all number.
+        ours = name.startswith(begin) and pid.isdecimal()
+        if ours and not _is_alive(int(pid)):
             shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
 
 

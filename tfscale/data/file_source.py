@@ -97,4 +97,5 @@ def _source(kind, paths, extras, decode=None, class_names=()):
         decode=decode,
         split=split,
         class_names=class_names,
+        identity=lambda: repr((paths, extras.tolist())).encode(),
     )

@@ -66,7 +66,10 @@ def pipeline(
             read; `"file"`, in `cache_dir`, written now and kept for later
             runs; `"none"`; or `"auto"`: memory if they fit the budget, else
             file if there is a `cache_dir` with room, else none.
-        cache_dir: String, a directory on a local disk.
+        cache_dir: String, a directory on a local disk, which pipelines may
+            share. A cache is found again by the names and sizes of what it was
+            made from, and by a few records, which are also parsed again and
+            compared. Delete it if data changes in place.
         shuffle_window: Integer, records that are mixed at a time where a
             source cannot be read at random. By default 512, or 16 MiB of small
             records, or what fits the budget.

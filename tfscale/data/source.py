@@ -30,6 +30,8 @@ class IndexedSource:
             source and the list of all workers' sizes; None where there are no
             files to share out.
         class_names: Strings, where labels are numbers of classes.
+        identity: Function that returns bytes, the same for the same records
+            only, where some records do not tell; else None.
     """
 
     kind: str
@@ -40,10 +42,18 @@ class IndexedSource:
     decode: Callable[..., Any] | None = None
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
     class_names: tuple[str, ...] = ()
+    identity: Callable[[], bytes] | None = None
 
     def first(self):
         """The first record, as eager tensors."""
         return self.read(tf.constant(0, tf.int64))
+
+    def some(self, count):
+        """Numbers of some records, spread out, and a dataset of them."""
+        numbers = _spread(self.num_records, count)
+        return numbers, tf.data.Dataset.from_tensor_slices(numbers).map(
+            self.read
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +113,20 @@ class BlockSource:
             )
         return record
 
+    def identity(self):
+        """Bytes that are the same for the same files' sizes."""
+        return self.blocks.tobytes()
+
+    def some(self, count):
+        """As of an `IndexedSource`; the first records of some blocks."""
+        filled = np.flatnonzero(self.blocks[:, 0])
+        blocks = filled[_spread(len(filled), count)]
+        firsts = np.cumsum(self.blocks[:, 0]) - self.blocks[:, 0]
+        records = tf.data.Dataset.from_tensor_slices(blocks).flat_map(
+            lambda block: self.read_block(block).take(1)
+        )
+        return firsts[blocks], records
+
 
 @dataclasses.dataclass(frozen=True)
 class StreamSource:
@@ -122,7 +146,18 @@ class StreamSource:
     decode: Callable[..., Any] | None = None
     split: None = None
     in_memory: bool = False
+    identity: None = None
 
     def first(self):
         """The first record, as eager tensors."""
         return next(iter(self.dataset.take(1)))
+
+    def some(self, count):
+        """As of an `IndexedSource`; those at the beginning."""
+        numbers = np.arange(min(count, self.num_records))
+        return numbers, self.dataset.take(count)
+
+
+def _spread(size, count):
+    """Up to `count` numbers from 0 to `size - 1`, both of them among these."""
+    return np.unique(np.linspace(0, size - 1, count).astype(np.int64))

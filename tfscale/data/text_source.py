@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data import array_source
 from tfscale.data import file_source
 from tfscale.data.source import IndexedSource
 
@@ -62,6 +63,7 @@ def tokens(ids, length, *, stride=None):
         read=gather,
         gather=gather,
         in_memory=True,
+        identity=lambda: array_source.digest(row),
     )
 
 
