@@ -6,6 +6,7 @@ import threading
 import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
+from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.variable_creator import VariableCreator
@@ -114,6 +115,10 @@ class MeshExtended(ModelRanks):
         for i, part in zip(divided, parts):
             sums[i] = part
         return sums
+
+    def _update(self, var, fn, args, kwargs, group):
+        update = mixed_update.of_parts(super()._update, self.slot_parts)
+        return update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
         if not self.slot_parts.are_updated:

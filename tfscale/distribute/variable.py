@@ -70,6 +70,9 @@ class MeshVariable(_Assigned, _tf_internals.MirroredVariable):
     Made by `MeshStrategy` for what is created in its scope, not by users.
     """
 
+    # The dim of a component that replicas divide, if they do.
+    replica_dim: int | None = None
+
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():
@@ -103,6 +106,7 @@ class ShardedVariable(MeshVariable):
         self, strategy, values, aggregation, var_policy=None, *, parts: Parts
     ):
         self._parts = parts
+        self.replica_dim = parts.replica_dim
         self._whole_shape = parts.whole_shape(values[0].shape)
         super().__init__(strategy, values, aggregation, var_policy)
 

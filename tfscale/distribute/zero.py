@@ -133,6 +133,23 @@ class SlotParts:
             with tf.device(component.device):
                 component.assign(whole, read_value=False)
 
+    def share(self, variable) -> None:
+        """See `gather`, for one variable, outside of replicas."""
+        dim = self.dim_of(variable)
+        if dim is None:
+            return
+        for rank in range(self._num_ranks):
+            components = _distributed(variable).values[rank :: self._num_ranks]
+            parts = []
+            for replica, component in enumerate(components):
+                with tf.device(component.device):
+                    value = component.read_value()
+                    parts.append(tf.split(value, len(components), dim)[replica])
+            for component in components:
+                with tf.device(component.device):
+                    whole = tf.concat(parts, axis=dim)
+                    component.assign(whole, read_value=False)
+
 
 class OwnPart:
     """What an optimizer updates of a variable, in the variable's place.

@@ -1,0 +1,61 @@
+"""Updates, outside of replicas, of weights by slots and of slots by weights.
+
+`strategy.extended.update(weight, fn, args=(slot,))` calls `fn` for each device
+with what it has of both: all of the weight, and where replicas divide slots a
+part of the slot. Here it gets the same part of the weight, and then replicas
+give each other what they have updated. `keras.callbacks.SwapEMAWeights` swaps
+weights with their averages in this way.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.distribute.variable import MeshVariable
+from tfscale.distribute.zero import SlotParts
+
+
+def of_parts(update: Callable, slot_parts: SlotParts) -> Callable:
+    """An `update` of an `extended` that gives `fn` parts of the same size.
+
+    Args:
+        update: Its method, with arguments `(var, fn, args, kwargs, group)`.
+        slot_parts: How replicas divide slots.
+    """
+
+    def call(var, fn, args, kwargs, group):
+        weights = _weights_of_slots((var, args, kwargs))
+        if not weights:
+            return update(var, fn, args, kwargs, group)
+
+        def part(value):
+            is_weight = any(value is weight for weight in weights)
+            return slot_parts.own_part(value) if is_weight else value
+
+        def fn_of_parts(component, *args, **kwargs):
+            if any(var is weight for weight in weights):
+                component = slot_parts.own_part(var)
+            args, kwargs = tf.nest.map_structure(part, (args, kwargs))
+            return fn(component, *args, **kwargs)
+
+        result = update(var, fn_of_parts, args, kwargs, group)
+        for weight in weights:
+            slot_parts.share(weight)
+        return result
+
+    return call
+
+
+def _weights_of_slots(values):
+    """Those that are whole on every replica, beside parts of such slots."""
+    variables = [
+        value
+        for value in tf.nest.flatten(values)
+        if isinstance(value, MeshVariable)
+    ]
+    shapes = [v.whole_shape for v in variables if v.replica_dim is not None]
+    return [
+        v
+        for v in variables
+        if v.replica_dim is None and v.whole_shape in shapes
+    ]
