@@ -1,4 +1,4 @@
-"""The scope of a strategy, where TensorFlow's errors of scope say what to do."""
+"""The scope of a strategy, in which errors of TensorFlow say what to do."""
 
 import re
 

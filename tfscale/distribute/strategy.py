@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.scope import Scope
 from tfscale.distribute.loading import load_all_or_nothing
+from tfscale.distribute.scope import Scope
 from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
 
