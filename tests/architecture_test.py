@@ -23,6 +23,7 @@ INTERNALS = "tfscale/distribute/_tf_internals.py"
 PURE = (
     "tfscale/pipeline/action.py",
     "tfscale/pipeline/balance.py",
+    "tfscale/pipeline/named_schedules.py",
     "tfscale/pipeline/schedule.py",
     "tfscale/pipeline/simulate.py",
     "tfscale/pipeline/timeline.py",

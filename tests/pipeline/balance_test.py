@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from tfscale.pipeline.balance import LayerMemory
 from tfscale.pipeline.balance import cuts_from_names
 from tfscale.pipeline.balance import partition
-from tfscale.pipeline.schedule import one_f_one_b
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.simulate import peak_in_flight
 from tfscale.pipeline.simulate import simulate
 

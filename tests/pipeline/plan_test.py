@@ -6,11 +6,11 @@ from absl.testing import parameterized
 
 from examples import gpt
 from tfscale.pipeline import measure
+from tfscale.pipeline.named_schedules import gpipe
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.plan import make_plan
 from tfscale.pipeline.plan import parameters
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import gpipe
-from tfscale.pipeline.schedule import one_f_one_b
 from tfscale.pipeline.simulate import simulate
 
 

@@ -12,10 +12,10 @@ from tests.pipeline.user_schedules import interleaved
 from tests.pipeline.user_schedules import zero_bubble_h1
 from tfscale.pipeline.action import Action
 from tfscale.pipeline.action import dependencies
+from tfscale.pipeline.named_schedules import get_schedule
+from tfscale.pipeline.named_schedules import gpipe
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import get_schedule
-from tfscale.pipeline.schedule import gpipe
-from tfscale.pipeline.schedule import one_f_one_b
 from tfscale.pipeline.simulate import simulate
 
 SIZES = tuple(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 16)))

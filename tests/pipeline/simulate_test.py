@@ -5,9 +5,9 @@ import itertools
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tfscale.pipeline.named_schedules import gpipe
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import gpipe
-from tfscale.pipeline.schedule import one_f_one_b
 from tfscale.pipeline.simulate import peak_in_flight
 from tfscale.pipeline.simulate import simulate
 

@@ -10,9 +10,9 @@ from absl.testing import absltest
 
 from tfscale.pipeline import timeline
 from tfscale.pipeline.action import Action
+from tfscale.pipeline.named_schedules import gpipe
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import gpipe
-from tfscale.pipeline.schedule import one_f_one_b
 from tfscale.pipeline.simulate import Span
 from tfscale.pipeline.simulate import simulate
 

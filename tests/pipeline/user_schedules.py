@@ -3,8 +3,8 @@
 import itertools
 
 from tfscale.pipeline.action import Action
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import one_f_one_b
 
 
 def interleaved(num_devices, num_microbatches, num_chunks):

@@ -2,9 +2,9 @@
 
 from tfscale.pipeline.action import Action
 from tfscale.pipeline.model import PipelineModel
+from tfscale.pipeline.named_schedules import gpipe
+from tfscale.pipeline.named_schedules import one_f_one_b
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import gpipe
-from tfscale.pipeline.schedule import one_f_one_b
 from tfscale.pipeline.simulate import simulate
 from tfscale.pipeline.timeline import as_chrome_trace
 from tfscale.pipeline.timeline import as_text

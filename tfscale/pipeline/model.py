@@ -10,10 +10,10 @@ from tfscale.distribute import _tf_internals
 from tfscale.pipeline import measure
 from tfscale.pipeline import placement
 from tfscale.pipeline import summary
+from tfscale.pipeline.named_schedules import get_schedule
 from tfscale.pipeline.plan import make_plan
 from tfscale.pipeline.program import Programs
 from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.schedule import get_schedule
 from tfscale.pipeline.trainer import PipelineTrainer
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sequence_model

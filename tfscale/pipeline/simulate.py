@@ -50,8 +50,8 @@ class Simulation:
 
     Example: what 1F1B is for.
 
-    >>> from tfscale.pipeline.schedule import gpipe
-    >>> from tfscale.pipeline.schedule import one_f_one_b
+    >>> from tfscale.pipeline.named_schedules import gpipe
+    >>> from tfscale.pipeline.named_schedules import one_f_one_b
     >>> for schedule in gpipe(2, 8), one_f_one_b(2, 8):
     ...     simulation = simulate(schedule, activation_bytes=1_000)
     ...     print(simulation.makespan, simulation.peak_stage_bytes)
@@ -136,7 +136,7 @@ def simulate(
     Example: the bubble of GPipe is (S - 1) / (M + S - 1) (Huang et al. 2019,
     section 2.3), whatever the costs are, if all stages cost the same.
 
-    >>> from tfscale.pipeline.schedule import gpipe
+    >>> from tfscale.pipeline.named_schedules import gpipe
     >>> simulation = simulate(gpipe(2, 7), forward=1.0, backward=2.0)
     >>> simulation.makespan, round(simulation.bubble, 6)
     (24.0, 0.125)
@@ -200,7 +200,7 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     It follows from the order of actions alone, so it is known before any
     cost is, and balancing under a memory limit can use it.
 
-    >>> from tfscale.pipeline.schedule import one_f_one_b
+    >>> from tfscale.pipeline.named_schedules import one_f_one_b
     >>> peak_in_flight(one_f_one_b(4, 16))
     (4, 3, 2, 1)
     """

@@ -15,6 +15,7 @@ from tfscale.pipeline import statistics
 from tfscale.pipeline.executor import Tensors
 from tfscale.pipeline.executor import run_schedule
 from tfscale.pipeline.losses import num_rows
+from tfscale.pipeline.microbatches import divide
 from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.program import Program
 from tfscale.tensor_parallel import collectives
@@ -81,16 +82,15 @@ class ReplicaStep:
             loss_scale: What gradients are multiplied by.
             training: Whether to compute gradients.
         """
-        flat_targets = [
-            tensor
-            for tensor in keras.tree.flatten(targets)
-            if tensor is not None
-        ]
+        targets = [x for x in keras.tree.flatten(targets) if x is not None]
+        values = self._plan.graph.inputs
+        batch = {("value", v): x for v, x in zip(values, inputs)}
+        batch.update((("target", i), x) for i, x in enumerate(targets))
         tensors = Tensors(
             shared=self._read("trainable", "param"),
             states=self._read("state", "state"),
             sums=self._zeros() if training else {},
-            microbatches=self._microbatches(inputs, flat_targets),
+            microbatches=divide(batch, self._plan.schedule.num_microbatches),
         )
         rows = num_rows(inputs)
         all_rows = self.all_sum(rows)
@@ -161,37 +161,6 @@ class ReplicaStep:
                 for key, spec in stage.sums.items():
                     zeros[key] = tf.zeros(spec.shape, spec.dtype)
         return zeros
-
-    def _microbatches(self, inputs, targets):
-        """The batch in parts whose sizes differ by one row at most.
-
-        Of a batch with fewer rows than there are microbatches, some get a row
-        that counts nothing, because many operations fail on no rows.
-        """
-        count = self._plan.schedule.num_microbatches
-        keys = [("value", value) for value in self._plan.graph.inputs]
-        keys += [("target", index) for index in range(len(targets))]
-        rows = inputs[0].shape[0]
-        if rows is not None and rows % count == 0:
-            sizes = [rows // count] * count
-        else:
-            rows = tf.shape(inputs[0])[0]
-            more = tf.cast(tf.range(count) < rows % count, rows.dtype)
-            sizes = tf.unstack(rows // count + more)
-        microbatches = [
-            {("rows",): tf.cast(size, tf.float32)} for size in sizes
-        ]
-        for key, tensor in zip(keys, [*inputs, *targets]):
-            if isinstance(sizes[0], int):
-                parts = tf.split(tensor, count)
-            else:
-                parts = tf.split(
-                    _with_rows(tensor, count),
-                    [tf.maximum(size, 1) for size in sizes],
-                )
-            for microbatch, part in zip(microbatches, parts):
-                microbatch[key] = part
-        return microbatches
 
     def _weigh(self, tensors, all_rows, loss_scale):
         """Gives each microbatch the weights of its losses in the batch's.
@@ -312,18 +281,3 @@ class ReplicaStep:
                         statistics.combine(each, *made, weights, self.all_sum)
                     )
         return values
-
-
-def _with_rows(tensor, num_rows):
-    """The tensor with at least some number of rows; new ones count nothing.
-
-    They are copies of the first row, or ones where a replica has no row.
-    """
-    sizes = tf.shape(tensor)
-    one = tf.zeros if tensor.dtype == tf.string else tf.ones
-    row = one(tf.concat([[1], tf.maximum(sizes[1:], 1)], axis=0), tensor.dtype)
-    row = tf.concat([tensor[:1], row], axis=0)[:1]
-    more = tf.repeat(row, tf.maximum(num_rows - sizes[0], 0), axis=0)
-    return tf.ensure_shape(
-        tf.concat([tensor, more], axis=0), [None, *tensor.shape[1:]]
-    )

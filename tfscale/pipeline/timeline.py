@@ -38,7 +38,7 @@ def as_text(
 
     Example:
 
-    >>> from tfscale.pipeline.schedule import one_f_one_b
+    >>> from tfscale.pipeline.named_schedules import one_f_one_b
     >>> from tfscale.pipeline.simulate import simulate
     >>> spans = simulate(one_f_one_b(2, 3)).spans
     >>> print(as_text({"1f1b": spans}))
@@ -89,7 +89,7 @@ def as_chrome_trace(timelines: Mapping[str, Iterable[Span]]) -> dict:
 
     Example:
 
-    >>> from tfscale.pipeline.schedule import gpipe
+    >>> from tfscale.pipeline.named_schedules import gpipe
     >>> from tfscale.pipeline.simulate import simulate
     >>> trace = as_chrome_trace({"gpipe": simulate(gpipe(1, 1)).spans})
     >>> [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"]
@@ -146,7 +146,7 @@ def save_png(
 
     >>> import os
     >>> import tempfile
-    >>> from tfscale.pipeline.schedule import gpipe
+    >>> from tfscale.pipeline.named_schedules import gpipe
     >>> from tfscale.pipeline.simulate import simulate
     >>> path = os.path.join(tempfile.mkdtemp(), "gpipe.png")
     >>> save_png({"gpipe": simulate(gpipe(2, 4)).spans}, path)
