@@ -1,6 +1,8 @@
 """What goes wrong with data, and what the error says."""
 
+import functools
 import os
+import pathlib
 import shutil
 import socket
 import subprocess
@@ -23,6 +25,12 @@ def _shard(folder, name="0.tfrecord", count=10):
         for number in range(count):
             writer.write(b"record %02d" % number)
     return path
+
+
+def _write(path, contents):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(contents)
 
 
 _RECORD = 16 + len("record 00")
@@ -73,6 +81,45 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             r"one shape.*Record\] \[2\] \[has shape\] \[5 4 3\].*\[4 4 3\]",
         ):
             list(pipeline)
+
+    @parameterized.parameters(
+        {"image_size": 32},
+        {"image_size": (32, 32, 3)},
+        {"num_channels": 2},
+        {"on_damage": "ignore"},
+    )
+    def test_images_as_they_cannot_be(self, **kwargs):
+        (name,) = kwargs
+        with self.assertRaisesRegex(ValueError, f"`{name}`.*{name}="):
+            data.image_folder(self.create_tempdir().full_path, **kwargs)
+
+    def test_a_folder_of_images_that_is_not_there(self):
+        with self.assertRaisesRegex(FileNotFoundError, "/nothing-here"):
+            data.image_folder("/nothing-here")
+
+    def test_hidden_folders_are_no_classes_and_deeper_ones_are_searched(self):
+        folder = self.create_tempdir().full_path
+        picture = tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8)).numpy()
+        for path in ("cats/0.png", "cats/big/1.png", "dogs/.thumb.png"):
+            _write(os.path.join(folder, path), picture)
+        _write(os.path.join(folder, "dogs/0.PNG"), picture)
+        _write(os.path.join(folder, ".ipynb_checkpoints/note.txt"), b"")
+        source = data.image_folder(folder)
+        self.assertEqual(source.class_names, ("cats", "dogs"))
+        self.assertEqual(source.num_records, 3)
+
+    @parameterized.parameters("files", "tfrecords", "text", "csv")
+    def test_a_path_need_not_be_a_string(self, name):
+        folder = pathlib.Path(self.create_tempdir())
+        _shard(folder, "a.tfrecords")
+        (folder / "a.csv").write_text("a\n1\n")
+        (folder / "a.text").write_text("some text")
+        (folder / "a.files").write_text("some text")
+        arguments = {"text": {"length": 3}, "csv": {"dtypes": {"a": "int32"}}}
+        make = functools.partial(getattr(data, name), **arguments.get(name, {}))
+        paths = folder / f"*.{name}", [folder / f"a.{name}"]
+        for one in map(make, paths):
+            self.assertGreater(one.num_records, 0)
 
     def test_csv_with_a_column_that_is_not_there(self):
         path = os.path.join(self.create_tempdir(), "a.csv")
@@ -163,6 +210,51 @@ class DamageTest(tf.test.TestCase, parameterized.TestCase):
         os.truncate(path, 5000)
         with self.assertRaisesRegex(tf.errors.DataLossError, path):
             data.tfrecords(path, compression="GZIP")
+
+
+class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.create_tempdir().full_path
+        noise = np.random.default_rng(0).integers(0, 256, [32, 32, 3])
+        jpeg = tf.io.encode_jpeg(noise.astype("uint8")).numpy()
+        png = tf.io.encode_png(noise.astype("uint8")).numpy()
+        half, flipped = len(png) // 2, bytes([png[len(png) // 2] ^ 1])
+        self.damaged = {
+            "1.jpg": jpeg[: len(jpeg) // 2],
+            "3.png": png[:half] + flipped + png[half + 1 :],
+            "5.jpg": b"",
+            "7.jpg": b"<html>not found</html>",
+        }
+        for number in range(8):
+            name = f"{number}.jpg"
+            if name not in self.damaged:
+                _write(os.path.join(self.folder, "cats", name), jpeg)
+
+    @parameterized.parameters("1.jpg", "3.png", "5.jpg", "7.jpg")
+    def test_raises_with_the_name_of_the_file(self, name):
+        path = os.path.join(self.folder, "cats", name)
+        _write(path, self.damaged[name])
+        pipeline = data.pipeline(data.image_folder(self.folder), batch_size=8)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, f"{path}.*on_damage="
+        ):
+            list(pipeline)
+
+    def test_one_in_the_first_place_is_named_before_the_first_step(self):
+        path = os.path.join(self.folder, "cats", "0.jpg")
+        _write(path, b"")
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, path):
+            data.pipeline(data.image_folder(self.folder), batch_size=8)
+
+    def test_they_are_skipped_and_counted(self):
+        for name, contents in self.damaged.items():
+            _write(os.path.join(self.folder, "cats", name), contents)
+        with self.assertWarnsRegex(UserWarning, "4 damaged.* of 9.*1.jpg"):
+            source = data.image_folder(self.folder, on_damage="skip")
+        self.assertEqual((source.num_records, source.num_skipped), (5, 4))
+        (batch,) = data.pipeline(source, batch_size=8)
+        self.assertEqual(batch[0].shape, (5, 32, 32, 3))
 
 
 class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):

@@ -1,5 +1,7 @@
 """Files by pattern: each is a record."""
 
+import os
+
 import numpy as np
 import tensorflow as tf
 
@@ -10,7 +12,7 @@ def match(pattern):
     """The files that a pattern names, sorted, so that they have numbers.
 
     Args:
-        pattern: String or list of strings: paths or globs.
+        pattern: String or path, or a list of them: paths or globs.
 
     Returns:
         A list of paths.
@@ -18,9 +20,10 @@ def match(pattern):
     Raises:
         FileNotFoundError: If a pattern matches nothing.
     """
-    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    if isinstance(pattern, str | os.PathLike):
+        pattern = [pattern]
     paths = []
-    for one in patterns:
+    for one in map(os.fspath, pattern):
         found = tf.io.gfile.glob(one)
         if not found:
             raise FileNotFoundError(
@@ -57,45 +60,63 @@ def files(pattern):
     1
     """
     paths = match(pattern)
-    return _source("files", paths, np.array(paths, dtype=object))
+    return _source(
+        "files",
+        paths,
+        np.zeros(len(paths)),
+        lambda contents, path, _: (contents, path),
+    )
 
 
-def labelled(kind, paths, labels, *, decode=None, class_names=()):
-    """Each file is a record: `(contents, label)`.
+def labelled(kind, paths, labels, *, decode, class_names, num_skipped):
+    """Each file is a record, which `decode` makes.
 
     Args:
         kind: String, the builder's name.
         paths: List of strings.
         labels: Integer array of shape `(len(paths),)`.
-        decode: Function of `(contents, label)` that returns the record.
+        decode: Function of contents, a scalar string, label, an int32 scalar,
+            and path, a scalar string, that returns the record.
         class_names: Tuple of strings.
+        num_skipped: Integer, damaged files that were left out.
 
     Returns:
-        A source of `(contents, label)`, a scalar string and an int32 scalar.
+        A source of what `decode` returns.
     """
+
+    def read(contents, path, label):
+        return contents, label, path
+
     labels = np.asarray(labels, np.int32)
-    return _source(kind, paths, labels, decode, class_names)
+    return _source(
+        kind,
+        paths,
+        labels,
+        read,
+        decode=decode,
+        class_names=class_names,
+        num_skipped=num_skipped,
+    )
 
 
-def _source(kind, paths, extras, decode=None, class_names=()):
+def _source(kind, paths, extras, record, **kwargs):
+    """Files whose record is `record(contents, path, extra)`."""
     all_paths, all_extras = tf.constant(paths), tf.constant(extras)
 
     def read(index):
-        contents = tf.io.read_file(tf.gather(all_paths, index))
-        return contents, tf.gather(all_extras, index)
+        path = tf.gather(all_paths, index)
+        return record(tf.io.read_file(path), path, tf.gather(all_extras, index))
 
     def split(num_workers, worker):
         sizes = [len(paths[w::num_workers]) for w in range(num_workers)]
         own = slice(worker, None, num_workers)
-        own = _source(kind, paths[own], extras[own], decode, class_names)
-        return own, sizes
+        return _source(kind, paths[own], extras[own], record, **kwargs), sizes
 
     return IndexedSource(
         kind=kind,
         num_records=len(paths),
         read=read,
-        decode=decode,
         split=split,
-        class_names=class_names,
         identity=lambda: repr((paths, extras.tolist())).encode(),
+        **kwargs,
     )

@@ -32,6 +32,7 @@ class IndexedSource:
         class_names: Strings, where labels are numbers of classes.
         identity: Function that returns bytes, the same for the same records
             only, where some records do not tell; else None.
+        num_skipped: Integer, damaged records that were left out.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class IndexedSource:
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
     class_names: tuple[str, ...] = ()
     identity: Callable[[], bytes] | None = None
+    num_skipped: int = 0
 
     def first(self):
         """The first record, as eager tensors."""
