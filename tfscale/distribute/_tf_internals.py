@@ -50,8 +50,12 @@ from tensorflow.python.distribute.values_util import (
     get_current_replica_id_as_int as get_current_replica_id_as_int,
 )
 
-# A graph that captures from those around it, to be let go of.
+# A graph that captures from those around it, to be let go of; and whether XLA
+# is to compile a graph, or one around it.
 from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
+from tensorflow.python.ops.control_flow_util import (
+    GraphOrParentsInXlaContext as is_compiled_by_xla,  # noqa: F401
+)
 
 # --- tfscale.pipeline -----------------------------------------------------
 # isort: split

@@ -60,7 +60,20 @@ class MeshExtended(ModelRanks):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
+        self._check_not_compiled()
         return super()._call_for_each_replica(fn, args, kwargs)
+
+    def _check_not_compiled(self):
+        graph = tf.compat.v1.get_default_graph()
+        count = len(self._devices)
+        if count > 1 and _tf_internals.is_compiled_by_xla(graph):
+            raise ValueError(
+                "XLA compiles a function for one device. Received: "
+                f"`strategy.run`, on a mesh of {count} devices, in a function "
+                "with jit_compile=True. Pass jit_compile=False to `compile` or "
+                "`tf.function`, or leave it out; on a mesh without a 'model' "
+                "axis XLA can compile the stages of a `tfscale.PipelineModel`."
+            )
 
     @property
     def gradients_are_reduced(self) -> bool:

@@ -144,7 +144,7 @@ class PipelineModel(PipelineTrainer):
 
         With `jit_compile="auto"` XLA compiles the stages where Keras would
         have it compile the model on one device: on accelerators, if all
-        layers can.
+        layers can and there are no model ranks.
         """
         if tf.distribute.get_strategy() is not self.distribute_strategy:
             raise ValueError(
@@ -152,6 +152,13 @@ class PipelineModel(PipelineTrainer):
                 "the model was made in, because optimizer and metrics make "
                 "variables. Received: a call outside. Put it, and what makes "
                 "the optimizer, under `with strategy.scope():`."
+            )
+        num_ranks = self.distribute_strategy.extended.num_model_ranks
+        if num_ranks > 1 and jit_compile not in ("auto", False, None):
+            raise ValueError(
+                "XLA cannot compile stages in which model ranks exchange "
+                f"tensors. Received: jit_compile={jit_compile} on a mesh with "
+                f"model={num_ranks}. Leave it out, or pass False."
             )
         if jit_compile == "auto":
             jit_compile = not run_eagerly and any(
