@@ -1,28 +1,46 @@
 """CSV files as a source."""
 
+import csv as csv_lib
+import warnings
+
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data import csv_file
 from tfscale.data import file_source
+from tfscale.data.csv_file import CsvFile
 from tfscale.data.source import BlockSource
 
-_QUOTE, _NEWLINE = ord('"'), ord("\n")
+_DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.string)
 
 
-def csv(pattern, *, dtypes, label=None, has_header=True, delimiter=","):
+def csv(
+    pattern,
+    *,
+    dtypes,
+    label=None,
+    has_header=True,
+    delimiter=",",
+    on_damage="raise",
+):
     r"""Records are the lines of CSV files.
 
     A file is read as a whole, so it must fit the memory; use more and smaller
-    files, or TFRecord, for what does not.
+    files, or TFRecord, for what does not. Every line is looked at once, here:
+    one that cannot be read is found before the first step.
 
     Args:
-        pattern: String or list of strings: paths or globs.
+        pattern: String or path, or a list of them: paths or globs, also of a
+            remote file system that `tf.io.gfile` knows.
         dtypes: Dict from column name to dtype: `"float32"`, `"float64"`,
             `"int32"`, `"int64"` or `"string"`. An empty field is 0 or "".
         label: String, the column to be predicted, or None.
         has_header: Whether the first line of each file names the columns;
             without, `dtypes` does, in order.
         delimiter: String of one character.
+        on_damage: `"raise"`, with the file and the offset, when a line has too
+            few or too many fields, or one that is no number, or `"skip"`: such
+            lines are left out, and counted in a warning.
 
     Returns:
         A source of dicts from column name to scalar tensor, or with `label` of
@@ -30,7 +48,9 @@ def csv(pattern, *, dtypes, label=None, has_header=True, delimiter=","):
 
     Raises:
         FileNotFoundError: If no file matches.
-        ValueError: If a column is missing, or files have different columns.
+        tf.errors.DataLossError: If a line cannot be read.
+        ValueError: If a column is missing, or files have different columns, or
+            a dtype is not one of those above.
 
     Example:
 
@@ -43,66 +63,74 @@ def csv(pattern, *, dtypes, label=None, has_header=True, delimiter=","):
     >>> source.num_records
     2
     """
-    texts = [_Text(path, has_header) for path in file_source.match(pattern)]
-    columns = list(dtypes)
-    if has_header:
-        headers = {text.header.decode() for text in texts}
-        if len(headers) > 1:
-            raise ValueError(
-                "CSV files must have the same columns. Received: headers "
-                f"{sorted(headers)}."
-            )
-        columns = _fields(headers.pop(), delimiter)
-    missing = sorted({*dtypes, *([label] if label else [])} - set(columns))
-    if missing or (label is not None and label not in dtypes):
+    if len(delimiter) != 1 or on_damage not in ("raise", "skip"):
         raise ValueError(
-            "`dtypes` and `label` must name columns of the files, and the "
-            f"label needs a dtype. Received: dtypes={dtypes}, label={label!r}; "
-            f"the columns are {columns}."
+            '`delimiter` must be one character, and `on_damage` be "raise" or '
+            f'"skip". Received: delimiter={delimiter!r}, '
+            f"on_damage={on_damage!r}."
+        )
+    texts = [CsvFile(path, has_header) for path in file_source.match(pattern)]
+    texts = [text for text in texts if text.header or text.begins.size]
+    dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
+    columns = list(dtypes)
+    if has_header and texts:
+        columns = _columns(texts, delimiter)
+    missing = sorted({*dtypes, *([label] if label else [])} - set(columns))
+    if missing or not dtypes or (label is not None and label not in dtypes):
+        raise ValueError(
+            "`dtypes` and `label` must name columns of the files, at least "
+            "one, and the label needs a dtype. Received: dtypes="
+            f"{ {name: dtype.name for name, dtype in dtypes.items()} }, "
+            f"label={label!r}; the columns are {columns}."
+        )
+    skipped = sum(
+        text.check(columns, dtypes, delimiter, on_damage) for text in texts
+    )
+    if skipped:
+        warnings.warn(
+            f"{skipped} damaged lines of {len(texts)} CSV files are left out.",
+            stacklevel=2,
         )
     decode = _decoder(columns, dtypes, label, delimiter)
-    return _source(texts, decode)
+    return _source(texts, decode, skipped)
 
 
-class _Text:
-    """Where the records of a file begin; quoted ones may hold newlines."""
-
-    def __init__(self, path, has_header):
-        with tf.io.gfile.GFile(path, "rb") as file:
-            data = np.frombuffer(file.read(), np.uint8)
-        inside = np.cumsum(data == _QUOTE) % 2 == 1
-        ends = np.flatnonzero((data == _NEWLINE) & ~inside)
-        if data.size and (not ends.size or ends[-1] != data.size - 1):
-            ends = np.append(ends, data.size)
-        begins = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
-        filled = ends[: begins.size] > begins[: ends.size]
-        begins, ends = begins[: ends.size][filled], ends[filled]
-        self.path = path
-        self.header = b""
-        if has_header and ends.size:
-            self.header = data[begins[0] : ends[0]].tobytes().rstrip(b"\r")
-            begins, ends = begins[1:], ends[1:]
-        self.begins = begins
-        self.lengths = (ends - begins).astype(np.int64)
+def _dtype(name, dtype):
+    try:
+        known = tf.string if dtype is str else tf.as_dtype(dtype)
+    except TypeError:
+        known = None
+    if known not in _DTYPES:
+        raise ValueError(
+            f"A column's dtype must be one of {[d.name for d in _DTYPES]}. "
+            f"Received: {dtype!r} for {name!r}. Read it as one of these, and "
+            "cast it in `parse`."
+        )
+    return known
 
 
-def _fields(header, delimiter):
-    return [name.strip().strip('"') for name in header.split(delimiter)]
+def _columns(texts, delimiter):
+    """Names of the columns, which all files must have in common."""
+    headers = {
+        tuple(next(csv_lib.reader([text.header], delimiter=delimiter)))
+        for text in texts
+    }
+    if len(headers) > 1:
+        raise ValueError(
+            "CSV files must have the same columns. Received: headers "
+            f"{sorted(map(list, headers))}."
+        )
+    return [name.strip() for name in headers.pop()]
 
 
 def _decoder(columns, dtypes, label, delimiter):
     defaults = [
-        tf.constant(
-            ["" if dtypes[name] == "string" else 0], tf.as_dtype(dtypes[name])
-        )
-        for name in columns
-        if name in dtypes
+        csv_file.default(dtypes[name]) for name in columns if name in dtypes
     ]
     selected = [at for at, name in enumerate(columns) if name in dtypes]
     names = [columns[at] for at in selected]
 
     def decode(line):
-        line = tf.strings.regex_replace(line, "\r$", "")
         values = tf.io.decode_csv(
             line, defaults, field_delim=delimiter, select_cols=selected
         )
@@ -115,7 +143,7 @@ def _decoder(columns, dtypes, label, delimiter):
     return decode
 
 
-def _source(texts, decode):
+def _source(texts, decode, skipped):
     texts = [text for text in texts if text.begins.size]
     sizes = [text.begins.size for text in texts]
     ends = np.cumsum(sizes, dtype=np.int64)
@@ -148,7 +176,7 @@ def _source(texts, decode):
     def split(num_workers, worker):
         shares = [texts[w::num_workers] for w in range(num_workers)]
         sizes = [sum(t.begins.size for t in share) for share in shares]
-        return _source(shares[worker], decode), sizes
+        return _source(shares[worker], decode, skipped), sizes
 
     table = [(text.begins.size, int(text.lengths.sum())) for text in texts]
     return BlockSource(
@@ -158,4 +186,5 @@ def _source(texts, decode):
         place=place,
         decode=decode,
         split=split,
+        num_skipped=skipped,
     )
