@@ -128,6 +128,27 @@ class LayersTest(absltest.TestCase):
                         f"{path}:{node.lineno}",
                     )
 
+    def test_keras_and_tensorflow_are_patched_in_one_place(self):
+        places = set()
+        for path in _package_files():
+            for node in ast.walk(source_files.parse(path)):
+                if isinstance(node, ast.Attribute) and not isinstance(
+                    node.ctx, ast.Load
+                ):
+                    target = ast.unparse(node)
+                elif isinstance(node, ast.Call) and node.args:
+                    if ast.unparse(node.func) not in ("setattr", "delattr"):
+                        continue
+                    target = f"{ast.unparse(node.args[0])}."
+                else:
+                    continue
+                if target.startswith(("keras.", "tf.", "_tf_internals.")):
+                    places.add((path, target))
+        self.assertEqual(
+            places,
+            {("tfscale/distribute/loading.py", "keras.Model.load_weights")},
+        )
+
     def test_imports_go_down_only(self):
         for path in _package_files():
             for file in source_files.imported_files(path):
