@@ -1,4 +1,13 @@
-"""How numbers look in summaries, in the style of `keras.Model.summary`."""
+"""How summaries are printed, in the style of `keras.Model.summary`."""
+
+import shutil
+from collections.abc import Callable
+
+import rich.console
+
+# As `model.summary()` has it for models with branches.
+_LINE_LENGTH = 108
+_WIDE = 10_000  # of the lines below a table, which are not wrapped
 
 
 def colored(number) -> str:
@@ -13,3 +22,47 @@ def readable_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.2f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.2f} TB"
+
+
+def table_length(line_length: int | None, least: int) -> int:
+    """Columns of a table.
+
+    Args:
+        line_length: As the user wants it. Defaults to 108, or to the width of
+            the terminal if that is less.
+        least: How many it needs.
+
+    Raises:
+        ValueError: If `line_length` is less than that.
+    """
+    if not line_length:
+        columns = shutil.get_terminal_size().columns - 4
+        return max(least, min(_LINE_LENGTH, columns))
+    if line_length < least:
+        raise ValueError(
+            "A summary needs room for its columns. Received: "
+            f"line_length={line_length}. Use {least} or more."
+        )
+    return line_length
+
+
+def print_rendered(
+    render: Callable[[rich.console.Console], None],
+    print_fn: Callable[[str], None] | None = None,
+) -> None:
+    """Prints what `render` writes to a console.
+
+    Args:
+        render: Writes the summary.
+        print_fn: What to call with the text, without colours, in place of
+            printing it.
+    """
+    if print_fn is None:
+        render(rich.console.Console(width=_WIDE, highlight=False))
+        return
+    console = rich.console.Console(
+        width=_WIDE, highlight=False, force_terminal=False, color_system=None
+    )
+    with console.capture() as capture:
+        render(console)
+    print_fn("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -1,27 +1,22 @@
 """The summary of a divided model: who has what, and what ranks exchange."""
 
-import dataclasses
 import functools
-import math
-import shutil
 from collections.abc import Callable
 
 import keras
-import rich.console
 import rich.markup
 import rich.table
-import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.formatting import colored
+from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
+from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sequence_report
+from tfscale.tensor_parallel import sharding_rows
 
-# As `model.summary()` has it for models with branches.
-_LINE_LENGTH = 108
 _LEAST_LENGTH = 96
-_WIDE = 10_000  # of the lines below the table, which are not wrapped
 
 
 def sharding_summary(
@@ -68,46 +63,13 @@ def sharding_summary(
     >>> print(lines[0].splitlines()[-1])
      Bytes per device: 1.16 KB of 2.16 KB (ideal for 2 ranks: 1.08 KB)
     """
-    line_length = line_length or _default_length()
-    if line_length < _LEAST_LENGTH:
-        raise ValueError(
-            "A summary needs room for its columns. Received: "
-            f"line_length={line_length}. Use {_LEAST_LENGTH} or more."
-        )
+    line_length = table_length(line_length, _LEAST_LENGTH)
     extended = _extended(model)
     _analyse(model, extended.num_model_ranks)
-    if print_fn is None:
-        console = rich.console.Console(width=_WIDE, highlight=False)
-        _render(console, model, extended, line_length)
-        return
-    console = rich.console.Console(
-        width=_WIDE, highlight=False, force_terminal=False, color_system=None
+    print_rendered(
+        lambda console: _render(console, model, extended, line_length),
+        print_fn,
     )
-    with console.capture() as capture:
-        _render(console, model, extended, line_length)
-    print_fn("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Variable:
-    """What a device has of a variable."""
-
-    name: str
-    layout: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    whole_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """What there is to say of a layer."""
-
-    path: str
-    how: str
-    variables: list[_Variable]
-    exchanged: tuple[str, ...]
-    reason: str | None
 
 
 def _extended(model):
@@ -144,86 +106,9 @@ def _analyse(model, num_ranks):
         _analyse(layer, num_ranks)
 
 
-def _rows(model, plan):
-    seen = set()
-    for layer in model._flatten_layers():
-        own = [
-            variable
-            for variable in (
-                *layer._trainable_variables,
-                *layer._non_trainable_variables,
-            )
-            if id(variable) not in seen
-        ]
-        seen.update(map(id, own))
-        call = getattr(layer, "_sharded_call", None)
-        if not own and (call is None or call.rule is None):
-            continue
-        variables = [_variable(v) for v in own]
-        sharded = any(v.num_bytes < v.whole_bytes for v in variables)
-        path = own[0].path.rpartition("/")[0] if own else layer.name
-        row = _Row(path, variables=variables, **_how(call, sharded, variables))
-        if plan is not None:
-            names = sequence_report.exchanged(layer, row.exchanged, plan)
-            row = dataclasses.replace(row, exchanged=names)
-        yield row
-
-
-def _variable(variable):
-    value = variable._value
-    shape = tuple(variable.shape)
-    split_dim = getattr(value, "split_dim", None)
-    layout, local = "replicated", tuple(value.values[0].shape)
-    if split_dim is not None:
-        axes = ["None"] * len(shape)
-        axes[split_dim] = "model"
-        layout = f"({', '.join(axes)}{',' * (len(axes) == 1)})"
-    size = tf.as_dtype(variable.dtype).size
-    return _Variable(
-        variable.name,
-        layout,
-        local,
-        math.prod(local) * size,
-        math.prod(shape) * size,
-    )
-
-
-def _how(call, sharded, variables):
-    if call is None or not (sharded or call.rule):
-        return dict(how="replicated", exchanged=(), reason=None)
-    rule = call.rule
-    if rule is None:
-        missing = sum(v.whole_bytes - v.num_bytes for v in variables)
-        return dict(
-            how="gathered",
-            exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
-            reason=None,
-        )
-    how, reason = _kind(rule), call.reason
-    if "all-gather of the output" in rule.collectives or rule.keeps:
-        how += "\noutput divided" if rule.keeps else "\noutput gathered"
-        if not rule.keeps and reason is None:
-            reason = (
-                "its activation needs the whole, or it asks for it"
-                if call.is_decided
-                else "it is called by code that is not looked into, and not "
-                "in a functional or sequential model"
-            )
-    return dict(how=how, exchanged=rule.collectives, reason=reason)
-
-
-def _kind(rule):
-    if rule.passes:
-        return "local"
-    if isinstance(rule.layer, keras.layers.Embedding):
-        by_rows = rule.layer._embeddings._value.split_dim == 0
-        return "vocabulary-parallel" if by_rows else "column-parallel"
-    return "row-parallel" if rule.source_dim is None else "column-parallel"
-
-
 def _render(console, model, extended, line_length):
     plan = _plan(model, extended)
-    rows = list(_rows(model, plan))
+    rows = sharding_rows.rows(model, plan)
     ranks = extended.num_model_ranks
     name = rich.markup.escape(model.name)
     console.print(
@@ -247,7 +132,7 @@ def _render(console, model, extended, line_length):
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
-        slots = [_variable(v) for v in optimizer.variables]
+        slots = [sharding_rows.held(v) for v in optimizer.variables]
         replicas = extended.slot_parts.num_replicas
         _totals(console, "Optimizer", slots, ranks, replicas)
 
@@ -300,8 +185,3 @@ def _table(rows, line_length):
             "\n".join(row.exchanged),
         )
     return table
-
-
-def _default_length():
-    columns = shutil.get_terminal_size().columns - 4
-    return max(_LEAST_LENGTH, min(_LINE_LENGTH, columns))

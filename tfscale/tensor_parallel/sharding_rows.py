@@ -1,0 +1,134 @@
+"""How each layer of a divided model runs, and what a device has of it."""
+
+import dataclasses
+import math
+
+import keras
+import tensorflow as tf
+
+from tfscale.formatting import readable_bytes
+from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel import sequence_report
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What a device has of a variable.
+
+    Attributes:
+        name: Name of the variable.
+        layout: `"replicated"`, or the axis of each dim.
+        shape: Of what the device has.
+        num_bytes: Of what the device has.
+        whole_bytes: Of the variable.
+    """
+
+    name: str
+    layout: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    whole_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What there is to say of a layer.
+
+    Attributes:
+        path: Its path.
+        how: By which rule it runs.
+        variables: What a device has of its own variables.
+        exchanged: What ranks exchange in one forward and backward.
+        reason: Why its output does not stay divided, if so.
+    """
+
+    path: str
+    how: str
+    variables: list[Held]
+    exchanged: tuple[str, ...]
+    reason: str | None
+
+
+def rows(model: keras.Model, plan: sequence.Plan | None) -> list[Row]:
+    """What there is to say of each layer with variables, or with a rule.
+
+    Args:
+        model: The model, analysed.
+        plan: What of it is divided along the sequence, if something is.
+    """
+    found, seen = [], set()
+    for layer in model._flatten_layers():
+        own = [
+            variable
+            for variable in (
+                *layer._trainable_variables,
+                *layer._non_trainable_variables,
+            )
+            if id(variable) not in seen
+        ]
+        seen.update(map(id, own))
+        call = getattr(layer, "_sharded_call", None)
+        if not own and (call is None or call.rule is None):
+            continue
+        variables = [held(v) for v in own]
+        sharded = any(v.num_bytes < v.whole_bytes for v in variables)
+        path = own[0].path.rpartition("/")[0] if own else layer.name
+        row = Row(path, variables=variables, **_how(call, sharded, variables))
+        if plan is not None:
+            names = sequence_report.exchanged(layer, row.exchanged, plan)
+            row = dataclasses.replace(row, exchanged=names)
+        found.append(row)
+    return found
+
+
+def held(variable: keras.Variable) -> Held:
+    """What a device has of a variable."""
+    value = variable._value
+    shape = tuple(variable.shape)
+    split_dim = getattr(value, "split_dim", None)
+    layout, local = "replicated", tuple(value.values[0].shape)
+    if split_dim is not None:
+        axes = ["None"] * len(shape)
+        axes[split_dim] = "model"
+        layout = f"({', '.join(axes)}{',' * (len(axes) == 1)})"
+    size = tf.as_dtype(variable.dtype).size
+    return Held(
+        variable.name,
+        layout,
+        local,
+        math.prod(local) * size,
+        math.prod(shape) * size,
+    )
+
+
+def _how(call, sharded, variables):
+    if call is None or not (sharded or call.rule):
+        return dict(how="replicated", exchanged=(), reason=None)
+    rule = call.rule
+    if rule is None:
+        missing = sum(v.whole_bytes - v.num_bytes for v in variables)
+        return dict(
+            how="gathered",
+            exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
+            reason=None,
+        )
+    how, reason = _kind(rule), call.reason
+    if "all-gather of the output" in rule.collectives or rule.keeps:
+        how += "\noutput divided" if rule.keeps else "\noutput gathered"
+        if not rule.keeps and reason is None:
+            reason = (
+                "its activation needs the whole, or it asks for it"
+                if call.is_decided
+                else "it is called by code that is not looked into, and not "
+                "in a functional or sequential model"
+            )
+    return dict(how=how, exchanged=rule.collectives, reason=reason)
+
+
+def _kind(rule):
+    if rule.passes:
+        return "local"
+    if isinstance(rule.layer, keras.layers.Embedding):
+        by_rows = rule.layer._embeddings._value.split_dim == 0
+        return "vocabulary-parallel" if by_rows else "column-parallel"
+    return "row-parallel" if rule.source_dim is None else "column-parallel"
