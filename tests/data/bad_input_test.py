@@ -334,6 +334,112 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(batch[0].shape, (5, 32, 32, 3))
 
 
+class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
+    def _pipeline(self, **kwargs):
+        kwargs.setdefault("batch_size", 2)
+        return data.pipeline(data.arrays(np.arange(9)), **kwargs)
+
+    @parameterized.parameters(
+        {"batch_size": 0},
+        {"batch_size": 2.0},
+        {"batch_size": None},
+        {"batch_size": True},
+        {"shuffle_window": 0},
+        {"prefetch": -2},
+        {"prefetch": None},
+        {"parallelism": 0},
+        {"interleaved_reads": 0},
+        {"num_threads": -1},
+        {"ram_budget": -1},
+        {"service_lanes": 0},
+        {"seed": None},
+        {"seed": 0.5},
+        {"seed": 2**63},
+    )
+    def test_a_number_that_means_nothing(self, **kwargs):
+        ((name, value),) = kwargs.items()
+        with self.assertRaisesRegex(
+            (TypeError, ValueError), f"`{name}` must .*{name}={value}"
+        ):
+            self._pipeline(**kwargs)
+
+    def test_numbers_of_numpy_are_numbers(self):
+        pipeline = self._pipeline(batch_size=np.int64(3), seed=np.int32(1))
+        self.assertLen(list(pipeline), 3)
+
+    @parameterized.named_parameters(
+        ("array", np.arange(9), "tfscale.data.arrays"),
+        ("dataset", tf.data.Dataset.range(9), "tfscale.data.dataset"),
+        ("path", "/folder/*.tfrecord", "builder"),
+    )
+    def test_what_no_builder_returned(self, source, advice):
+        with self.assertRaisesRegex(TypeError, f"`source`.*{advice}"):
+            data.pipeline(source, batch_size=2)
+
+    def test_a_list_is_an_array(self):
+        source = data.arrays(np.zeros([3, 2]), ["a", "b", "c"])
+        ((_, names),) = data.pipeline(source, batch_size=3, shuffle=False)
+        self.assertAllEqual(names, [b"a", b"b", b"c"])
+
+    @parameterized.named_parameters(
+        ("none", None),
+        ("ragged", tf.ragged.constant([[1], [2, 3]])),
+        ("objects", np.array([[1], [2, 3]], dtype=object)),
+    )
+    def test_arrays_of_which_no_tensor_can_be_made(self, array):
+        with self.assertRaisesRegex(TypeError, "dense"):
+            data.arrays(np.zeros(2), array)
+
+    @parameterized.named_parameters(
+        ("nothing", lambda x: None, "must return"),
+        ("ragged", lambda x: tf.ragged.constant([[1], [2, 3]]), "to_tensor"),
+    )
+    def test_a_parse_that_returns_no_record(self, parse, advice):
+        with self.assertRaisesRegex(TypeError, advice):
+            self._pipeline(parse=parse)
+
+    def test_a_parse_that_returns_a_list(self):
+        for batch in self._pipeline(parse=lambda x: [x, 2 * x]):
+            self.assertAllEqual(2 * batch[0], batch[1])
+
+    def test_a_dataset_that_is_none(self):
+        with self.assertRaisesRegex(TypeError, "from_generator"):
+            data.dataset([1, 2, 3])
+
+    @parameterized.parameters(-1, 0, 11)
+    def test_fewer_records_than_there_are(self, num_records):
+        with self.assertRaisesRegex(ValueError, f"={num_records}, dataset"):
+            data.dataset(tf.data.Dataset.range(10), num_records=num_records)
+
+    @parameterized.parameters(0, 7)
+    def test_a_dataset_that_ends_too_early(self, count):
+        # It was taken for a shorter epoch, which then was repeated for ever,
+        # because its last record never came.
+        dataset = tf.data.Dataset.range(10).filter(lambda x: x < count)
+        source = data.dataset(dataset, num_records=9)
+        with self.assertRaisesRegex(
+            tf.errors.FailedPreconditionError, f"9 .*only {count}"
+        ):
+            list(data.pipeline(source, batch_size=2))
+
+    def test_an_epoch_of_an_endless_dataset_is_its_beginning(self):
+        dataset = tf.data.Dataset.range(10).repeat()
+        source = data.dataset(dataset, num_records=7)
+        pipeline = data.pipeline(source, batch_size=2)
+        for _ in range(2):
+            self.assertCountEqual(_all(pipeline), range(7))
+
+    @parameterized.parameters([None], [["train", "test"]])
+    def test_tfds_without_one_split(self, split):
+        with self.assertRaisesRegex(ValueError, "one split"):
+            data.tfds("mnist", split)
+
+    def test_tfds_that_is_divided_already(self):
+        config = tfds.ReadConfig(input_context=tf.distribute.InputContext(2))
+        with self.assertRaisesRegex(ValueError, "tfscale.data.pipeline"):
+            data.tfds("mnist", "train", read_config=config)
+
+
 class EmptyAndUnequalTest(tf.test.TestCase, parameterized.TestCase):
     def test_an_empty_dataset(self):
         empty = _shard(self.create_tempdir().full_path, count=0)

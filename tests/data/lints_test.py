@@ -1,5 +1,7 @@
 """Each lint with the offending pipeline, and pipelines with nothing wrong."""
 
+import warnings
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -167,6 +169,14 @@ class PipelineTest(tf.test.TestCase, parameterized.TestCase):
 
         with self.assertWarnsRegex(UserWarning, "python-function"):
             self._pipeline(**{where: function})
+
+    def test_a_dataset_in_another_order_every_time_is_warned_of(self):
+        with self.assertWarnsRegex(UserWarning, "unstable-order.*`shuffle`"):
+            data.pipeline(data.dataset(_range().shuffle(4)), batch_size=2)
+        fixed = _range().shuffle(4, seed=1, reshuffle_each_iteration=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            data.pipeline(data.dataset(fixed), batch_size=2)
 
     def test_the_dataset_that_is_wrapped_is_looked_at(self):
         with self.assertWarnsRegex(UserWarning, "stateful-random"):

@@ -13,15 +13,17 @@ def arrays(*components):
     """Records are the rows of arrays.
 
     Args:
-        *components: Arrays, or structures of arrays, that agree in their first
-            dimension; typically `x, y` or `x, y, sample_weight`.
+        *components: Arrays, or tuples and dicts of arrays, that agree in their
+            first dimension; typically `x, y` or `x, y, sample_weight`. A list
+            is an array, as for `tf.data`.
 
     Returns:
         A source whose records are tuples of rows, or a row if one component
         is given.
 
     Raises:
-        ValueError: If lengths differ, or there is no row.
+        TypeError: If something is no array of numbers or strings.
+        ValueError: If lengths differ, or there is no array.
 
     Example:
 
@@ -30,8 +32,8 @@ def arrays(*components):
     >>> source.num_records
     10
     """
-    tensors = keras.tree.map_structure(tf.convert_to_tensor, components)
-    flat = keras.tree.flatten(tensors)
+    tensors = _tensors(components)
+    flat = tf.nest.flatten(tensors)
     lengths = [int(t.shape[0]) if t.shape.rank else None for t in flat]
     if not lengths or len(set(lengths)) > 1 or lengths[0] is None:
         raise ValueError(
@@ -53,6 +55,24 @@ def arrays(*components):
         in_memory=True,
         identity=lambda: b"".join(map(digest, flat)),
     )
+
+
+def _tensors(part):
+    if isinstance(part, tuple):
+        plain = type(part) is tuple
+        parts = map(_tensors, part)
+        return tuple(parts) if plain else type(part)(*parts)
+    if isinstance(part, dict):
+        return {key: _tensors(value) for key, value in part.items()}
+    try:
+        return tf.convert_to_tensor(part)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "Arrays must be dense, of numbers or strings. Received: "
+            f"{type(part).__name__}, of which no tensor can be made: {error} "
+            "Rows of different lengths have to be padded; give what there is "
+            "not as no argument."
+        ) from error
 
 
 def digest(tensor):

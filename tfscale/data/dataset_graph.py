@@ -175,6 +175,10 @@ class DatasetGraph:
             return None
         return tf.make_ndarray(node.attr["value"].tensor).item()
 
+    def attribute(self, stage, name):
+        """The value of a boolean attribute of a stage; False without it."""
+        return self.nodes()[stage.node].attr[name].b
+
     def set_constant(self, stage, position, value):
         """Gives a stage another constant for one of its inputs."""
         self.nodes()[stage.node].input[position] = self.add_constant(value)

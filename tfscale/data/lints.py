@@ -17,8 +17,8 @@ class Finding:
 
     Attributes:
         rule: String, a short name: `"cache-after-random"`,
-            `"shuffle-after-batch"`, `"python-function"`, `"stateful-random"`
-            or `"shuffle-buffer"`.
+            `"shuffle-after-batch"`, `"python-function"`, `"stateful-random"`,
+            `"shuffle-buffer"` or `"unstable-order"`.
         message: String: what is wrong.
         fix: String: what to do.
 
@@ -74,6 +74,29 @@ def lint(dataset, *, ram_budget=None):
             in_batches = True
         batched[stage.node] = in_batches and not stage.is_a("Unbatch")
     return findings
+
+
+def lint_order(dataset):
+    """As `lint`, for a dataset whose order must always be the same.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+
+    Returns:
+        A list of `Finding`.
+    """
+    graph = DatasetGraph(dataset)
+    return [
+        Finding(
+            "unstable-order",
+            "The dataset is shuffled anew whenever it is iterated: no position "
+            "in it can be found again.",
+            "Leave out its `shuffle`; `tfscale.data.pipeline` shuffles.",
+        )
+        for stage in graph.all_stages()
+        if stage.is_a("Shuffle")
+        and graph.attribute(stage, "reshuffle_each_iteration")
+    ]
 
 
 def check_functions(record, parse, augment):

@@ -1,10 +1,12 @@
 """`pipeline`: from what the user states to a `tf.data.Dataset`."""
 
+import functools
 import warnings
 
 import keras
 import tensorflow as tf
 
+from tfscale.data import arguments
 from tfscale.data import caching
 from tfscale.data import chain
 from tfscale.data import lints
@@ -99,8 +101,11 @@ def pipeline(
         A `Pipeline`, which is a `tf.data.Dataset` of batches.
 
     Raises:
+        TypeError: If the source is none, or a number no integer.
         ValueError: If workers would not get equal batches, nothing is left
-            to train on, or something does not fit the budget.
+            to train on, something does not fit the budget, or a function is
+            random where it must not be.
+        OSError: If a cache file cannot be written.
 
     Example:
 
@@ -112,6 +117,18 @@ def pipeline(
     >>> [batch.tolist() for batch in dataset.as_numpy_iterator()]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
+    arguments.check_source(source)
+    arguments.check_numbers(
+        seed=seed,
+        num_threads=num_threads,
+        batch_size=batch_size,
+        shuffle_window=shuffle_window,
+        prefetch=prefetch,
+        parallelism=parallelism,
+        interleaved_reads=interleaved_reads,
+        ram_budget=ram_budget,
+        service_lanes=service_lanes,
+    )
     context = input_context or tf.distribute.InputContext()
     source, sizes = _sharded(source, shard, context)
     plan = make_plan(
@@ -125,7 +142,8 @@ def pipeline(
     )
     budget = memory.budget() if ram_budget is None else ram_budget
     if isinstance(source, StreamSource) and source.kind == "dataset":
-        for finding in lints.lint(source.dataset, ram_budget=budget):
+        findings = lints.lint(source.dataset, ram_budget=budget)
+        for finding in findings + lints.lint_order(source.dataset):
             warnings.warn(str(finding), stacklevel=2)
     raw = _first_record(source)
     parsers = [f for f in (source.decode, parse) if f is not None]
@@ -186,14 +204,40 @@ def _first_record(source):
             "The dataset is empty: there is nothing to train on. "
             f"Received: {source.kind} without a record."
         )
-    return source.first()
+    try:
+        return source.first()
+    except StopIteration:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. Received: "
+            f"{source.kind} that ends before its first record, where "
+            f"{source.num_records} were promised."
+        ) from None
 
 
 def _through(record, functions):
+    """What functions make of a record, as eager tensors."""
     dataset = tf.data.Dataset.from_tensors(record)
     for function in functions:
-        dataset = dataset.map(function)
+        dataset = dataset.map(functools.partial(_returning, function))
+    parts = tf.nest.flatten(dataset.element_spec)
+    if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
+        raise TypeError(
+            "A record must be a structure of dense tensors after `parse`. "
+            f"Received: {dataset.element_spec}. Return something from `parse`,"
+            " and make what is ragged or sparse dense there, with "
+            "`to_tensor(shape=...)` or `tf.sparse.to_dense`."
+        )
     return dataset.get_single_element()
+
+
+def _returning(function, *record):
+    result = function(*record)
+    if result is None:
+        raise TypeError(
+            "`parse` must return the record that it makes. Received: None. Is "
+            "there a `return`?"
+        )
+    return result
 
 
 def _with_seed(augment):

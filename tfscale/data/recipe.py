@@ -82,6 +82,8 @@ class Recipe:
         for function in (self.source.decode, self.parse):
             if function is not None:
                 record = call(function, record)
+                # As `Dataset.map` takes what a function returns.
+                record = tuple(record) if isinstance(record, list) else record
         return record
 
     def record_bytes(self):

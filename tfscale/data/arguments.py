@@ -1,0 +1,66 @@
+"""What `pipeline` can be given, checked before anything is done."""
+
+import numbers
+
+import tensorflow as tf
+
+from tfscale.data.source import BlockSource
+from tfscale.data.source import IndexedSource
+from tfscale.data.source import StreamSource
+
+_BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
+_INT64 = 1 << 63
+
+
+def check_source(source):
+    """Refuses what no builder returned.
+
+    Raises:
+        TypeError: If it is none of this package's sources.
+    """
+    if isinstance(source, BlockSource | IndexedSource | StreamSource):
+        return
+    advice = f"what a builder of `tfscale.data` returns ({_BUILDERS})"
+    if isinstance(source, tf.data.Dataset):
+        advice = "`tfscale.data.dataset(...)` around it"
+    elif hasattr(source, "__array__"):
+        advice = "`tfscale.data.arrays(...)` around it"
+    raise TypeError(
+        "`source` must be what a builder of `tfscale.data` returned. "
+        f"Received: a {type(source).__name__}. Use {advice}."
+    )
+
+
+def check_numbers(*, seed, num_threads, **positive):
+    """Refuses numbers that mean nothing.
+
+    Args:
+        seed: Integer of 64 bits.
+        num_threads: Integer, 0 or more, or None.
+        **positive: Integers, 1 or more; or None, or `tf.data.AUTOTUNE` for
+            `parallelism` and `prefetch`, of which the latter may be 0.
+
+    Raises:
+        TypeError: If one is no integer.
+        ValueError: If one is out of its range.
+    """
+    _check_integer("seed", seed, -_INT64, "an integer of 64 bits")
+    if num_threads is not None:
+        _check_integer("num_threads", num_threads, 0, "0 or more, or None")
+    for name, value in positive.items():
+        tuned = name in ("parallelism", "prefetch")
+        if value is None and name in ("ram_budget", "shuffle_window"):
+            continue
+        if tuned and value == tf.data.AUTOTUNE:
+            continue
+        least = 0 if name in ("prefetch", "ram_budget") else 1
+        rule = f"{least} or more" + ", or `tf.data.AUTOTUNE`" * tuned
+        _check_integer(name, value, least, rule)
+
+
+def _check_integer(name, value, least, rule):
+    message = f"`{name}` must be {rule}. Received: {name}={value!r}."
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(message)
+    if not least <= value < _INT64:
+        raise ValueError(message)
