@@ -82,9 +82,9 @@ def on_one_device(job: Job) -> Outcome:
         job = dataclasses.replace(
             job, compile=lambda: {"run_eagerly": True, **compile_()}
         )
-    _reset()
+    reset()
     model = job.build()
-    optimizer = _with_dense_gradients(job.optimizer())
+    optimizer = with_dense_gradients(job.optimizer())
     # As Keras does under a strategy. On one device it is done within the
     # first step, where an initial value becomes an assignment in every step.
     optimizer.build(model.trainable_variables)
@@ -105,7 +105,7 @@ def on_mesh(
         data=num_replicas, pipeline=num_stages, model=num_ranks
     )
     layout_map = layout_map_for(job, mesh, layouts) if num_ranks > 1 else None
-    _reset()
+    reset()
     with tfscale.MeshStrategy(mesh, layout_map).scope():
         model = job.build()
         options = {"balance": "params", **options}
@@ -127,7 +127,7 @@ def on_ranks(
     """
     mesh = tfscale.device_mesh(data=num_replicas, model=num_ranks)
     layout_map = layout_map_for(job, mesh, layouts)
-    _reset()
+    reset()
     with tfscale.MeshStrategy(mesh, layout_map).scope():
         model = job.build()
         return _train(model, model, job.optimizer(), job)
@@ -148,7 +148,7 @@ def on_zero(
     """
     mesh = tfscale.device_mesh(data=data, pipeline=pipeline or 1, model=model)
     layout_map = layout_map_for(job, mesh, layouts) if model > 1 else None
-    _reset()
+    reset()
     strategy = tfscale.MeshStrategy(mesh, layout_map, zero_stage=zero_stage)
     with strategy.scope():
         inner = trained = job.build()
@@ -159,7 +159,7 @@ def on_zero(
 
 def layout_map_for(job: Job, mesh, layouts=None):
     """The layout map of `layouts`, or else one that is found."""
-    _reset()
+    reset()
     if layouts is None:
         return tfscale.auto_layout_map(job.build(), mesh)
     layout_map = keras.distribution.LayoutMap(mesh)
@@ -227,7 +227,7 @@ def assert_equal(test, expected: Outcome, actual: Outcome):
         np.testing.assert_array_equal(found, value, path)
 
 
-def _reset():
+def reset():
     """Same names, seeds and initial weights for both sides."""
     # Not in the scope of a strategy, which it would end.
     # A collection of garbage takes a second once there are hundreds of traced
@@ -257,7 +257,7 @@ def _values(variables):
     return values
 
 
-def _with_dense_gradients(optimizer):
+def with_dense_gradients(optimizer):
     """The optimizer as it would be, did Keras add up the rows of a lookup."""
 
     def apply(grads, trainable_variables=None):

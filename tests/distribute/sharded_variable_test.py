@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests import same_numbers
 from tfscale.distribute.variable import ShardedVariable
 from tfscale.tensor_parallel import collectives
 
@@ -23,8 +24,7 @@ def build(units=24):
 
 
 def on_mesh(data, model, units=24):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
+    same_numbers.reset()
     strategy = tfscale.MeshStrategy(
         tfscale.device_mesh(data=data, model=model), LAYOUT
     )

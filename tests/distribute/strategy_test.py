@@ -28,11 +28,6 @@ def strategy(**axes):
     return tfscale.MeshStrategy(tfscale.device_mesh(**axes))
 
 
-def reset():
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(1)
-
-
 def fit(make_optimizer, data=None):
     """Variables and slots of a plain model after three steps of `fit`."""
 
@@ -48,12 +43,11 @@ def fit(make_optimizer, data=None):
         return train()
 
 
-class DenseAdam(keras.optimizers.Adam):
-    """Adds up the rows of a lookup first."""
-
-    def apply(self, grads, trainable_variables=None):
-        grads = [tf.convert_to_tensor(gradient) for gradient in grads]
-        super().apply(grads, trainable_variables)
+def dense_adam(*args, **kwargs):
+    """Adam that adds up the rows of a lookup first."""
+    return same_numbers.with_dense_gradients(
+        keras.optimizers.Adam(*args, **kwargs)
+    )
 
 
 class LookupsTest(parameterized.TestCase):
@@ -69,11 +63,11 @@ class LookupsTest(parameterized.TestCase):
     ):
         outcomes = []
         for kind, replicas in (
-            (DenseAdam, None),
+            (dense_adam, None),
             (keras.optimizers.Adam, None),
             (keras.optimizers.Adam, data),
         ):
-            reset()
+            same_numbers.reset()
             make = functools.partial(kind, 0.01, **options)
             outcomes.append(fit(make, replicas))
         right, keras_alone, here = outcomes
@@ -107,7 +101,7 @@ class LookupsTest(parameterized.TestCase):
 class LoopByHandTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_run_and_reduce_have_the_numbers_of_one_device(self, data):
-        reset()
+        same_numbers.reset()
         one = build()
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         losses = []
@@ -119,7 +113,7 @@ class LoopByHandTest(parameterized.TestCase):
             optimizer.apply(gradients, one.trainable_variables)
             losses.append(loss)
 
-        reset()
+        same_numbers.reset()
         mesh = strategy(data=data)
         with mesh.scope():
             model = build()
@@ -230,9 +224,9 @@ class LoopByHandTest(parameterized.TestCase):
 class FitTest(parameterized.TestCase):
     @parameterized.parameters(1, 2)
     def test_plain_models_have_the_numbers_of_one_device(self, data):
-        reset()
-        expected = fit(lambda: DenseAdam(0.01))
-        reset()
+        same_numbers.reset()
+        expected = fit(lambda: dense_adam(0.01))
+        same_numbers.reset()
         actual = fit(lambda: keras.optimizers.Adam(0.01), data)
         for x, y in zip(actual, expected, strict=True):
             same_numbers.assert_close(x, y)

@@ -362,8 +362,7 @@ MESHES = {
 
 class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     def model(self, name, make=lambda: OPTIMIZERS.Adam(0.01)):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
+        same_numbers.reset()
         if MESHES[name] is None:
             strategy = tf.distribute.get_strategy()
         else:

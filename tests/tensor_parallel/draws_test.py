@@ -66,8 +66,7 @@ def dropped_whole():
 
 def draw(build, rows=512, calls=1, num_ranks=2, num_replicas=1):
     """What a model gives in training, by call, of the first replica."""
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
+    same_numbers.reset()
     mesh = tfscale.device_mesh(data=num_replicas, model=num_ranks)
     layouts = {} if num_ranks == 1 else PAIR
     if build is dropped_whole:

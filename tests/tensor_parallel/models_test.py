@@ -250,8 +250,7 @@ def both(train, build=mlp, layouts=PAIR):
     """What `train(model)` returns on one device, and on 2 x 2."""
     results = []
     for on_mesh in (False, True):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
+        same_numbers.reset()
         if not on_mesh:
             results.append(train(build()))
             continue
