@@ -246,15 +246,15 @@ ADAPTED = {
 }
 
 
-def both(train, build=mlp, layouts=PAIR):
-    """What `train(model)` returns on one device, and on 2 x 2."""
+def both(train, build=mlp, layouts=PAIR, num_replicas=2):
+    """What `train(model)` returns on one device, and on two ranks each."""
     results = []
     for on_mesh in (False, True):
         same_numbers.reset()
         if not on_mesh:
             results.append(train(build()))
             continue
-        mesh = tfscale.device_mesh(data=2, model=2)
+        mesh = tfscale.device_mesh(data=num_replicas, model=2)
         with tfscale.MeshStrategy(mesh, layouts).scope():
             results.append(train(build()))
     return results
@@ -350,6 +350,38 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*both(train), strict=True):
             self.assertGreater(np.abs(expected).max(), 1e-3)
             same_numbers.assert_close(found, 2 * expected)
+
+    def test_layers_in_several_models(self):
+        # What one model leaves divided once left another one in parts.
+        x, y = VECTORS["x"], VECTORS["y"]
+
+        def train(model):
+            up = model.get_layer("up")
+            hidden = keras.Model(model.input, up.output)
+            dropped = LAYERS.Dropout(0.5, seed=1, name="dropped")
+            around = keras.Sequential([keras.Input((12,)), dropped, up])
+            inside = keras.Model(model.input, dropped(up.output))
+            for trained in (model, inside, around, hidden, model):
+                trained.compile(keras.optimizers.SGD(0.1), "mse")
+                target = y.repeat(2, 1)[:, : trained.output_shape[-1]]
+                trained.fit(x, target, batch_size=16, shuffle=False, verbose=0)
+            found = [m.predict(x, verbose=0) for m in (model, hidden)]
+            run = tf.distribute.get_strategy().run
+            tensors = (
+                run(lambda: model(x) + 1.0),
+                run(lambda: up(x) + 1.0),
+                run(tf.function(lambda: hidden(x) + 1.0)),
+            )
+            return [
+                *(getattr(t, "values", (t,))[0] for t in tensors),
+                *found,
+                *model.get_weights(),
+            ]
+
+        # Replicas have dropout masks of their own, so there is one.
+        pair = both(train, num_replicas=1)
+        for expected, found in zip(*pair, strict=True):
+            same_numbers.assert_close(found, expected)
 
     def test_low_rank_adaptation_in_mid_training(self):
         names = ("table", "heads", "merged", "up", "down")

@@ -136,7 +136,9 @@ class Programs:
                     traced.append([trace.trace_stage(make_graph())])
                 else:
                     traced.append(
-                        trace.trace_on_ranks(make_graph, devices, sequence_plan)
+                        trace.trace_on_ranks(
+                            make_graph, devices, functional, sequence_plan
+                        )
                     )
                 known.update(traced[-1][0].outputs)
             last = traced[-1][0]

@@ -19,6 +19,7 @@ from tfscale.pipeline.graph import Value
 from tfscale.pipeline.stage_graph import StageGraph
 from tfscale.pipeline.stage_graph import Targets
 from tfscale.pipeline.stage_graph import TraceOptions
+from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import sequence
 
 
@@ -64,6 +65,7 @@ def trace_stage(graph: StageGraph) -> TracedStage:
 def trace_on_ranks(
     make_graph: Callable[[], StageGraph],
     devices: Sequence[Sequence[str]],
+    model,
     sequence_plan: sequence.Plan | None = None,
 ) -> list[TracedStage]:
     """Traces one stage for all model ranks at once, in one graph.
@@ -71,6 +73,7 @@ def trace_on_ranks(
     Args:
         make_graph: Makes the graph of the stage for a rank. There is no XLA.
         devices: Those of the ranks, `devices[replica][rank]`.
+        model: The functional model that the stage is of.
         sequence_plan: What of the model is divided along the sequence.
 
     Returns:
@@ -80,7 +83,7 @@ def trace_on_ranks(
 
     def build_rank():
         graphs.append(make_graph())
-        with sequence.following(sequence_plan):
+        with sequence.following(sequence_plan), decisions.within(model):
             graphs[-1].build()
 
     wrapped = rank_phases.trace(build_rank, devices[0])

@@ -6,13 +6,14 @@ away; in it propagation.py follows the outputs of column-parallel layers.
 
 import concurrent.futures
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
@@ -22,18 +23,37 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sharded_call
 
 
-def decide(num_ranks: int) -> None:
-    """Analyses the outermost functional model that is being called.
+def decide(num_ranks: int, rule) -> None:
+    """Sets a rule as the model that is being called has it.
 
     Args:
         num_ranks: Number of model ranks.
+        rule: That of a layer about to run.
     """
-    for model in _tf_internals.name_scope_callers():
-        if isinstance(model, _tf_internals.Functional | keras.Sequential):
-            # A call, of which the one that goes on is to know nothing.
-            with layer_losses.kept():
-                analyse(model, num_ranks)
-            return
+    if rule.is_part:
+        return
+    model = decisions.model_in_call()
+    if model is None:
+        rule.reset()
+        rule.layer._sharded_call.is_decided = True
+        return
+    decision = decisions.decision_of(model)
+    if decision is None or rule not in decision.keeps:
+        # A call, of which the one that goes on is to know nothing.
+        with layer_losses.kept():
+            analyse(model, num_ranks)
+        decision = decisions.decision_of(model)
+    rule.keeps = decision.keeps.setdefault(rule, rule.keeps)
+
+
+def settle(model, num_ranks: int) -> None:
+    """Sets all rules as a functional model has them, analysed if need be."""
+    decision = decisions.decision_of(model)
+    rules = [call.rule for call in sharded_calls(model)]
+    if decision is None or not set(rules) - {None} <= set(decision.keeps):
+        analyse(model, num_ranks)
+    else:
+        decision.apply()
 
 
 def analyse(model, num_ranks: int) -> dict:
@@ -49,20 +69,40 @@ def analyse(model, num_ranks: int) -> dict:
     Warns:
         UserWarning: If layers are divided without a partner.
     """
+    for call in sharded_calls(model):
+        if call.rule is not None:
+            call.rule.reset()
     # A thread of its own has none of what surrounds the call: scopes of Keras,
     # tapes, graphs and strategies of TensorFlow.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        reasons, complaint, drawing = executor.submit(
+        rules, reasons, complaint, drawing = executor.submit(
             _analyse, model, num_ranks
         ).result()
     for generator in draws.generators(model):
-        draws.attach(generator, of_parts=id(generator.state) in drawing)
+        draws.attach(
+            generator, functools.partial(_draws_parts, generator, num_ranks)
+        )
     for call in sharded_calls(model):
         call.is_decided = True
-        call.reason = reasons.get(call.rule)
+        if call.rule is not None:
+            rules.add(call.rule)
+    keeps = {rule: rule.keeps for rule in rules}
+    decision = decisions.Decision(keeps, reasons, frozenset(drawing))
+    decision.apply()
+    decisions.note(model, decision)
     if complaint:
         warnings.warn(complaint, stacklevel=2)
     return {rule.layer: reason for rule, reason in reasons.items()}
+
+
+def _draws_parts(generator, num_ranks):
+    model = decisions.model_in_call()
+    if model is None:
+        return False
+    if decisions.decision_of(model) is None:
+        with layer_losses.kept():
+            analyse(model, num_ranks)
+    return id(generator.state) in decisions.decision_of(model).drawing
 
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
@@ -121,7 +161,9 @@ def _analyse(model, num_ranks):
                 for state, tensor in whole.generators.items()
                 if tensor.name in found.draws_of_parts
             }
-            return reasons, pairing.complaint(calls, reasons), drawing
+            rules = {call.rule for call in whole.calls}
+            complaint = pairing.complaint(calls, reasons)
+            return rules, reasons, complaint, drawing
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)

@@ -98,7 +98,8 @@ class _Attention(rules.Rule):
         self._row = dense_rules.make_rule(layer._output_dense)
         self._columns = columns
         for dense in columns:
-            dense._sharded_call.rule.keeps = True
+            rule = dense._sharded_call.rule
+            rule.keeps = rule.is_part = True
         # Of dropped-out scores, whose heads are divided.
         for generator in draws.generators(layer):
             draws.attach(generator)

@@ -15,6 +15,7 @@ Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -35,15 +36,17 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
 
 
 def attach(
-    generator: keras.random.SeedGenerator, *, of_parts: bool = False
+    generator: keras.random.SeedGenerator,
+    draws_parts: Callable[[], bool] = lambda: False,
 ) -> None:
     """Makes seeds depend on the rank where draws are for parts.
 
     Args:
         generator: Its `next` is replaced, once.
-        of_parts: Whether all of its draws are for parts, from now on.
+        draws_parts: Says whether a draw is for a part, in the model that is
+            being called.
     """
-    generator._draws_parts = of_parts
+    generator._draws_parts = draws_parts
     if not hasattr(generator, "_draws_whole"):
         generator._draws_whole = generator.next
         generator.next = functools.partial(_next, generator)
@@ -62,13 +65,15 @@ def of_parts():
 
 def _next(generator, ordered=True):
     seed = generator._draws_whole(ordered)
+    if collectives.num_ranks() == 1:
+        return seed
     plan = sequence.current()
     is_part = (
-        generator._draws_parts
-        or getattr(_thread, "of_parts", False)
+        getattr(_thread, "of_parts", False)
         or (plan is not None and id(generator.state) in plan.draws)
+        or generator._draws_parts()
     )
-    if not is_part or collectives.num_ranks() == 1:
+    if not is_part:
         return seed
     return tf.random.experimental.stateless_fold_in(
         seed, tf.constant(collectives.rank(), seed.dtype)

@@ -49,6 +49,7 @@ class Rule(abc.ABC):
             the right (negative), or None if the output is whole.
         sink_dim: The dim of its input that it can take divided, likewise.
         keeps: Whether the output stays divided; see `decide`.
+        is_part: Whether the rule of a layer around it has decided that.
     """
 
     source_dim: int | None = None
@@ -58,9 +59,16 @@ class Rule(abc.ABC):
     # Whether its inputs may come as `sequence.enter` has them.
     shares_input = False
 
+    is_part = False
+
     def __init__(self, layer):
         self.layer = layer
-        self.keeps = not getattr(layer, "gather_output", True)
+        self.reset()
+
+    def reset(self) -> None:
+        """Puts the output together, but where the user says otherwise."""
+        if not self.is_part:
+            self.keeps = not getattr(self.layer, "gather_output", True)
 
     def decide(self, keeps: bool, reason: str | None) -> None:
         """Takes what analysis has found, and checks what the user has said.

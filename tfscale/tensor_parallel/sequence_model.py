@@ -9,6 +9,7 @@ import keras
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel import sequence_analysis
 
@@ -66,22 +67,24 @@ def _on_trial(fn):
     return call
 
 
-def decide(num_ranks: int) -> None:
+def decide(num_ranks: int, rule) -> None:
     """Prepares the outermost functional model that is being called.
 
     Args:
         num_ranks: Number of model ranks.
+        rule: That of a layer about to run.
 
     Raises:
         _Prepared: If this is a trial run and there is such a model.
     """
     if not getattr(_thread, "on_trial", False):
-        analysis.decide(num_ranks)
+        analysis.decide(num_ranks, rule)
         return
-    for model in _tf_internals.name_scope_callers():
-        if isinstance(model, _tf_internals.Functional | keras.Sequential):
-            prepare(model, num_ranks)
-            raise _Prepared
+    model = decisions.model_in_call()
+    if model is not None and not hasattr(model, "_sequence_call"):
+        prepare(model, num_ranks)
+        raise _Prepared
+    analysis.decide(num_ranks, rule)
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":
@@ -93,8 +96,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
     """
     if hasattr(model, "_sequence_call"):
         return model._sequence_call
-    if any(not call.is_decided for call in analysis.sharded_calls(model)):
-        analysis.analyse(model, num_ranks)
+    analysis.settle(model, num_ranks)
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, _tf_internals.Functional | keras.Sequential):
             continue
@@ -133,7 +135,11 @@ class ModelCall:
             or collectives.num_ranks() == 1
         ):
             return self._call(inputs, *args, **kwargs)
-        with sequence.following(self.plan_for(inputs)):
+        plan = self.plan_for(inputs)
+        if plan is None:
+            return self._call(inputs, *args, **kwargs)
+        # Also where it is called by another model: the plan is of this one.
+        with sequence.following(plan), decisions.within(self._model):
             return self._call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.Plan | None:
@@ -154,9 +160,8 @@ class ModelCall:
                 for x in keras.tree.flatten(inputs)
             ),
         )
-        if any(call.rule and not call.is_decided for call in calls):
-            analysis.analyse(self._model, self._num_ranks)
         if key not in self.found:
+            analysis.settle(self._model, self._num_ranks)
             plan, reason = sequence_analysis.find_plan(
                 self._model, inputs, self._num_ranks
             )

@@ -66,8 +66,8 @@ def attach(layer, make_rule, decide) -> None:
     Args:
         layer: A Keras layer, in its `build`.
         make_rule: Makes a `Rule` for the built layer, or None.
-        decide: Called before the first call on ranks, without arguments; sets
-            what rules are to keep divided.
+        decide: Called with the rule before each call on ranks; sets what it
+            is to keep divided.
     """
     if not hasattr(layer, "_sharded_call"):
         layer._sharded_call = ShardedCall(layer, layer.call, make_rule, decide)
@@ -78,8 +78,9 @@ class ShardedCall:
     """What a layer with sharded variables does when it is called.
 
     Attributes:
-        is_decided: Whether analysis has seen the layer.
-        reason: Why it puts its output together at once, if analysis has one.
+        is_decided: Whether analysis of a model has seen the layer.
+        reason: Why it puts its output together at once, if the last analysis
+            has one.
     """
 
     def __init__(self, layer, call, make_rule, decide):
@@ -117,9 +118,7 @@ class ShardedCall:
             return self._record(args, kwargs)
         if collectives.num_ranks() == 1:
             return self._call(*args, **kwargs)
-        if not self.is_decided:
-            self._decide()
-            self.is_decided = True
+        self._decide(rule)
         return rule.run(*args, **kwargs)
 
     def _record(self, args, kwargs):

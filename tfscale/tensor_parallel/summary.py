@@ -98,10 +98,12 @@ def _plan(model, extended):
 def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
     if isinstance(model, _tf_internals.Functional | keras.Sequential):
-        calls = analysis.sharded_calls(model)
-        if any(call.rule and not call.is_decided for call in calls):
-            analysis.analyse(model, num_ranks)
+        if any(call.rule for call in analysis.sharded_calls(model)):
+            analysis.settle(model, num_ranks)
         return
+    call = getattr(model, "_sharded_call", None)
+    if call is not None and call.rule is not None:
+        call.rule.reset()
     for layer in model._layers:
         _analyse(layer, num_ranks)
 

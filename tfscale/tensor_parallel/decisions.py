@@ -1,0 +1,77 @@
+"""What stays divided depends on the model that is being called.
+
+A layer may leave its output divided if what follows it goes on with a part.
+What follows is known in a functional or sequential model, and a layer may be in
+several: in one that is trained, and in one that ends with the layer. So there
+is a decision for each, and that of the outermost model being called counts. A
+layer that is called by itself puts its output together.
+"""
+
+import contextlib
+import dataclasses
+import threading
+
+import keras
+
+from tfscale.distribute import _tf_internals
+from tfscale.tensor_parallel.rules import Rule
+
+_thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """What analysis has found for a model.
+
+    Attributes:
+        keeps: Whether the output stays divided, by the rule of the layer.
+        reasons: Why it does not, where there is a reason.
+        drawing: Ids of the states of generators that draw for parts.
+    """
+
+    keeps: dict[Rule, bool]
+    reasons: dict[Rule, str]
+    drawing: frozenset[int]
+
+    def apply(self) -> None:
+        """Sets the rules as the model has them."""
+        for rule, keeps in self.keeps.items():
+            rule.keeps = keeps
+            rule.layer._sharded_call.reason = self.reasons.get(rule)
+
+
+@contextlib.contextmanager
+def within(model):
+    """Within it, layers are called as parts of a functional model."""
+    before = getattr(_thread, "model", None)
+    _thread.model = model
+    try:
+        yield
+    finally:
+        _thread.model = before
+
+
+def model_in_call():
+    """The model whose decision counts for this thread, or None."""
+    model = getattr(_thread, "model", None)
+    if model is not None:
+        return model
+    for caller in _tf_internals.name_scope_callers():
+        if isinstance(caller, _tf_internals.Functional | keras.Sequential):
+            return caller
+    return None
+
+
+def decision_of(model) -> Decision | None:
+    """What was noted for a functional or sequential model."""
+    return getattr(_functional(model), "_sharding_decision", None)
+
+
+def note(model, decision: Decision) -> None:
+    """Keeps what was decided for a model."""
+    _functional(model)._sharding_decision = decision
+
+
+def _functional(model):
+    """What a Sequential is inside, and is anew once it has another layer."""
+    return getattr(model, "_functional", None) or model
