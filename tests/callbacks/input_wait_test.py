@@ -2,6 +2,7 @@ import time
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -28,6 +29,26 @@ def _dataset(milliseconds):
         )
         .map(lambda x, y: (tf.ensure_shape(x, [4, 8]), y))
     )
+
+
+def _made_on_demand(milliseconds):
+    """Batches that are begun when somebody asks, one at a time.
+
+    A map would be made parallel by tf.data, and have its batches ready before
+    anybody asks: then any way of counting finds no wait.
+    """
+    rows = np.ones([4, 8], "float32")
+
+    def batches():
+        for _ in range(20):
+            time.sleep(milliseconds / 1e3)
+            yield rows, rows
+
+    spec = tf.TensorSpec([4, 8], tf.float32)
+    dataset = tf.data.Dataset.from_generator(
+        batches, output_signature=(spec, spec)
+    )
+    return dataset.apply(tf.data.experimental.assert_cardinality(20))
 
 
 class Slow(keras.layers.Layer):
@@ -96,10 +117,11 @@ class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters("mirrored", "mesh")
     def test_is_silent_when_input_is_made_during_the_step(self, strategy):
-        # A batch takes 80 ms, a step 120 ms or more. On the CPU MeshStrategy
-        # takes no batch ahead, so the dataset does.
+        # A batch takes 100 ms, a step 120 ms or more: during each step arrives
+        # a batch for a later one. On the CPU MeshStrategy takes no batch
+        # ahead, so the dataset does.
         wait = InputWait(threshold=0.2, num_steps=5)
-        dataset = _dataset(80)
+        dataset = _made_on_demand(100)
         if strategy == "mesh":
             dataset = dataset.prefetch(2)
         with _strategy(strategy).scope():
