@@ -183,6 +183,21 @@ class LayersTest(absltest.TestCase):
                 self.assertFalse(name.startswith("absl.flags"), path)
 
 
+class ContributingTest(absltest.TestCase):
+    def test_the_files_that_it_names_are_there(self):
+        with open(os.path.join(REPOSITORY, "CONTRIBUTING.md")) as file:
+            named = set(re.findall(r"`([\w/]+\.py)`", file.read()))
+        self.assertNotEmpty(named)
+        for name in named:
+            self.assertTrue(
+                any(
+                    f"/{path}".endswith(f"/{name}")
+                    for path in source_files.python_files()
+                ),
+                name,
+            )
+
+
 class BuildFileTest(absltest.TestCase):
     def test_build_file_is_true_to_files_and_imports(self):
         with open(os.path.join(REPOSITORY, "BUILD")) as file:

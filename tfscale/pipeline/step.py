@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale.distribute import _tf_internals
 from tfscale.pipeline import statistics
+from tfscale.pipeline.batch_loss import BatchLoss
 from tfscale.pipeline.executor import Tensors
 from tfscale.pipeline.executor import run_schedule
 from tfscale.pipeline.losses import num_rows
@@ -94,9 +95,11 @@ class ReplicaStep:
         )
         rows = num_rows(inputs)
         all_rows = self.all_sum(rows)
-        shares = None
+        batch_loss = BatchLoss(
+            self._program, tensors, self.devices[-1], all_rows, self.all_sum
+        )
         if training:
-            shares = self._weigh(tensors, all_rows, loss_scale)
+            batch_loss.weigh(loss_scale)
         moving = {
             number
             for each in self._plan.statistics
@@ -111,7 +114,7 @@ class ReplicaStep:
             **self._emit,
         )
         with tf.device(self.devices[-1]):
-            loss, losses = self._loss(tensors, shares, all_rows)
+            loss, losses = batch_loss.total()
             to_mean = tf.math.divide_no_nan(all_rows, rows)
             return StepResult(
                 loss=loss * to_mean,
@@ -161,64 +164,6 @@ class ReplicaStep:
                 for key, spec in stage.sums.items():
                     zeros[key] = tf.zeros(spec.shape, spec.dtype)
         return zeros
-
-    def _weigh(self, tensors, all_rows, loss_scale):
-        """Gives each microbatch the weights of its losses in the batch's.
-
-        Returns:
-            For each microbatch, the weights without loss weight and scale.
-        """
-        losses = self._program.stages[-1].losses
-        weights = tf.constant([float(x.weight) for x in losses], tf.float32)
-        with tf.device(self.devices[-1]):
-            shares = self._shares(tensors)
-        for microbatch, share in zip(tensors.microbatches, shares):
-            share_of_rows = microbatch["rows",] / all_rows
-            microbatch["added_scale",] = loss_scale * share_of_rows
-            if losses:
-                microbatch["loss_scale",] = loss_scale * weights * share
-        return shares
-
-    def _shares(self, tensors):
-        """Each microbatch's part of the divisors of the global batch."""
-        losses = self._program.stages[-1].losses
-        if not losses:
-            return [None] * len(tensors.microbatches)
-        for microbatch in tensors.microbatches:
-            if ("divisors",) not in microbatch:
-                known = {**tensors.shared, **tensors.states, **microbatch}
-                microbatch.update(self._program.divisors.run(known))
-        counts = [tf.minimum(m["rows",], 1.0) for m in tensors.microbatches]
-        divisors = [
-            counts[i] * microbatch["divisors",]
-            for i, microbatch in enumerate(tensors.microbatches)
-        ]
-        total = self.all_sum(tf.add_n(divisors))
-        is_sum = tf.constant([x.is_sum for x in losses])
-        return [
-            tf.where(is_sum, count, tf.math.divide_no_nan(divisor, total))
-            for count, divisor in zip(counts, divisors)
-        ]
-
-    def _loss(self, tensors, shares, all_rows):
-        """This replica's part of the loss, and of each single loss."""
-        losses = self._program.stages[-1].losses
-        shares = shares or self._shares(tensors)
-        total, single = tf.zeros(()), []
-        for microbatch, share in zip(tensors.microbatches, shares):
-            if losses:
-                single.append(
-                    tf.math.multiply_no_nan(microbatch["losses",], share)
-                )
-            share_of_rows = microbatch["rows",] / all_rows
-            for stage in self._plan.stages:
-                added = microbatch.get(("added", stage.index))
-                if added is not None:
-                    total += tf.math.multiply_no_nan(added, share_of_rows)
-        if losses:
-            single = tf.unstack(tf.add_n(single))
-            total += tf.add_n([x.weight * v for x, v in zip(losses, single)])
-        return total, single
 
     def _outputs(self, tensors, inputs):
         rows = tf.shape(inputs[0])[0]
