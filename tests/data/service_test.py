@@ -1,8 +1,10 @@
 """A real dispatcher and real workers, in processes of their own."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale import data
+from tfscale.data import service
 
 _SERVER = """
 import sys
@@ -133,6 +136,27 @@ class ServiceTest(tf.test.TestCase, parameterized.TestCase):
                 cache="memory",
                 service=self.address,
             )
+
+    @parameterized.parameters("localhost:5000", "grpc://localhost", "")
+    def test_what_is_no_address_is_refused(self, address):
+        with self.assertRaisesRegex(ValueError, f"host:5000.*'{address}'"):
+            data.pipeline(data.arrays([1]), batch_size=1, service=address)
+
+    def test_a_service_that_is_not_there_is_named(self):
+        # tf.data would wait for it for ever.
+        with socket.socket() as taken:
+            taken.bind(("localhost", 0))  # does not listen
+            address = f"grpc://localhost:{taken.getsockname()[1]}"
+            with self.assertRaisesRegex(ConnectionError, address):
+                service.reach(address, patience=0.5)
+
+    def test_a_service_that_comes_late_is_waited_for(self):
+        with socket.socket() as late:
+            late.bind(("localhost", 0))
+            timer = threading.Timer(0.5, late.listen)
+            timer.start()
+            service.reach(f"grpc://localhost:{late.getsockname()[1]}")
+            timer.join()
 
 
 if __name__ == "__main__":

@@ -206,8 +206,9 @@ def _broken(directory, reason):
 def _full(directory, need, free):
     return (
         "The cache could not be written; nothing of it is left behind. "
-        f"Received: cache {directory}, which takes {need} bytes, and {free} "
-        "bytes free on its disk. Use another `cache_dir`, or cache='none'."
+        f"Received: cache {directory}, by its first record of {need} bytes, "
+        f"and {free} bytes free on its disk. Use another `cache_dir`, or "
+        "cache='none'."
     )
 
 

@@ -11,6 +11,7 @@ from tfscale.data import caching
 from tfscale.data import chain
 from tfscale.data import lints
 from tfscale.data import memory
+from tfscale.data import service as service_lib
 from tfscale.data.pipeline_dataset import Pipeline
 from tfscale.data.plan import make_plan
 from tfscale.data.position import Position
@@ -105,7 +106,8 @@ def pipeline(
         ValueError: If workers would not get equal batches, nothing is left
             to train on, something does not fit the budget, or a function is
             random where it must not be.
-        OSError: If a cache file cannot be written.
+        OSError: If a cache file cannot be written, or nobody listens at the
+            address of the service.
 
     Example:
 
@@ -129,6 +131,8 @@ def pipeline(
         ram_budget=ram_budget,
         service_lanes=service_lanes,
     )
+    if service is not None:
+        service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
     source, sizes = _sharded(source, shard, context)
     plan = make_plan(

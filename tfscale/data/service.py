@@ -14,9 +14,48 @@ Each iterator registers an epoch's datasets anew, with the position in them.
 """
 
 import dataclasses
+import socket
+import time
 import warnings
 
 import tensorflow as tf
+
+
+def reach(address, *, patience=30.0):
+    """Waits until somebody listens at a dispatcher's address.
+
+    tf.data itself would wait for ever, and say nothing.
+
+    Args:
+        address: String, such as `"grpc://host:5000"`.
+        patience: Float, seconds: who is started together is not ready
+            together.
+
+    Raises:
+        ValueError: If it is no such address.
+        ConnectionError: If nobody listens there.
+    """
+    protocol, found, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if not (found and protocol and host and port.isdecimal()):
+        raise ValueError(
+            "`service` must be the address of a dispatcher, such as "
+            f'"grpc://host:5000". Received: service={address!r}.'
+        )
+    end = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 5.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise ConnectionError(
+                    "A tf.data service must run before the pipeline is made. "
+                    f"Received: service={address!r}, where nobody answered "
+                    f"for {patience:.0f} s: {error}. Start its dispatcher, or "
+                    "correct the address."
+                ) from error
+        time.sleep(0.2)
 
 
 class _FixedPosition:
