@@ -5,18 +5,14 @@ away; in it propagation.py follows the outputs of column-parallel layers.
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import warnings
 from collections.abc import Iterator
 
-import keras
-import tensorflow as tf
-
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import draws
-from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import pairing
 from tfscale.tensor_parallel import propagation
 from tfscale.tensor_parallel import retrace
@@ -112,26 +108,8 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
             yield layer._sharded_call
 
 
-@dataclasses.dataclass(frozen=True)
-class _Traced:
-    graph: tf.Graph
-    calls: list
-    outputs: list
-    differentiable: list
-    generators: dict
-    losses: list
-
-    def as_trace(self, whole_rules):
-        """For propagation; `whole_rules` neither give nor pass on parts."""
-        calls = [
-            layer_call(key, call, call.rule not in whole_rules)
-            for key, call in enumerate(self.calls)
-        ]
-        return layer_calls.Trace(self.graph, calls, self.outputs)
-
-
 def _analyse(model, num_ranks):
-    whole, reasons = trace_model(model), {}
+    whole, reasons = model_trace.trace_model(model), {}
     while True:
         trace = whole.as_trace(reasons)
         found = propagation.propagate(
@@ -147,7 +125,7 @@ def _analyse(model, num_ranks):
             call.rule.decide(key in found.divided, why)
         if not problems:
             # What ranks will do: are those the same operations?
-            local = trace_model(model, num_ranks).as_trace(reasons)
+            local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
             problems = retrace.differences(
                 trace, local, found, num_ranks=num_ranks
             )
@@ -167,86 +145,3 @@ def _analyse(model, num_ranks):
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)
-
-
-def trace_model(model, num_parts=1, inputs=None):
-    """Traces a model with the shapes that a rank has, or whole ones.
-
-    Args:
-        model: A functional or sequential model.
-        num_parts: See `sharded_call.recording`.
-        inputs: `tf.TensorSpec`s of its inputs; its own, if None.
-
-    Returns:
-        The graph and what was noted in it.
-    """
-    made = {}
-
-    def run():
-        made.update(_call(model, num_parts, inputs))
-
-    graph = tf.compat.v1.wrap_function(run, []).graph
-    return _Traced(graph, **made)
-
-
-def _call(model, num_parts, inputs):
-    """Calls the model on placeholders, like some inputs or else its own."""
-    variables = model.variables
-    values = [
-        tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
-        for v in variables
-    ]
-    inputs = keras.tree.map_structure(
-        lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
-        getattr(model, "_inputs_struct", model.inputs[0])
-        if inputs is None
-        else inputs,
-    )
-    outputs = []
-    with (
-        keras.StatelessScope(
-            state_mapping=list(zip(variables, values)), collect_losses=True
-        ) as scope,
-        sharded_call.recording(num_parts) as calls,
-    ):
-        try:
-            outputs = keras.tree.flatten(model(inputs, training=True))
-        except Exception:
-            # Python that fails on a rank's shapes; the whole has to work.
-            if num_parts == 1:
-                raise
-    trainable = {id(v) for v in model.trainable_variables}
-    seeds = {id(g.state) for g in draws.generators(model)}
-    return {
-        "calls": calls,
-        "outputs": outputs,
-        "differentiable": [
-            x for v, x in zip(variables, values) if id(v) in trainable
-        ],
-        # What layers have noted down on the way.
-        "losses": list(scope.losses),
-        "generators": {
-            id(v): x for v, x in zip(variables, values) if id(v) in seeds
-        },
-    }
-
-
-def layer_call(key, recorded, may_divide):
-    """What propagation is to know of a call."""
-    rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
-    source = sink = None
-    if recorded.divides and may_divide:
-        dim = outputs.shape.rank + rule.source_dim
-        source = layer_calls.Source(outputs, dim)
-    if rule.sink_dim is not None and (source or not rule.passes):
-        dim = inputs.shape.rank + rule.sink_dim
-        passed = source if rule.passes else None
-        sink = layer_calls.Sink(inputs, dim, passed)
-    return layer_calls.LayerCall(
-        key,
-        recorded.operations,
-        sources=(source,) if source and not rule.passes else (),
-        sinks=(sink,) if sink else (),
-        inputs=() if sink else (inputs,),
-        outputs=() if source else tuple(keras.tree.flatten(outputs)),
-    )

@@ -12,11 +12,11 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import draw_rules
 from tfscale.tensor_parallel import graph_facts
 from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel import sequence_choices
@@ -121,7 +121,7 @@ class _Search:
         rule = call.rule
         # Whether it keeps its output divided is decided.
         reason = rule.layer._sharded_call.reason
-        made = analysis.layer_call(
+        made = model_trace.layer_call(
             key, call, rule.keeps or (rule.passes and reason is None)
         )
         if not divides:
@@ -133,7 +133,7 @@ class _Search:
     def _trace(self, plan):
         recorder = Recorder(plan, 1 if plan is None else self._num_ranks)
         with sequence.recorded_by(recorder), sequence.following(plan):
-            traced = analysis.trace_model(
+            traced = model_trace.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,
                 self._specs,

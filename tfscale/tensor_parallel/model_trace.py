@@ -1,0 +1,123 @@
+"""Traces a model, whole or as a rank does, and notes the calls of its layers.
+
+The graph is thrown away; it is there to be looked at.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfscale.tensor_parallel import draws
+from tfscale.tensor_parallel import layer_calls
+from tfscale.tensor_parallel import sharded_call
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedModel:
+    """A traced model, and what was noted on the way.
+
+    Attributes:
+        graph: Its graph.
+        calls: `Recorded` calls of layers with rules.
+        outputs: Its outputs, flat; none if Python failed on a rank's shapes.
+        differentiable: What stands for its trainable variables.
+        generators: What stands for the states of its generators of random
+            numbers, by id of the state.
+        losses: What layers gave to `add_loss`.
+    """
+
+    graph: tf.Graph
+    calls: list
+    outputs: list
+    differentiable: list
+    generators: dict
+    losses: list
+
+    def as_trace(self, whole_rules):
+        """For propagation; `whole_rules` neither give nor pass on parts."""
+        calls = [
+            layer_call(key, call, call.rule not in whole_rules)
+            for key, call in enumerate(self.calls)
+        ]
+        return layer_calls.Trace(self.graph, calls, self.outputs)
+
+
+def trace_model(model, num_parts=1, inputs=None) -> TracedModel:
+    """Traces a model with the shapes that a rank has, or whole ones.
+
+    Args:
+        model: A functional or sequential model.
+        num_parts: See `sharded_call.recording`.
+        inputs: `tf.TensorSpec`s of its inputs; its own, if None.
+    """
+    made = {}
+
+    def run():
+        made.update(_call(model, num_parts, inputs))
+
+    graph = tf.compat.v1.wrap_function(run, []).graph
+    return TracedModel(graph, **made)
+
+
+def _call(model, num_parts, inputs):
+    """Calls the model on placeholders, like some inputs or else its own."""
+    variables = model.variables
+    values = [
+        tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
+        for v in variables
+    ]
+    inputs = keras.tree.map_structure(
+        lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
+        getattr(model, "_inputs_struct", model.inputs[0])
+        if inputs is None
+        else inputs,
+    )
+    outputs = []
+    with (
+        keras.StatelessScope(
+            state_mapping=list(zip(variables, values)), collect_losses=True
+        ) as scope,
+        sharded_call.recording(num_parts) as calls,
+    ):
+        try:
+            outputs = keras.tree.flatten(model(inputs, training=True))
+        except Exception:
+            # Python that fails on a rank's shapes; the whole has to work.
+            if num_parts == 1:
+                raise
+    trainable = {id(v) for v in model.trainable_variables}
+    seeds = {id(g.state) for g in draws.generators(model)}
+    return {
+        "calls": calls,
+        "outputs": outputs,
+        "differentiable": [
+            x for v, x in zip(variables, values) if id(v) in trainable
+        ],
+        # What layers have noted down on the way.
+        "losses": list(scope.losses),
+        "generators": {
+            id(v): x for v, x in zip(variables, values) if id(v) in seeds
+        },
+    }
+
+
+def layer_call(key, recorded, may_divide):
+    """What propagation is to know of a call."""
+    rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
+    source = sink = None
+    if recorded.divides and may_divide:
+        dim = outputs.shape.rank + rule.source_dim
+        source = layer_calls.Source(outputs, dim)
+    if rule.sink_dim is not None and (source or not rule.passes):
+        dim = inputs.shape.rank + rule.sink_dim
+        passed = source if rule.passes else None
+        sink = layer_calls.Sink(inputs, dim, passed)
+    return layer_calls.LayerCall(
+        key,
+        recorded.operations,
+        sources=(source,) if source and not rule.passes else (),
+        sinks=(sink,) if sink else (),
+        inputs=() if sink else (inputs,),
+        outputs=() if source else tuple(keras.tree.flatten(outputs)),
+    )
