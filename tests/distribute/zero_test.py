@@ -263,7 +263,7 @@ class LoopByHandTest(tf.test.TestCase):
         x = same_numbers_test.JOBS["mlp_sgd"].data["x"]
 
         def train(strategy):
-            same_numbers._reset()
+            same_numbers.reset()
             with strategy.scope():
                 model = optimizer_test.mlp()
                 optimizer = OPTIMIZERS.Adam(0.01, epsilon=1e-3)

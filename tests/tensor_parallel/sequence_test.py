@@ -189,7 +189,7 @@ def train(name, ranks, replicas=1, stages=1, zero_stage=0, recompute=False):
     job, layouts = JOBS[name]
     mesh = tfscale.device_mesh(data=replicas, pipeline=stages, model=ranks)
     layout_map = same_numbers.layout_map_for(job, mesh, layouts)
-    same_numbers._reset()
+    same_numbers.reset()
     strategy = tfscale.MeshStrategy(
         mesh, layout_map, zero_stage=zero_stage, sequence_parallel=True
     )
@@ -205,7 +205,7 @@ def prepared(name, ranks=2):
     job, layouts = JOBS[name] if isinstance(name, str) else name
     mesh = tfscale.device_mesh(model=ranks)
     layout_map = same_numbers.layout_map_for(job, mesh, layouts)
-    same_numbers._reset()
+    same_numbers.reset()
     strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
     with strategy.scope():
         return job.build(), strategy, job.data["x"]
@@ -320,7 +320,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         job, _ = JOBS["example"]
         mesh = tfscale.device_mesh(model=2)
         layout_map = same_numbers.layout_map_for(job, mesh)
-        same_numbers._reset()
+        same_numbers.reset()
         strategy = tfscale.MeshStrategy(mesh, layout_map)
         with strategy.scope():
             model = job.build()
@@ -388,7 +388,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
                 *model.get_weights(),
             ]
 
-        same_numbers._reset()
+        same_numbers.reset()
         expected = results(gpt(use_bias=False))
         model, strategy, _ = prepared("gpt_adam")
         with strategy.scope():
@@ -406,7 +406,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
             UserWarning, "of 7 cannot be divided over 2 ranks. Use 6 or 8"
         ):
             found = model.predict(odd, batch_size=8, verbose=0)
-        same_numbers._reset()
+        same_numbers.reset()
         expected = LLAMA().predict(odd, batch_size=8, verbose=0)
         same_numbers.assert_close(found, expected)
 
@@ -418,7 +418,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotEmpty(plan_of(model).scatters)
         path = os.path.join(self.get_temp_dir(), "model.keras")
         model.save(path)
-        same_numbers._reset()
+        same_numbers.reset()
         loaded = keras.models.load_model(path)
         for one, other in zip(
             model.get_weights(), loaded.get_weights(), strict=True
