@@ -128,7 +128,7 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         dataset = tf.data.Dataset.from_generator(
             bursts, output_signature=tf.TensorSpec([], tf.int64)
         ).prefetch(1)
-        explanation = data.explain(dataset, seconds=6 * _SECONDS)
+        explanation = data.explain(dataset, seconds=4 * _SECONDS)
         gains = {s.text: s.gain for s in explanation.suggestions}
         self.assertGreater(gains["prefetch(tf.data.AUTOTUNE)"], 1.1)
 
@@ -184,6 +184,29 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(gains["prefetch=tf.data.AUTOTUNE"], 1.3)
 
 
+class DerivedTest(tf.test.TestCase):
+    """A pipeline that the user has repeated and mapped."""
+
+    def test_its_position_stays_and_its_stages_are_left_alone(self):
+        pipeline = data.pipeline(
+            data.arrays(np.arange(32)), parse=lambda x: x + 1, batch_size=4
+        )
+        pipeline.position.assign(epoch=2, index=8)
+        derived = pipeline.repeat().map(_float)
+        data.benchmark(derived, seconds=0.1)
+        self.assertEqual(pipeline.position.value, (0, 2, 8))
+        explanation = data.explain(derived, seconds=0.05)
+        self.assertEqual(pipeline.position.value, (0, 2, 8))
+        # The user's map and a prefetch, none of the pipeline's six maps.
+        self.assertCountEqual(
+            [suggestion.text for suggestion in explanation.suggestions],
+            [
+                "num_parallel_calls=AUTOTUNE for the map",
+                "prefetch(tf.data.AUTOTUNE) at the end",
+            ],
+        )
+
+
 class ModelTest(tf.test.TestCase):
     def _model(self, width):
         model = keras.Sequential([keras.layers.Dense(width) for _ in range(2)])
@@ -200,7 +223,7 @@ class ModelTest(tf.test.TestCase):
         )
 
     def test_input_bound_or_not_and_by_how_much(self):
-        rows, model = self._rows(80, 8), self._model(8)
+        rows, model = self._rows(40, 8), self._model(8)
         slow = data.explain(rows, model, seconds=0.1)
         self.assertTrue(slow.is_input_bound)
         self.assertGreater(slow.wait_share, 0.3)
@@ -209,6 +232,11 @@ class ModelTest(tf.test.TestCase):
         fast = data.explain(rows, model, seconds=0.1)
         self.assertFalse(fast.is_input_bound)
         self.assertEqual(fast.wait_share, 0.0)
+
+    def test_a_model_that_is_not_compiled_is_refused_at_once(self):
+        model = keras.Sequential([keras.layers.Dense(8)])
+        with self.assertRaisesRegex(ValueError, "`compile` first"):
+            data.explain(self._rows(0, 8), model, seconds=60)
 
     def test_the_model_is_afterwards_what_it_was(self):
         model = self._model(64)
@@ -274,6 +302,11 @@ class BenchmarkTest(tf.test.TestCase):
     def test_a_short_dataset_is_begun_again(self):
         measured = data.benchmark(tf.data.Dataset.range(3), seconds=0.5)
         self.assertGreater(measured.num_batches, 3)
+
+    def test_no_time_is_refused(self):
+        for measure in (data.benchmark, data.explain):
+            with self.assertRaisesRegex(ValueError, "`seconds`.*seconds=0"):
+                measure(tf.data.Dataset.range(3), seconds=0)
 
     def test_an_empty_one_is_refused(self):
         with self.assertRaisesRegex(ValueError, "without a batch"):

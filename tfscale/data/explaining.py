@@ -13,6 +13,7 @@ from tfscale.data.explanation import Explanation
 from tfscale.data.explanation import Node
 from tfscale.data.explanation import StageTime
 from tfscale.data.explanation import Suggestion
+from tfscale.data.pipeline_dataset import positions_kept
 
 _MIN_STEPS = 5
 _ROUNDS = 3  # of base and change, one beside the other
@@ -22,11 +23,11 @@ def explain(pipeline, model=None, *, seconds=1.0):
     """Measures a pipeline, stage by stage, and what would make it faster.
 
     It runs prefixes of the pipeline in turns, each for `seconds` in all, and
-    the model's own step on one batch over and over. A change is run three
-    times in turns with the pipeline as it is, each for half of `seconds`, of
-    which the first half lets the buffers grow; its gain is the median of the
-    three. Weights, optimizer, metrics and position are afterwards what they
-    were.
+    the model's own step on one batch over and over. In three rounds the
+    pipeline as it is and each change are run, for half of `seconds` each, of
+    which the first half lets the buffers grow; a change's gain is the median
+    of the three. Weights, optimizer, metrics and position are afterwards what
+    they were.
 
     Args:
         pipeline: `tf.data.Dataset`; a `Pipeline` is taken apart by its
@@ -37,6 +38,10 @@ def explain(pipeline, model=None, *, seconds=1.0):
     Returns:
         An `Explanation`; print it for a table.
 
+    Raises:
+        ValueError: If the model is not compiled, the dataset has no batch, or
+            there is no time to measure.
+
     Example:
 
     >>> import tensorflow as tf
@@ -45,6 +50,21 @@ def explain(pipeline, model=None, *, seconds=1.0):
     >>> [stage.name for stage in explanation.stages]
     ['range', 'map', 'batch']
     """
+    if seconds <= 0:
+        raise ValueError(
+            f"`seconds` must be more than 0. Received: seconds={seconds!r}."
+        )
+    if model is not None and not model.compiled:
+        raise ValueError(
+            "The step that is measured is that of `fit`, so the model must be "
+            f"compiled. Received: {model.name!r}, which is not. Call its "
+            "`compile` first, or give no model."
+        )
+    with positions_kept(pipeline):
+        return _explained(pipeline, model, seconds)
+
+
+def _explained(pipeline, model, seconds):
     stages, whole = _stage_times(pipeline, seconds)
     step = None if model is None else _step_seconds(model, pipeline, seconds)
     # Without a model, a consumer as fast as the pipeline: the hardest case.
@@ -69,12 +89,13 @@ def _findings(pipeline):
 def _stage_times(pipeline, seconds):
     """Times of the stages, and the throughput of the whole."""
     prefixes = what_if.stages(pipeline)
-    datasets = [prefix for _, prefix in prefixes] + [pipeline]
+    # The last prefix is the whole pipeline.
+    datasets = [prefix for _, prefix in prefixes[:-1]] + [pipeline]
     rounds = [
         [throughput.benchmark(d, seconds=seconds / _ROUNDS) for d in datasets]
         for _ in range(_ROUNDS)
     ]
-    *measured, whole = [
+    measured = [
         sorted(one, key=lambda t: t.seconds_per_batch)[_ROUNDS // 2]
         for one in zip(*rounds)
     ]
@@ -83,46 +104,51 @@ def _stage_times(pipeline, seconds):
         total = one.seconds_per_batch
         times.append(StageTime(name, max(total - before, 0.0), total))
         before = max(total, before)
-    return tuple(times), whole
+    return tuple(times), measured[-1]
 
 
 def _suggestions(pipeline, seconds, whole, consumer):
-    """Changes with their gains, best first: each measured beside the base."""
+    """Changes with their gains, best first."""
     slice_ = seconds / 4
     # Few enough that the warm-up reads them all.
     cached_batches = int(slice_ / 2 / whole.seconds_per_batch)
     cached_batches = min(max(cached_batches, 2), 64)
-    found = []
-    for change in what_if.changes(pipeline, cached_batches):
-        step = consumer if change.overlaps else 0.0
-        changed = change.make()
-        for _ in changed.take(change.warm_up):
+    changes = what_if.changes(pipeline, cached_batches)
+    changed = [change.make() for change in changes]
+    for change, dataset in zip(changes, changed):
+        for _ in dataset.take(change.warm_up):
             pass
-        gain = _gain(pipeline, changed, slice_, step)
-        found.append(Suggestion(change.text, gain))
+    # The base once for each way in which changes are consumed.
+    ways = sorted({change.overlaps for change in changes})
+    runs = [(overlaps, pipeline) for overlaps in ways]
+    runs += [(c.overlaps, d) for c, d in zip(changes, changed, strict=True)]
+    rates = _rates(runs, slice_, consumer)
+    found = []
+    for change, own in zip(changes, rates[len(ways) :], strict=True):
+        base = rates[ways.index(change.overlaps)]
+        gains = [one / other for one, other in zip(own, base, strict=True)]
+        found.append(Suggestion(change.text, statistics.median(gains)))
     return tuple(sorted(found, key=lambda s: -s.gain))
 
 
-def _gain(base, changed, seconds, step):
-    """Rate of the changed over that of the base; median of rounds.
+def _rates(runs, seconds, consumer):
+    """Batches per second of each run, in each round.
 
     What else the machine does comes and goes: a base and a change that were
     measured far apart, or once, would be compared by that.
     """
-    gains = []
+    rates = [[] for _ in runs]
     for number in range(_ROUNDS):
-        pair = [base, changed] if number % 2 else [changed, base]
-        rates = {
-            id(dataset): throughput.benchmark(
+        order = list(enumerate(runs))
+        for index, (overlaps, dataset) in order[:: 1 if number % 2 else -1]:
+            measured = throughput.benchmark(
                 dataset,
                 seconds=seconds,
-                step_seconds=step,
+                step_seconds=consumer if overlaps else 0.0,
                 warm_up_seconds=seconds,
-            ).batches_per_second
-            for dataset in pair
-        }
-        gains.append(rates[id(changed)] / rates[id(base)])
-    return statistics.median(gains)
+            )
+            rates[index].append(measured.batches_per_second)
+    return rates
 
 
 def _autotuned(pipeline, seconds):

@@ -1,5 +1,7 @@
 """The dataset that the chain returns: a `tf.data.Dataset` that has a place."""
 
+import contextlib
+
 import tensorflow as tf
 
 
@@ -44,3 +46,27 @@ class Pipeline(tf.data.Dataset):
         An epoch that is entered at a later position has fewer.
         """
         return tf.constant(self.recipe.plan.num_batches, tf.int64)
+
+
+@contextlib.contextmanager
+def positions_kept(dataset):
+    """Puts the positions of all pipelines in a dataset back in the end.
+
+    Args:
+        dataset: `tf.data.Dataset`, such as a `Pipeline` that was repeated.
+    """
+    positions = _positions(dataset)
+    before = [position.value for position in positions]
+    try:
+        yield
+    finally:
+        for position, value in zip(positions, before, strict=True):
+            position.assign(**value._asdict())
+
+
+def _positions(dataset):
+    if isinstance(dataset, Pipeline):
+        return [dataset.position]
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    return [one for part in dataset._inputs() for one in _positions(part)]

@@ -3,6 +3,8 @@
 import dataclasses
 import time
 
+from tfscale.data.pipeline_dataset import positions_kept
+
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
@@ -33,8 +35,8 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
     """Measures how fast a dataset gives batches.
 
     The first batch, for which everything has to start, is measured by itself.
-    A dataset that ends is begun again, and that counts. A `Pipeline` keeps
-    its position.
+    A dataset that ends is begun again, and that counts. A `Pipeline`, alone or
+    as a part of the dataset, keeps its position.
 
     Args:
         dataset: `tf.data.Dataset`.
@@ -48,7 +50,7 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
         A `Throughput`.
 
     Raises:
-        ValueError: If the dataset has no batch.
+        ValueError: If the dataset has no batch, or a time makes no sense.
 
     Example:
 
@@ -57,8 +59,17 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
     >>> benchmark(dataset, seconds=0.1).num_batches > 0
     True
     """
-    position = getattr(dataset, "position", None)
-    before = position.value if position is not None else None
+    if seconds <= 0 or step_seconds < 0 or warm_up_seconds < 0:
+        raise ValueError(
+            "`seconds` must be more than 0, and the others not less. Received: "
+            f"seconds={seconds!r}, step_seconds={step_seconds!r}, "
+            f"warm_up_seconds={warm_up_seconds!r}."
+        )
+    with positions_kept(dataset):
+        return _measured(dataset, seconds, step_seconds, warm_up_seconds)
+
+
+def _measured(dataset, seconds, step_seconds, warm_up_seconds):
     begin = time.perf_counter()
     iterator = iter(dataset)
     if next(iterator, None) is None:
@@ -74,6 +85,4 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
             if step_seconds:
                 time.sleep(step_seconds)
         elapsed = time.perf_counter() - begin
-    if position is not None:
-        position.assign(**before._asdict())
     return Throughput(elapsed / count, first, count)

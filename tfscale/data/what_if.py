@@ -152,7 +152,8 @@ def _name(stage):
 
 
 def _graph_changes(dataset, count):
-    chain_ = DatasetGraph(dataset).stages()
+    ours = _stages_of_a_pipeline(dataset)
+    chain_ = DatasetGraph(dataset).stages()[ours:]
     auto = tf.data.AUTOTUNE
     for stage in chain_:
         for text, edit, overlaps in _edits(stage, DatasetGraph(dataset)):
@@ -164,7 +165,8 @@ def _graph_changes(dataset, count):
             lambda: dataset.prefetch(auto),
             overlaps=True,
         )
-    last = _last_worth_caching(chain_)
+    # After a pipeline's augmentation, nothing is.
+    last = None if ours else _last_worth_caching(chain_)
     if last is not None:
         edited = _edited(dataset, last, functools.partial(_insert_cache, count))
         yield Change(
@@ -172,6 +174,21 @@ def _graph_changes(dataset, count):
             lambda: edited().repeat(),
             warm_up=count,
         )
+
+
+def _stages_of_a_pipeline(dataset):
+    """How many of the first stages of a dataset are a `Pipeline`'s.
+
+    Those are in the right order, and have names in a recipe only: explain the
+    pipeline by itself.
+    """
+    while not isinstance(dataset, Pipeline):
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            return 0
+        (dataset,) = inputs
+    stages_ = DatasetGraph(dataset).stages()
+    return len([s for s in stages_ if not s.is_a("Options", "Model")])
 
 
 def _edits(stage, graph):
