@@ -1,3 +1,4 @@
+import itertools
 import os
 
 import keras
@@ -46,6 +47,58 @@ class PositionTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(pipeline, epochs=3, verbose=0)
         self.assertEqual(pipeline.position.value, (0, 3, 0))
         self.assertEqual(model.optimizer.iterations, 15)
+
+    def test_fit_continues_in_the_middle_of_an_epoch(self):
+        rows = np.ones([22, 2], "float32")
+        pipeline = data.pipeline(data.arrays(rows, rows), batch_size=4)
+        pipeline.position.assign(epoch=1, index=12)
+        self.assertEqual(pipeline.batches_left, 3)
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        # Keras would warn, and count a seventh and more steps, if it expected
+        # a whole epoch; warnings are errors here.
+        model.fit(pipeline.take(pipeline.batches_left), verbose=0)
+        self.assertEqual(model.optimizer.iterations, 3)
+        self.assertEqual(pipeline.position.value, (0, 2, 0))
+        model.fit(pipeline, epochs=2, verbose=0)
+        self.assertEqual(model.optimizer.iterations, 3 + 2 * 6)
+        self.assertEqual(pipeline.position.value, (0, 4, 0))
+
+    @parameterized.parameters(
+        # A last batch that is kept cannot be cut for two replicas.
+        ("keep", 1, 1),
+        ("keep", 2, 1),
+        *itertools.product(("drop", "pad"), (1, 2), (1, 2)),
+    )
+    def test_batches_left_are_those_that_come(
+        self, remainder, workers, replicas
+    ):
+        rows = np.arange(22)
+        context = tf.distribute.InputContext(workers, 0, workers * replicas)
+        pipeline = data.pipeline(
+            data.arrays(rows, rows),
+            batch_size=4,
+            remainder=remainder,
+            input_context=context,
+        )
+        for index in (0, 4, 16, 20, 24):
+            pipeline.position.assign(epoch=0, index=index)
+            left = pipeline.batches_left
+            self.assertLen(list(pipeline), left)
+
+    def test_padding_changes_no_weighted_metric(self):
+        rows = np.random.default_rng(0).normal(size=(22, 2)).astype("float32")
+        padded = data.pipeline(
+            data.arrays(rows, 2 * rows),
+            batch_size=8,
+            shuffle=False,
+            remainder="pad",
+        )
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile(loss="mse", weighted_metrics=["mse", "mae"])
+        _, *one = model.evaluate(padded, verbose=0)
+        _, *other = model.evaluate(rows, 2 * rows, verbose=0)
+        self.assertAllClose(one, other)
 
     def test_each_epoch_of_fit_sees_each_record_once(self):
         class Sum(keras.layers.Layer):

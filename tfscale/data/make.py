@@ -64,7 +64,10 @@ def pipeline(
         seed: Integer that order and augmentation are drawn from.
         remainder: What becomes of records that do not fill the last batch:
             `"keep"`, a smaller batch; `"drop"`; or `"pad"`, filled up with
-            records of weight 0 in a `sample_weight` that is added.
+            records of weight 0 in a `sample_weight` that is added. Keras'
+            `weighted_metrics` are as without padding; its loss is divided by
+            all records of a batch, so ask for it as such a metric, too, where
+            it is to be exact.
         cache: Where parsed records are kept: `"memory"`, filled as they are
             read; `"file"`, in `cache_dir`, written now and kept for later
             runs; `"none"`; or `"auto"`: memory if they fit the budget, else

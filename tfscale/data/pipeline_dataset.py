@@ -47,6 +47,14 @@ class Pipeline(tf.data.Dataset):
         """
         return tf.constant(self.recipe.plan.num_batches, tf.int64)
 
+    @property
+    def batches_left(self):
+        """Integer: batches that an epoch entered at the position has."""
+        plan = self.recipe.plan
+        start = self.position.value.index // plan.lines
+        steps = plan.steps_in(plan.limit - start)
+        return (steps if steps > 0 else plan.num_steps) * plan.batches_per_step
+
 
 @contextlib.contextmanager
 def positions_kept(dataset):

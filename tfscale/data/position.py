@@ -34,6 +34,13 @@ class Position(tf.Module):
     batches or fewer are read to their end by that, and one is skipped. A
     callback that assigns `epoch` when one begins prevents it.)
 
+    To continue `fit` in the middle of an epoch, give it the rest of that epoch
+    first, and say that it is the rest: Keras expects a whole epoch otherwise,
+    warns when it ends early, and counts an optimizer step that was none.
+
+        model.fit(pipeline.take(pipeline.batches_left), epochs=1)
+        model.fit(pipeline, epochs=...)
+
     A `Position` is saved and restored by `tf.train.Checkpoint`, and means the
     same at any number of workers.
 
