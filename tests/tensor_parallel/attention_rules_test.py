@@ -105,16 +105,26 @@ HUB = {
     "llama": (keras_hub.models.LlamaBackbone, {}),
     "mistral": (keras_hub.models.MistralBackbone, {"sliding_window": 4}),
     "qwen": (keras_hub.models.QwenBackbone, {}),
+    # Of these, the number of heads is in what they compute.
+    "gemma": (keras_hub.models.GemmaBackbone, {"head_dim": 4}),
+    "gemma3": (
+        keras_hub.models.Gemma3Backbone,
+        {"head_dim": 4, "image_size": 16, "use_query_key_norm": True},
+    ),
+}
+HEADS_FIRST = {
+    ".*attention.*/(query|key|value)/kernel": ("model", None, None),
+    ".*attention.*/attention_output/kernel": ("model", None, None),
 }
 
 
-def hub(name):
+def hub(name, num_key_value_heads=1):
     kind, options = HUB[name]
     backbone = kind(
         vocabulary_size=24,
         num_layers=1,
         num_query_heads=4,
-        num_key_value_heads=1,
+        num_key_value_heads=num_key_value_heads,
         hidden_dim=16,
         intermediate_dim=24,
         **options,
@@ -123,11 +133,11 @@ def hub(name):
     return keras.Model(backbone.inputs, logits, name=name)
 
 
-def tokens(name):
+def tokens(name, num_key_value_heads=1):
     random = np.random.RandomState(0)
     ids = random.randint(0, 24, (32, 6))
     return same_numbers.Job(
-        functools.partial(hub, name),
+        functools.partial(hub, name, num_key_value_heads),
         dict(
             x={"token_ids": ids, "padding_mask": np.ones((32, 6), "int32")},
             y=random.randn(32, 6, 24).astype("float32"),
@@ -165,6 +175,8 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     def test_of_one_device_in_keras_hub(self, name, num_ranks):
         job = tokens(name)
         layouts = {k: v for k, v in LAYOUTS.items() if "gate" not in k}
+        if "gemma" in name:
+            layouts[".*attention.*/query/kernel"] = ("model", None, None)
         if name == "qwen":
             layouts[".*attention.*/query/bias"] = ("model", None)
         expected = same_numbers.on_one_device(job)
@@ -172,18 +184,23 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, outcome)
         self.assert_divided(outcome.model, num_ranks)
 
-    def assert_divided(self, model, num_ranks):
-        layers = [
-            layer
-            for layer in model._flatten_layers()
-            if hasattr(layer, "_query_dense")
-        ]
-        self.assertNotEmpty(layers)
+    @parameterized.parameters("gemma", "gemma3")
+    def test_of_one_device_with_keys_divided_too(self, name):
+        job = tokens(name, 2)
+        expected = same_numbers.on_one_device(job)
+        outcome = same_numbers.on_ranks(job, 2, 2, layouts=HEADS_FIRST)
+        same_numbers.assert_same(self, expected, outcome)
+        self.assert_divided(outcome.model, 2, keys=True)
+
+    def assert_divided(self, model, num_ranks, keys=False):
+        layers = list(model._flatten_layers())
+        self.assertIn("query", [layer.name for layer in layers])
         for layer in layers:
-            # One that gathers would need no rule to have the right numbers.
-            self.assertIsNotNone(layer._sharded_call.rule)
-            self.assertTrue(layer._query_dense._sharded_call.rule.keeps)
-            self.assertFalse(hasattr(layer._key_dense, "_sharded_call"))
+            if layer.name == "query":
+                self.assertTrue(layer._sharded_call.rule.is_part)
+                self.assertTrue(layer._sharded_call.rule.keeps)
+            if layer.name == "key":
+                self.assertEqual(hasattr(layer, "_sharded_call"), keys)
 
 
 class WithoutGatherTest(tf.test.TestCase):

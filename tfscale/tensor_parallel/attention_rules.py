@@ -23,9 +23,12 @@ from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
 
-# Of each layer below: how often it repeats keys and values for its queries.
+# Attributes of layers below: how often it repeats keys and values for its queries.
 _REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
-_HUB_FAMILIES = ("llama", "mistral", "qwen")
+# What counts heads, or is a number of entries for each, in Gemma's `call`.
+_COUNTS = ("num_query_heads", "num_key_value_heads", "hidden_dim")
+_GEMMA = ("gemma", "gemma3")
+_HUB_FAMILIES = ("llama", "mistral", "qwen", *_GEMMA)
 _HEADS = -2
 # What `call` consists of, beside the projections.
 _PARTS = ("_compute_attention", "_masked_softmax")
@@ -35,20 +38,26 @@ def is_attention(layer) -> bool:
     """Whether a layer is an attention that runs by a rule as one.
 
     Its `call` projects with `_query_dense`, `_key_dense` and `_value_dense`,
-    may repeat keys and values along dim 2, and ends with `_output_dense`.
+    may repeat keys and values along dim 2, and ends with `_output_dense`; of
+    some families the names have no underscore.
     """
     if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
         # What Keras' own leaves divided is found by analysis.
         return hasattr(layer, "model_parallel_dims")
     if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
         return True
+    return _is_of(layer, _HUB_FAMILIES)
+
+
+def _is_of(layer, families):
+    """Whether all of an attention is as a family of keras_hub has it."""
     modules = {
-        getattr(getattr(type(layer), name, None), "__module__", None)
+        getattr(type(layer), name).__module__
         for name in ("call", *_PARTS)
+        if hasattr(type(layer), name)
     }
     return len(modules) == 1 and modules <= {
-        f"keras_hub.src.models.{name}.{name}_attention"
-        for name in _HUB_FAMILIES
+        f"keras_hub.src.models.{name}.{name}_attention" for name in families
     }
 
 
@@ -56,13 +65,13 @@ def make_rule(layer) -> rules.Rule | None:
     """The rule of an attention whose heads are divided."""
     if not is_attention(layer):
         return None
-    row = dense_rules.make_rule(layer._output_dense)
+    row = dense_rules.make_rule(_dense(layer, "output"))
     if row is None or row.sink_dim != _HEADS:
         return None
-    queries = [layer._query_dense]
+    queries = [_dense(layer, "query")]
     if hasattr(layer, "_gate_dense"):
         queries.append(layer._gate_dense)
-    keys = [layer._key_dense, layer._value_dense]
+    keys = [_dense(layer, "key"), _dense(layer, "value")]
     if not all(_gives_heads(dense) for dense in queries):
         return None
     if all(_gives_heads(dense) for dense in keys):
@@ -70,6 +79,11 @@ def make_rule(layer) -> rules.Rule | None:
     if all(_is_whole(dense) for dense in keys):
         return _GroupedAttention(layer, queries)
     return None
+
+
+def _dense(layer, name):
+    own = f"_{name}_dense"
+    return getattr(layer, own if hasattr(layer, own) else own[1:])
 
 
 def _gives_heads(dense):
@@ -95,7 +109,7 @@ class _Attention(rules.Rule):
 
     def __init__(self, layer, columns):
         super().__init__(layer)
-        self._row = dense_rules.make_rule(layer._output_dense)
+        self._row = dense_rules.make_rule(_dense(layer, "output"))
         self._columns = columns
         for dense in columns:
             rule = dense._sharded_call.rule
@@ -112,7 +126,7 @@ class _Attention(rules.Rule):
     @property
     def sum_layer(self):
         """See `Rule`."""
-        return self.layer._output_dense
+        return _dense(self.layer, "output")
 
     def scatters(self, args, kwargs):
         """See `Rule`."""
@@ -146,7 +160,16 @@ class _Attention(rules.Rule):
 
     def own_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
-        return {}
+        layer, changed = self.layer, {}
+        if _is_of(layer, _GEMMA):
+            ranks = collectives.num_ranks()
+            changed = {name: getattr(layer, name) // ranks for name in _COUNTS}
+        # Weights that all heads have in common.
+        for name in ("query_norm", "key_norm"):
+            if hasattr(layer, name):
+                norm = getattr(layer, name)
+                changed[name] = functools.partial(_call_for_parts, norm)
+        return changed
 
 
 class _GroupedAttention(_Attention):
@@ -161,14 +184,15 @@ class _GroupedAttention(_Attention):
         )
 
     def own_heads(self):
-        layer = self.layer
-        return {
-            "_key_dense": functools.partial(self._project, layer._key_dense),
-            "_value_dense": functools.partial(
-                self._project, layer._value_dense
-            ),
-            **{name: 1 for name in _REPEATS if hasattr(layer, name)},
-        }
+        layer, changed = self.layer, super().own_heads()
+        keys = _dense(layer, "key"), _dense(layer, "value")
+        for name, dense in layer.__dict__.items():
+            if any(dense is key for key in keys):
+                changed[name] = functools.partial(self._project, dense)
+        changed.update({name: 1 for name in _REPEATS if hasattr(layer, name)})
+        if "num_key_value_heads" in changed:
+            changed["num_key_value_heads"] = changed["num_query_heads"]
+        return changed
 
     def _project(self, dense, inputs):
         """A key or value for each of this rank's query heads."""
@@ -183,7 +207,7 @@ class _GroupedAttention(_Attention):
         x = keras.ops.einsum(
             dense.equation,
             sequence.enter(inputs),
-            needed(dense.kernel, 1),
+            needed(dense.kernel, _heads_dim(dense)),
         )
         if dense.bias is not None:
             x = keras.ops.add(x, needed(dense.bias, 0))
@@ -198,14 +222,28 @@ class _GroupedAttention(_Attention):
         gradients of unlike shapes the ranks would not meet in the same order.
         """
         layer, ranks = self.layer, collectives.num_ranks()
-        total = layer._query_dense.kernel.shape[1]
-        num_keys = layer._key_dense.kernel.shape[1]
+        total, num_keys = (
+            dense.kernel.shape[_heads_dim(dense)]
+            for dense in (_dense(layer, "query"), _dense(layer, "key"))
+        )
         of_queries = [head // (total // num_keys) for head in range(total)]
         size = total // ranks
         needed = [of_queries[i : i + size] for i in range(0, total, size)]
         count = max(heads[-1] - heads[0] + 1 for heads in needed)
         heads = needed[collectives.rank()]
         return min(heads[0], num_keys - count), count, heads
+
+
+def _heads_dim(dense):
+    """The dim of the kernel along which it has the heads."""
+    operands, output = dense.equation.split("->")
+    return operands.split(",")[1].index(output[_HEADS])
+
+
+def _call_for_parts(layer, x):
+    # The sequence is whole in here, and it is the heads that are divided.
+    with sequence.following(None), collectives.uses_for_parts(True):
+        return layer(x)
 
 
 def _call(layer, changed, args, kwargs):
