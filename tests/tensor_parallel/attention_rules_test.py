@@ -45,10 +45,11 @@ def grouped(num_key_value_heads):
 
 
 def crossed(num_key_value_heads):
-    """Other keys than values, a mask, and scores that are made use of."""
+    """Other keys than values, masks of heads, scores that are made use of."""
     inputs = keras.Input((5, 8))
     other = keras.layers.Dense(8, name="other")(inputs)
-    mask = keras.ops.greater(inputs[..., :1], -1.0)
+    least = keras.ops.reshape(keras.ops.linspace(-2.0, -1.0, 12), (12, 1, 1))
+    mask = keras.ops.greater(keras.ops.expand_dims(inputs[..., :1], 1), least)
     y, scores = keras.layers.GroupQueryAttention(
         2, 12, num_key_value_heads, use_gate=True, name="attention"
     )(

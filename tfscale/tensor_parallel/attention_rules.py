@@ -13,6 +13,7 @@ Models from Multi-Head Checkpoints (2023), section 2.2, on sharding.
 """
 
 import functools
+import inspect
 
 import keras
 import tensorflow as tf
@@ -23,7 +24,7 @@ from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
 
-# Attributes of layers below: how often it repeats keys and values for its queries.
+# Attributes of layers: how often they repeat keys and values for the queries.
 _REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
 # What counts heads, or is a number of entries for each, in Gemma's `call`.
 _COUNTS = ("num_query_heads", "num_key_value_heads", "hidden_dim")
@@ -148,15 +149,30 @@ class _Attention(rules.Rule):
                 if any(dense is column for column in self._columns)
             }
             return _call(layer, changed, args, kwargs)
+        args, kwargs = self._with_own_mask(args, kwargs)
         with draws.of_parts():
             outputs = _call(layer, self.own_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
         outputs, scores = outputs
-        # Batch, heads, and then the positions of queries and of keys.
-        positions = len(getattr(layer, "_attention_axes", None) or (1,))
-        dim = scores.shape.rank - 2 * positions - 1
+        dim = scores.shape.rank - self._num_positions() - 1
         return outputs, collectives.gather_from_ranks(scores, dim)
+
+    def _num_positions(self):
+        """How many dims of scores come after batch and heads."""
+        return 2 * len(getattr(self.layer, "_attention_axes", None) or (1,))
+
+    def _with_own_mask(self, args, kwargs):
+        """The arguments, with those masks of heads that are this rank's."""
+        call = type(self.layer).call
+        given = inspect.signature(call).bind(self.layer, *args, **kwargs)
+        mask = given.arguments.get("attention_mask")
+        if mask is not None and len(mask.shape) == self._num_positions() + 2:
+            query = _dense(self.layer, "query")
+            if mask.shape[1] == query.kernel.shape[_heads_dim(query)] > 1:
+                mask = collectives.own_part(mask, 1)
+                given.arguments["attention_mask"] = mask
+        return given.args[1:], given.kwargs
 
     def own_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
