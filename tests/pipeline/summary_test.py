@@ -59,11 +59,22 @@ def _plan(schedule=None, **kwargs):
     )
 
 
+def _text(plan, devices=DEVICES, line_length=77, **kwargs):
+    texts = []
+    summary.print_summary(
+        plan,
+        devices,
+        line_length=line_length,
+        print_fn=texts.append,
+        **kwargs,
+    )
+    (text,) = texts
+    return text
+
+
 class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
     def _lines(self, plan, devices=DEVICES, **kwargs):
-        return summary.summary_text(
-            plan, devices, **{"line_length": 77, **kwargs}
-        ).splitlines()
+        return _text(plan, devices, **kwargs).splitlines()
 
     def test_it_looks_like_this(self):
         self.maxDiff = None
@@ -126,11 +137,7 @@ class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
 
 class PrintSummaryTest(tf.test.TestCase):
     def test_print_fn_gets_the_text(self):
-        plan, texts = _plan(), []
-        summary.print_summary(
-            plan, DEVICES, line_length=77, print_fn=texts.append
-        )
-        self.assertEqual(texts, [TABLE])
+        self.assertEqual(_text(_plan()), TABLE)
 
     def test_without_a_terminal_it_prints_the_text(self):
         with mock.patch("sys.stdout", io.StringIO()) as stdout:
@@ -150,7 +157,7 @@ class PipelineModelTest(tf.test.TestCase):
             model = tfscale.PipelineModel(keras.Model(inputs, x), 2)
             model.compile("adam", "mse")
         model.fit(np.ones((8, 8)), np.ones((8, 8)), verbose=0)
-        text = summary.summary_text(
+        text = _text(
             model._plan, strategy.device_rows, optimizer=model.optimizer
         )
         for name in ("CPU:0", "CPU:1", "CPU:2", "CPU:3"):

@@ -135,14 +135,13 @@ def kept_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
     """Bytes that calls of one stage keep together of one microbatch."""
     memory = list(memory)
     values = set().union(*(each.values for each in memory))
-    return sum(each.internal for each in memory) + sum(
-        value_bytes(graph, value, rows) for value in values
-    )
+    internal = sum(each.internal for each in memory)
+    return internal + value_bytes(graph, values, rows)
 
 
-def value_bytes(graph: Graph, value: Value, rows: int) -> int:
-    """Bytes of a tensor of the model with `rows` examples."""
-    return _bytes(tensor_spec(graph, value, rows))
+def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
+    """Bytes of tensors of the model with `rows` examples."""
+    return sum(_bytes(tensor_spec(graph, value, rows)) for value in values)
 
 
 def _variable_bytes(variables):

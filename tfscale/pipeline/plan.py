@@ -196,19 +196,17 @@ def _layer_memory(graph, rows):
         # what is fed to the model, to the first that keeps it.
         values = {*call.outputs, *own.values} & kept
         kept -= values
-        activation = own.internal + _bytes(graph, values, rows)
+        activation = own.internal + memory_lib.value_bytes(graph, values, rows)
         if call is graph.calls[-1]:
             # The loss keeps as much as it is given.
-            activation += _bytes(graph, graph.outputs, rows)
+            activation += memory_lib.value_bytes(graph, graph.outputs, rows)
         result.append(
             balance_lib.LayerMemory(
                 fixed=sum(memory_lib.training_bytes(variables)),
                 activation=activation,
-                stage_input=_bytes(graph, set(call.inputs), rows),
+                stage_input=memory_lib.value_bytes(
+                    graph, set(call.inputs), rows
+                ),
             )
         )
     return result
-
-
-def _bytes(graph, values, rows):
-    return sum(memory_lib.value_bytes(graph, value, rows) for value in values)

@@ -4,25 +4,22 @@ import dataclasses
 import functools
 import math
 import re
-import shutil
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import keras
-import rich.console
 import rich.markup
 import rich.table
 
 from tfscale.formatting import colored
+from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
+from tfscale.formatting import table_length
 from tfscale.pipeline import memory
 from tfscale.pipeline.plan import Plan
 from tfscale.pipeline.simulate import peak_in_flight
 
-# As `model.summary()` has it for models with branches.
-_LINE_LENGTH = 108
 _LEAST_LENGTH = 64
-_WIDE = 10_000  # of the lines below the table, which are not wrapped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +71,12 @@ def stage_memory(
         activations = memory.kept_bytes(graph, calls, rows)
         if stage is plan.stages[-1]:
             # The loss keeps as much as it is given.
-            activations += _bytes(graph, graph.outputs, rows)
+            activations += memory.value_bytes(graph, graph.outputs, rows)
         kept = activations
         if plan.recompute:
-            kept = min(_bytes(graph, stage.inputs, rows), activations)
+            kept = min(
+                memory.value_bytes(graph, stage.inputs, rows), activations
+            )
         weights, _, slots = memory.training_bytes(
             _variables_at_home(plan, stage.index), num_slots
         )
@@ -94,16 +93,6 @@ def stage_memory(
             )
         )
     return result
-
-
-def summary_text(plan: Plan, devices, **kwargs) -> str:
-    """What `print_summary` prints, without colours."""
-    console = rich.console.Console(
-        width=_WIDE, highlight=False, force_terminal=False, color_system=None
-    )
-    with console.capture() as capture:
-        _render(console, plan, devices, **kwargs)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def print_summary(
@@ -131,32 +120,17 @@ def print_summary(
     Raises:
         ValueError: If `line_length` is too small for a table.
     """
-    kwargs = {
-        "microbatch_size": microbatch_size,
-        "optimizer": optimizer,
-        "line_length": line_length,
-    }
-    if print_fn is not None:
-        print_fn(summary_text(plan, devices, **kwargs))
-    else:
-        _render(
-            rich.console.Console(width=_WIDE, highlight=False),
-            plan,
-            devices,
-            **kwargs,
-        )
-
-
-def _render(
-    console,
-    plan,
-    devices,
-    *,
-    microbatch_size=None,
-    optimizer=None,
-    line_length=None,
-):
+    line_length = table_length(line_length, _LEAST_LENGTH)
     rows = microbatch_size or plan.microbatch_size
+    print_rendered(
+        lambda console: _render(
+            console, plan, devices, rows, optimizer, line_length
+        ),
+        print_fn,
+    )
+
+
+def _render(console, plan, devices, rows, optimizer, line_length):
     num_slots = _num_slots(optimizer, plan)
     name = rich.markup.escape(plan.graph.functional.name)
     console.print(f'[bold]Pipeline: "{name}"[/]')
@@ -165,7 +139,7 @@ def _render(
             plan,
             devices,
             stage_memory(plan, rows, num_slots),
-            line_length or _default_length(),
+            line_length,
         )
     )
     schedule, simulation = plan.schedule, plan.simulation
@@ -199,17 +173,7 @@ def _render(
         console.print(f"[bold] {title}:[/] {text}", soft_wrap=True)
 
 
-def _default_length():
-    columns = shutil.get_terminal_size().columns - 4
-    return max(_LEAST_LENGTH, min(_LINE_LENGTH, columns))
-
-
 def _table(plan, devices, memories, line_length):
-    if line_length < _LEAST_LENGTH:
-        raise ValueError(
-            "A summary needs room for its columns. Received: "
-            f"line_length={line_length}. Use {_LEAST_LENGTH} or more."
-        )
     column = functools.partial(rich.table.Column, no_wrap=True)
     table = rich.table.Table(
         column("Stage", justify="right"),
@@ -278,10 +242,6 @@ def _tied(plan):
                 f"{', '.join(map(colored, users))} lives in stage "
                 f"{colored(plan.homes[number])}"
             )
-
-
-def _bytes(graph, values, rows):
-    return sum(memory.value_bytes(graph, value, rows) for value in values)
 
 
 def _variables_at_home(plan, stage):
