@@ -16,6 +16,7 @@ from tfscale.data.explanation import Suggestion
 from tfscale.data.pipeline_dataset import positions_kept
 
 _MIN_STEPS = 5
+_MANY_STEPS = 1_000_000  # `fit` is stopped before
 _ROUNDS = 3  # of base and change, one beside the other
 
 
@@ -175,23 +176,46 @@ def _autotuned(pipeline, seconds):
     return tuple(nodes)
 
 
+class _StepTimes(keras.callbacks.Callback):
+    """Takes the time of each step, and ends `fit` when it has been enough."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.times = []
+        self._seconds = seconds
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.times.append(time.perf_counter() - self._begin)
+        own = self.times[1:]  # the first one traces
+        if len(own) >= _MIN_STEPS and sum(own) >= self._seconds:
+            self.model.stop_training = True
+
+
 def _step_seconds(model, pipeline, seconds):
-    """The model's own step on one batch that is there already."""
+    """The model's own step in `fit`, on one batch that is there already."""
     batch = next(iter(pipeline))
-    batch = batch if isinstance(batch, tuple) else (batch,)
-    if not model.built:
-        model.test_on_batch(*batch)  # makes the weights, changes none
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    with model.distribute_strategy.scope():
+        if not model.built:
+            # Makes the weights, changes none.
+            model.test_on_batch(
+                *(batch if isinstance(batch, tuple) else [batch])
+            )
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables]
     before = [keras.ops.convert_to_numpy(v) for v in variables]
-    model.train_on_batch(*batch)  # traces
-    times, begin = [], time.perf_counter()
-    while time.perf_counter() - begin < seconds or len(times) < _MIN_STEPS:
-        start = time.perf_counter()
-        model.train_on_batch(*batch)
-        times.append(time.perf_counter() - start)
-    for variable, value in zip(variables, before):
-        variable.assign(value)
-    model.reset_metrics()
-    return sorted(times)[len(times) // 2]
+    stop, history = model.stop_training, getattr(model, "history", None)
+    steps = _StepTimes(seconds)
+    batches = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    model.fit(
+        batches, steps_per_epoch=_MANY_STEPS, callbacks=[steps], verbose=0
+    )
+    model.stop_training, model.history = stop, history
+    with model.distribute_strategy.scope():
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        model.reset_metrics()
+    return statistics.median(steps.times[1:])
