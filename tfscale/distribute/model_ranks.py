@@ -10,7 +10,7 @@ from tfscale.distribute import _tf_internals
 from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs import MirroredInputs
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import sequence_model
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 class _Replica(int):

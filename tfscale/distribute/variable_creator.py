@@ -17,10 +17,10 @@ from tfscale.distribute.variable import MeshVariable
 from tfscale.distribute.variable import ShardedVariable
 from tfscale.distribute.zero import SlotParts
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import layer_rules
-from tfscale.tensor_parallel import sequence_model
-from tfscale.tensor_parallel import sharded_call
 from tfscale.tensor_parallel.layouts import Layouts
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
+from tfscale.tensor_parallel.sharded_layers import layer_rules
+from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 _CLASSES = {
     **_tf_internals.distribute_utils.VARIABLE_CLASS_MAPPING,

@@ -16,7 +16,7 @@ from tfscale.pipeline.program import Programs
 from tfscale.pipeline.schedule import Schedule
 from tfscale.pipeline.trainer import PipelineTrainer
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import sequence_model
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 class PipelineModel(PipelineTrainer):

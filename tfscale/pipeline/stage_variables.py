@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale.pipeline.stages import Stage
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel.sharded_layers import rules
 
 
 class StageVariables:

@@ -13,7 +13,7 @@ from tfscale.pipeline.program import Program
 from tfscale.pipeline.program import Programs
 from tfscale.pipeline.step import ReplicaStep
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel.sharded_layers import rules
 
 
 class PipelineTrainer(keras.Model):

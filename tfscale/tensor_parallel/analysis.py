@@ -14,9 +14,9 @@ from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import pairing
-from tfscale.tensor_parallel import propagation
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel import sharded_call
+from tfscale.tensor_parallel.graph_analysis import propagation
+from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 
 def decide(num_ranks: int, rule) -> None:

@@ -14,7 +14,7 @@ import threading
 import keras
 
 from tfscale.distribute import _tf_internals
-from tfscale.tensor_parallel.rules import Rule
+from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 _thread = threading.local()
 

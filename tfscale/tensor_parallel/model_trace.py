@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import draws
-from tfscale.tensor_parallel import layer_calls
-from tfscale.tensor_parallel import sharded_call
+from tfscale.tensor_parallel.graph_analysis import layer_calls
+from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ with one exchange more than the layer alone would need.
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfscale.tensor_parallel.rules import Rule
+from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 # How a reason begins if a layer with weights comes after the last divided one.
 _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")

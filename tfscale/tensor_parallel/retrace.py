@@ -15,10 +15,10 @@ from collections.abc import Hashable
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.layer_calls import LayerCall
-from tfscale.tensor_parallel.layer_calls import Trace
-from tfscale.tensor_parallel.propagation import Propagation
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
+from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.graph_analysis.propagation import Propagation
 
 # What may take a size that is not the same in both traces, and pass it on ...
 _JOINS = ("Cast", "ConcatV2", "Identity", "Pack")

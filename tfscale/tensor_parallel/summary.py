@@ -13,8 +13,8 @@ from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
-from tfscale.tensor_parallel import sequence_report
 from tfscale.tensor_parallel import sharding_rows
+from tfscale.tensor_parallel.sequence_parallel import sequence_report
 
 _LEAST_LENGTH = 96
 

@@ -4,7 +4,7 @@ import keras
 
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import sequence
-from tfscale.tensor_parallel import sequence_model
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 # What an exchange becomes, and where the other part of it is.
 _OF_SUM = (

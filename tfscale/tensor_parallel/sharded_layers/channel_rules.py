@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import low_rank
-from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel.sharded_layers import low_rank
+from tfscale.tensor_parallel.sharded_layers import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)

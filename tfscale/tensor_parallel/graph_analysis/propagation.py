@@ -23,13 +23,13 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import draw_rules
-from tfscale.tensor_parallel import graph_facts
-from tfscale.tensor_parallel import layer_calls
-from tfscale.tensor_parallel import propagation_walk
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.layer_calls import Source
-from tfscale.tensor_parallel.layer_calls import Trace
+from tfscale.tensor_parallel.graph_analysis import draw_rules
+from tfscale.tensor_parallel.graph_analysis import graph_facts
+from tfscale.tensor_parallel.graph_analysis import layer_calls
+from tfscale.tensor_parallel.graph_analysis import propagation_walk
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
+from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,8 @@ def propagate(
 
     Example:
 
-    >>> from tfscale.tensor_parallel.layer_calls import LayerCall, Sink
+    >>> from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
+    >>> from tfscale.tensor_parallel.graph_analysis.layer_calls import Sink
     >>> with tf.Graph().as_default() as graph:
     ...     hidden = tf.compat.v1.placeholder("float32", (None, 8))
     ...     relu = tf.nn.relu(hidden)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.layer_calls import LayerCall
+from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
 
 
 @dataclasses.dataclass(frozen=True)

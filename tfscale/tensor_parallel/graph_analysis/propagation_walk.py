@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import custom_gradients
-from tfscale.tensor_parallel import graph_facts
-from tfscale.tensor_parallel import operation_rules
-from tfscale.tensor_parallel import shape_rules
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.division import NoRule
-from tfscale.tensor_parallel.graph_facts import GraphFacts
-from tfscale.tensor_parallel.layer_calls import LayerCall
+from tfscale.tensor_parallel.graph_analysis import custom_gradients
+from tfscale.tensor_parallel.graph_analysis import graph_facts
+from tfscale.tensor_parallel.graph_analysis import operation_rules
+from tfscale.tensor_parallel.graph_analysis import shape_rules
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.graph_facts import GraphFacts
+from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
 
 
 class Walk:

@@ -6,9 +6,9 @@ multiplies and joins them. Of each entry it has to be known whether it is local.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.division import NoRule
-from tfscale.tensor_parallel.division import Sizes
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Sizes
 
 
 def sizes(op: tf.Operation, states: list) -> list[Sizes | None]:

@@ -18,11 +18,11 @@ import re
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import labels
-from tfscale.tensor_parallel import size_rules
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.division import NoRule
-from tfscale.tensor_parallel.division import Sizes
+from tfscale.tensor_parallel.graph_analysis import labels
+from tfscale.tensor_parallel.graph_analysis import size_rules
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Sizes
 
 RANDOM = frozenset(
     re.findall(

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import low_rank
-from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sharded_layers import low_rank
+from tfscale.tensor_parallel.sharded_layers import rules
 
 _KINDS = (keras.layers.Dense, keras.layers.EinsumDense)
 

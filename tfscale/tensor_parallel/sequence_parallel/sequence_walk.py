@@ -7,12 +7,14 @@ pass finds the changes of all layers.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import sequence_choices
-from tfscale.tensor_parallel.division import Copied
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.division import NoRule
-from tfscale.tensor_parallel.sequence_changes import ChangingWalk
-from tfscale.tensor_parallel.sequence_trace import Point
+from tfscale.tensor_parallel.graph_analysis.division import Copied
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.sequence_parallel import sequence_choices
+from tfscale.tensor_parallel.sequence_parallel.sequence_changes import (
+    ChangingWalk,
+)
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point
 
 _NO_GRADIENT = ("OnesLike", "StopGradient", "ZerosLike")
 

@@ -8,12 +8,14 @@ tensor together, to divide it, or to have the layer use its weights on parts.
 
 import collections
 
-from tfscale.tensor_parallel import propagation_walk
-from tfscale.tensor_parallel import sequence_choices
-from tfscale.tensor_parallel.division import Copied
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.sequence_trace import Point
-from tfscale.tensor_parallel.sequence_trace import SequenceTrace
+from tfscale.tensor_parallel.graph_analysis import propagation_walk
+from tfscale.tensor_parallel.graph_analysis.division import Copied
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.sequence_parallel import sequence_choices
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
+    SequenceTrace,
+)
 
 
 class ChangingWalk(propagation_walk.Walk):

@@ -11,7 +11,7 @@ from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import sequence
-from tfscale.tensor_parallel import sequence_analysis
+from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
 _thread = threading.local()
 

@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import NoRule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import custom_gradients
+from tfscale.tensor_parallel.graph_analysis import custom_gradients
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Which rule a layer runs by: the first family that has one for it."""
 
-from tfscale.tensor_parallel import attention_rules
-from tfscale.tensor_parallel import channel_rules
-from tfscale.tensor_parallel import dense_rules
-from tfscale.tensor_parallel import embedding_rules
-from tfscale.tensor_parallel.rules import Rule
+from tfscale.tensor_parallel.sharded_layers import attention_rules
+from tfscale.tensor_parallel.sharded_layers import channel_rules
+from tfscale.tensor_parallel.sharded_layers import dense_rules
+from tfscale.tensor_parallel.sharded_layers import embedding_rules
+from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 _FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 

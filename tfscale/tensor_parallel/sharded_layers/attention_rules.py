@@ -19,10 +19,10 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import dense_rules
 from tfscale.tensor_parallel import draws
-from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sharded_layers import dense_rules
+from tfscale.tensor_parallel.sharded_layers import rules
 
 # Attributes of layers: how often they repeat keys and values for the queries.
 _REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")

@@ -12,20 +12,22 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfscale.tensor_parallel import draw_rules
-from tfscale.tensor_parallel import graph_facts
-from tfscale.tensor_parallel import layer_calls
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel import sequence
-from tfscale.tensor_parallel import sequence_choices
-from tfscale.tensor_parallel import sequence_planning
-from tfscale.tensor_parallel import sequence_walk
-from tfscale.tensor_parallel.division import Divided
-from tfscale.tensor_parallel.layer_calls import Source
-from tfscale.tensor_parallel.sequence_trace import Recorder
-from tfscale.tensor_parallel.sequence_trace import SequenceTrace
+from tfscale.tensor_parallel.graph_analysis import draw_rules
+from tfscale.tensor_parallel.graph_analysis import graph_facts
+from tfscale.tensor_parallel.graph_analysis import layer_calls
+from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
+from tfscale.tensor_parallel.sequence_parallel import sequence_choices
+from tfscale.tensor_parallel.sequence_parallel import sequence_planning
+from tfscale.tensor_parallel.sequence_parallel import sequence_walk
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Recorder
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
+    SequenceTrace,
+)
 
 # Each pass decides something for good; a model of hundreds of layers that are
 # all alike needs no more passes than one of two.

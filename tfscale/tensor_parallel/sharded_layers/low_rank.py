@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import rules
+from tfscale.tensor_parallel.sharded_layers import rules
 
 
 def shard_of(layer, name: str):

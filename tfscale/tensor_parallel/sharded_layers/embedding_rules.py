@@ -12,9 +12,9 @@ import keras
 
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import low_rank
-from tfscale.tensor_parallel import rules
 from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sharded_layers import low_rank
+from tfscale.tensor_parallel.sharded_layers import rules
 
 _REVERSIBLE = keras.layers.ReversibleEmbedding
 

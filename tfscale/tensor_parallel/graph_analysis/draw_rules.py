@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel import shape_rules
-from tfscale.tensor_parallel.division import Divided
+from tfscale.tensor_parallel.graph_analysis import shape_rules
+from tfscale.tensor_parallel.graph_analysis.division import Divided
 
 
 def draws_of_parts(

@@ -1,0 +1,3 @@
+"""Which activations of a traced model can stay divided over the ranks."""
+
+__all__ = []

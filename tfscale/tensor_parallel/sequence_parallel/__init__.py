@@ -1,0 +1,3 @@
+"""Activations divided along the sequence, between the divided layers."""
+
+__all__ = []
