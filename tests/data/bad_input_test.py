@@ -211,6 +211,29 @@ class DamageTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(tf.errors.DataLossError, path):
             data.tfrecords(path, compression="GZIP")
 
+    @parameterized.product(
+        written=("", "GZIP", "ZLIB"),
+        read=("", "GZIP", "ZLIB"),
+        on_damage=("raise", "skip"),
+    )
+    def test_another_compression_than_the_files(self, written, read, on_damage):
+        path = os.path.join(self.folder, "a.tfrecord")
+        with tf.io.TFRecordWriter(path, written) as writer:
+            for _ in range(3):
+                writer.write(os.urandom(100))
+        arguments = dict(compression=read, on_damage=on_damage)
+        if written == read:
+            self.assertEqual(data.tfrecords(path, **arguments).num_records, 3)
+            return
+        with self.assertRaisesRegex(
+            ValueError, f"{path}.*compression='{written}'"
+        ):
+            data.tfrecords(path, **arguments)
+
+    def test_a_compression_that_there_is_not(self):
+        with self.assertRaisesRegex(ValueError, "compression='zip'"):
+            data.tfrecords(_shard(self.folder), compression="zip")
+
 
 class CsvTest(tf.test.TestCase, parameterized.TestCase):
     def _csv(self, contents, **kwargs):

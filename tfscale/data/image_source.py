@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data import file_source
+from tfscale.data import single_device
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
@@ -30,10 +31,10 @@ def image_folder(
         class_names: List of strings, the subfolders in the order of their
             labels. By default all of them, sorted, but those that begin with
             a dot.
-        on_damage: `"raise"`, with the file's name, when an image cannot be
-            decoded, or `"skip"`: such images are left out, and counted in a
-            warning. That is decided before the first step, by decoding
-            everything once.
+        on_damage: `"raise"`, when an image cannot be decoded, with the file's
+            name (unless a JPEG file is damaged between its ends), or `"skip"`:
+            such images are left out, and counted in a warning. That is decided
+            before the first step, by decoding everything once.
 
     Returns:
         A source of images of shape `(height, width, num_channels)` and int32
@@ -135,19 +136,28 @@ def _images(folder):
     return sorted(files)
 
 
+def _decode(contents, num_channels):
+    return tf.io.decode_image(contents, num_channels, expand_animations=False)
+
+
+def _is_jpeg(contents):
+    """Whether a file begins and ends as a JPEG file that is all there."""
+    last = tf.maximum(tf.strings.length(contents) - 2, 0)
+    ends = tf.strings.substr(contents, tf.stack([0, last]), [2, 2])
+    # ITU-T T.81, table B.1: start and end of image.
+    return tf.reduce_all(tf.equal(ends, [b"\xff\xd8", b"\xff\xd9"]))
+
+
 def _decoded(contents, num_channels):
     """The image, or one of no height where the file is damaged.
 
     The error of the decoder does not tell which file it was: hence a dataset
-    of its own, in which errors can be caught.
+    of its own, in which errors can be caught. That costs 0.15 ms.
     """
-
-    def decode(contents):
-        return tf.io.decode_image(
-            contents, num_channels, expand_animations=False
-        )
-
-    image = tf.data.Dataset.from_tensors(contents).map(decode).ignore_errors()
+    image = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(contents),
+        lambda contents: _decode(contents, num_channels),
+    ).ignore_errors()
     none = tf.zeros([0, 0, num_channels], tf.uint8)
     image = image.concatenate(tf.data.Dataset.from_tensors(none)).take(1)
     return image.get_single_element()
@@ -155,7 +165,11 @@ def _decoded(contents, num_channels):
 
 def _decoder(image_size, num_channels):
     def decode(contents, label, path):
-        image = _decoded(contents, num_channels)
+        image = tf.cond(
+            _is_jpeg(contents),
+            lambda: _decode(contents, num_channels),
+            lambda: _decoded(contents, num_channels),
+        )
         check = tf.raw_ops.Assert(
             condition=tf.size(image) > 0,
             data=[

@@ -100,6 +100,18 @@ def scan_compressed(path, compression):
     )
 
 
+def compression_of(path):
+    """The compression that a file begins with: `""`, `"GZIP"` or `"ZLIB"`."""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        begin = file.read(2)
+    if begin == b"\x1f\x8b":  # RFC 1952, section 2.3.1
+        return "GZIP"
+    # RFC 1950, section 2.2: deflate, and a checksum of both bytes.
+    if begin[:1] == b"\x78" and int.from_bytes(begin, "big") % 31 == 0:
+        return "ZLIB"
+    return ""
+
+
 def damaged_data(index, read):
     """Numbers of the records whose data does not match its CRC.
 

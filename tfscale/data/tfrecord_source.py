@@ -35,6 +35,7 @@ def tfrecords(pattern, *, compression="", on_damage="raise"):
 
     Raises:
         FileNotFoundError: If no file matches.
+        ValueError: If a file begins as with another compression.
         tf.errors.DataLossError: If a file's framing is damaged or truncated.
 
     Example:
@@ -53,12 +54,19 @@ def tfrecords(pattern, *, compression="", on_damage="raise"):
             '`on_damage` must be "raise" or "skip". '
             f"Received: on_damage={on_damage!r}."
         )
+    if compression not in ("", "GZIP", "ZLIB"):
+        raise ValueError(
+            '`compression` must be "", "GZIP" or "ZLIB". '
+            f"Received: compression={compression!r}."
+        )
     indices, skipped = [], 0
     for path in file_source.match(pattern):
         if compression:
             index = tfrecord_index.scan_compressed(path, compression)
         else:
             index = tfrecord_index.scan(path)
+        if index.damage and not len(index.offsets):
+            _check_compression(path, compression)
         if index.damage and on_damage == "raise":
             offset, reason = index.damage
             raise tf.errors.DataLossError(
@@ -84,6 +92,16 @@ def tfrecords(pattern, *, compression="", on_damage="raise"):
             stacklevel=2,
         )
     return _source(indices, compression, skipped)
+
+
+def _check_compression(path, compression):
+    found = tfrecord_index.compression_of(path)
+    if found != compression:
+        raise ValueError(
+            "`compression` must be that of the files. Received: compression="
+            f"{compression!r}, and {path} begins as with {found!r}. Use "
+            f"compression={found!r}."
+        )
 
 
 def _records(path, offset):
