@@ -262,4 +262,7 @@ def _exchange(compute, x):
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()
     with layer_losses.kept():
-        return context.merge_call(merge, args=(x,))
+        result = context.merge_call(merge, args=(x,))
+    # Says that no gradient is defined: what is around a collective, to give it
+    # one, looks for variables behind it, in the whole model without this.
+    return tf.stop_gradient(result)
