@@ -86,20 +86,8 @@ class SequenceWalk(ChangingWalk):
             if tensor.name in needed:
                 self.states[tensor.name] = Copied(), keys
 
-    def _check_gradients(self, op, states, made):
-        for tensor, state in zip(op.inputs, states):
-            if (
-                state is None
-                and tensor.name in self._facts.needs_gradient
-                and not isinstance(self._state(tensor)[0], Copied)
-            ):
-                raise NoRule(
-                    f"its whole operand {tensor.name!r} would get a part of "
-                    "its gradient on each rank",
-                    tensor,
-                )
-        if "_gradient_op_type" in op.node_def.attr:
-            self._check_custom_gradient(op, states, made)
+    def _sums_gradient(self, tensor):
+        return isinstance(self._state(tensor)[0], Copied)
 
     def _cross(self, point: Point):
         """Where a tensor enters or leaves a layer."""
