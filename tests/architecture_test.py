@@ -36,7 +36,12 @@ PURE_PACKAGES = ("matplotlib", "numpy", "rich")
 # it lies in the layer with the longest prefix of its path.
 LAYERS = (
     ("tfscale/_version.py", "tfscale/_version_check.py"),
-    (*PURE, "tfscale/mesh.py", "tfscale/formatting.py"),
+    (
+        *PURE,
+        "tfscale/mesh.py",
+        "tfscale/formatting.py",
+        "tfscale/thread_values.py",
+    ),
     (INTERNALS,),
     ("tfscale/tensor_parallel/",),
     ("tfscale/distribute/",),

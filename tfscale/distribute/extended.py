@@ -5,6 +5,7 @@ import threading
 
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
@@ -90,12 +91,8 @@ class MeshExtended(ModelRanks):
         context. Every replica then does the same to its own components, with
         no merge call, so that `apply` may stand inside a `tf.cond`.
         """
-        before = self.gradients_are_reduced
-        self._local.reduced = True
-        try:
+        with thread_values.within(self._local, reduced=True):
             yield
-        finally:
-            self._local.reduced = before
 
     def sum_gradients(self, gradients, variables) -> list:
         """Gradients summed over the replicas; in replica context.

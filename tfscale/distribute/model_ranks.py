@@ -6,6 +6,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs import MirroredInputs
@@ -106,11 +107,8 @@ class ModelRanks(MirroredInputs):
         return tf.nest.map_structure(self._of_first_ranks, results)
 
     def _call_ranks(self, fn, args, kwargs):
-        self._thread.calls_ranks = True
-        try:
+        with thread_values.within(self._thread, calls_ranks=True):
             return super()._call_for_each_replica(_meeting(fn), args, kwargs)
-        finally:
-            self._thread.calls_ranks = False
 
     def _to_ranks(self, value):
         """Gives a replica's value to each of its ranks."""

@@ -15,6 +15,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import zero
 from tfscale.distribute.variable import ShardedVariable
 from tfscale.tensor_parallel import collectives
@@ -102,12 +103,11 @@ def _apply(optimizer, extended, apply, grads, trainable_variables=None):
     # Within the branch of a step whose gradients are finite no replica meets
     # another one.
     in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    _thread.applying, _thread.in_branch = True, in_branch
-    try:
-        with extended.reduced_gradients():
-            result = apply(grads, trainable_variables)
-    finally:
-        _thread.applying = False
+    with (
+        thread_values.within(_thread, applying=True, in_branch=in_branch),
+        extended.reduced_gradients(),
+    ):
+        result = apply(grads, trainable_variables)
     if in_branch:
         extended.slot_parts.gather(variables)
     return result

@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.distribute import zero
 from tfscale.distribute.parts import Parts
@@ -29,11 +30,8 @@ _thread = threading.local()
 @contextlib.contextmanager
 def on_trial():
     """Within it, in this thread, what is assigned is checked and dropped."""
-    _thread.on_trial = True
-    try:
+    with thread_values.within(_thread, on_trial=True):
         yield
-    finally:
-        _thread.on_trial = False
 
 
 class _Assigned:

@@ -7,6 +7,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.distribute.late_variables import late_variable
 from tfscale.distribute.late_variables import layers_around
@@ -66,12 +67,10 @@ class VariableCreator:
             like: The variable as which they are divided over model ranks,
                 if they are.
         """
-        self._local.like = like
-        self._local.pipeline_rank = pipeline_rank
-        try:
+        with thread_values.within(
+            self._local, pipeline_rank=pipeline_rank, like=like
+        ):
             yield
-        finally:
-            self._local.pipeline_rank = self._local.like = None
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
         """Makes a variable.

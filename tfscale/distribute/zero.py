@@ -29,6 +29,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 
 
@@ -107,12 +108,8 @@ class SlotParts:
 
         The rest of each component is that of the step before, until `gather`.
         """
-        before = self.are_updated
-        self._thread.updated = True
-        try:
+        with thread_values.within(self._thread, updated=True):
             yield
-        finally:
-            self._thread.updated = before
 
     def gather(self, variables: Sequence[keras.Variable]) -> None:
         """Gives each replica the parts of variables that the others updated.

@@ -30,6 +30,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import layer_losses
 
@@ -59,12 +60,8 @@ def rank() -> int:
 @contextlib.contextmanager
 def local_shards():
     """Within it, a sharded variable is this rank's shard and not the whole."""
-    before = reads_shards()
-    _thread.shards = True
-    try:
+    with thread_values.within(_thread, shards=True):
         yield
-    finally:
-        _thread.shards = before
 
 
 def reads_shards() -> bool:
@@ -78,12 +75,8 @@ def uses_for_parts(uses: bool):
 
     Or not, if `uses` is false. If so, their gradients are added up.
     """
-    before = getattr(_thread, "uses_for_parts", False)
-    _thread.uses_for_parts = uses
-    try:
+    with thread_values.within(_thread, uses_for_parts=uses):
         yield
-    finally:
-        _thread.uses_for_parts = before
 
 
 def as_used(value):
@@ -96,11 +89,8 @@ def as_used(value):
 @contextlib.contextmanager
 def meeting_in(graph):
     """Tells a rank's thread the graph in which it meets the other ranks."""
-    _thread.graph = graph
-    try:
+    with thread_values.within(_thread, graph=graph):
         yield
-    finally:
-        _thread.graph = None
 
 
 def meeting_place():

@@ -13,6 +13,7 @@ import threading
 
 import keras
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
@@ -43,12 +44,8 @@ class Decision:
 @contextlib.contextmanager
 def within(model):
     """Within it, layers are called as parts of a functional model."""
-    before = getattr(_thread, "model", None)
-    _thread.model = model
-    try:
+    with thread_values.within(_thread, model=model):
         yield
-    finally:
-        _thread.model = before
 
 
 def model_in_call():

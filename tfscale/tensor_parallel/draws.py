@@ -20,6 +20,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import sequence
 
@@ -55,12 +56,8 @@ def attach(
 @contextlib.contextmanager
 def of_parts():
     """Within it, draws of attached generators are for this rank's part."""
-    before = getattr(_thread, "of_parts", False)
-    _thread.of_parts = True
-    try:
+    with thread_values.within(_thread, of_parts=True):
         yield
-    finally:
-        _thread.of_parts = before
 
 
 def _next(generator, ordered=True):

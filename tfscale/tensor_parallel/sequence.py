@@ -30,6 +30,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import collectives
 
@@ -104,22 +105,15 @@ def current() -> Plan | None:
 @contextlib.contextmanager
 def following(plan: Plan | None):
     """Within it, layers that this thread calls run by a plan."""
-    before = current()
-    _thread.plan = plan
-    try:
+    with thread_values.within(_thread, plan=plan):
         yield
-    finally:
-        _thread.plan = before
 
 
 @contextlib.contextmanager
 def recorded_by(recorder):
     """Within it, crossings ask `recorder.call(crossing, args, kwargs)`."""
-    _thread.recorder = recorder
-    try:
+    with thread_values.within(_thread, recorder=recorder):
         yield recorder
-    finally:
-        _thread.recorder = None
 
 
 def is_recorded() -> bool:

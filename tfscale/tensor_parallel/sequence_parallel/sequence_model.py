@@ -6,6 +6,7 @@ import warnings
 
 import keras
 
+from tfscale import thread_values
 from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
@@ -58,11 +59,8 @@ def _on_trial(fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        _thread.on_trial = True
-        try:
+        with thread_values.within(_thread, on_trial=True):
             return fn(*args, **kwargs)
-        finally:
-            _thread.on_trial = False
 
     return call
 

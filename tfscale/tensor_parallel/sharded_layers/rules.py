@@ -26,6 +26,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
 
 _thread = threading.local()
@@ -210,11 +211,8 @@ def given_shards(shards: dict[int, tf.Tensor]):
     For a trace in which variables are arguments. What is assigned replaces
     the tensors in the dict.
     """
-    _thread.given = shards
-    try:
+    with thread_values.within(_thread, given=shards):
         yield
-    finally:
-        _thread.given = {}
 
 
 def split_dim(variable) -> int | None:

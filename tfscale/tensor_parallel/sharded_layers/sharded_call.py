@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
@@ -47,12 +48,11 @@ def recording(num_parts: int = 1):
     Yields:
         A list of `Recorded`.
     """
-    _thread.recorded, _thread.is_inside = [], False
-    _thread.num_parts = num_parts
-    try:
-        yield _thread.recorded
-    finally:
-        _thread.recorded = None
+    recorded = []
+    with thread_values.within(
+        _thread, recorded=recorded, is_inside=False, num_parts=num_parts
+    ):
+        yield recorded
 
 
 def is_inside() -> bool:
@@ -129,13 +129,10 @@ class ShardedCall:
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
         start = len(graph.get_operations())
-        _thread.is_inside = True
-        try:
+        with thread_values.within(_thread, is_inside=True):
             outputs = self._call_on_parts(
                 inputs, args, kwargs, divides, scatters
             )
-        finally:
-            _thread.is_inside = False
         operations = range(start, len(graph.get_operations()))
         _thread.recorded.append(
             Recorded(rule, operations, inputs, outputs, divides, scatters)
