@@ -17,16 +17,16 @@ from tests import build_file
 from tests import source_files
 
 REPOSITORY = source_files.REPOSITORY
-INTERNALS = "tfscale/distribute/_tf_internals.py"
+INTERNALS = "tfscale/_internals.py"
 
 # Planning with integers: no device, no tensor, tested in milliseconds.
 PURE = (
-    "tfscale/pipeline/action.py",
-    "tfscale/pipeline/balance.py",
-    "tfscale/pipeline/named_schedules.py",
-    "tfscale/pipeline/schedule.py",
-    "tfscale/pipeline/simulate.py",
-    "tfscale/pipeline/timeline.py",
+    "tfscale/pipeline/planning/action.py",
+    "tfscale/pipeline/planning/balance.py",
+    "tfscale/pipeline/planning/named_schedules.py",
+    "tfscale/pipeline/planning/schedule.py",
+    "tfscale/pipeline/planning/simulate.py",
+    "tfscale/pipeline/planning/timeline.py",
     "tfscale/tensor_parallel/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
@@ -36,17 +36,24 @@ PURE_PACKAGES = ("matplotlib", "numpy", "rich")
 # it lies in the layer with the longest prefix of its path.
 LAYERS = (
     ("tfscale/_version.py", "tfscale/_version_check.py"),
+    (INTERNALS,),
     (
         *PURE,
+        "tfscale/pipeline/planning/",
         "tfscale/mesh.py",
         "tfscale/formatting.py",
         "tfscale/thread_values.py",
     ),
-    (INTERNALS,),
     ("tfscale/tensor_parallel/",),
     ("tfscale/distribute/",),
+    ("tfscale/data/sources/", "tfscale/data/single_device.py"),
+    ("tfscale/data/caches/",),
+    ("tfscale/data/chain/",),
+    ("tfscale/data/explaining/",),
     ("tfscale/data/",),
     ("tfscale/callbacks/",),
+    ("tfscale/pipeline/tracing/",),
+    ("tfscale/pipeline/running/",),
     ("tfscale/pipeline/", "tfscale/layers/", "tfscale/losses/"),
     ("tfscale/__init__.py",),
 )
@@ -147,7 +154,7 @@ class LayersTest(absltest.TestCase):
                     target = f"{ast.unparse(node.args[0])}."
                 else:
                     continue
-                if target.startswith(("keras.", "tf.", "_tf_internals.")):
+                if target.startswith(("keras.", "tf.", "_internals.")):
                     places.add((path, target))
         self.assertEqual(
             places,

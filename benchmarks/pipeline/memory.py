@@ -31,7 +31,7 @@ def measure(schedule):
 
     import tfscale
     from benchmarks.pipeline import worker
-    from tfscale.pipeline import memory
+    from tfscale.pipeline.tracing import memory
 
     tfscale.use_virtual_devices(_STAGES.value)
     tf.config.threading.set_intra_op_parallelism_threads(1)

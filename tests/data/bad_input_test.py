@@ -16,7 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale import data
-from tfscale.data import memory
+from tfscale.data.caches import memory
 
 
 def _shard(folder, name="0.tfrecord", count=10):

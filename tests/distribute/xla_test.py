@@ -43,6 +43,14 @@ class CompiledStepTest(tf.test.TestCase, parameterized.TestCase):
                 lambda: strategy.run(tf.zeros, ((),)), jit_compile=True
             )()
 
+    def test_a_function_of_model_ranks_is_refused(self):
+        strategy = strategy_for(model=2)
+        with strategy.scope():
+            optimizer_test.mlp()
+        compiled = tf.function(lambda: tf.zeros(()), jit_compile=True)
+        with self.assertRaisesRegex(ValueError, "XLA compiles a function for"):
+            strategy.run(compiled)
+
     def test_on_one_device_has_the_numbers_of_keras(self):
         losses = []
         for strategy in (tf.distribute.get_strategy(), strategy_for(data=1)):

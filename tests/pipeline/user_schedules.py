@@ -2,9 +2,9 @@
 
 import itertools
 
-from tfscale.pipeline.action import Action
-from tfscale.pipeline.named_schedules import one_f_one_b
-from tfscale.pipeline.schedule import Schedule
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.named_schedules import one_f_one_b
+from tfscale.pipeline.planning.schedule import Schedule
 
 
 def interleaved(num_devices, num_microbatches, num_chunks):

@@ -4,9 +4,9 @@ import numbers
 
 import tensorflow as tf
 
-from tfscale.data.source import BlockSource
-from tfscale.data.source import IndexedSource
-from tfscale.data.source import StreamSource
+from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import StreamSource
 
 _BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
 _INT64 = 1 << 63

@@ -7,17 +7,17 @@ import keras
 import tensorflow as tf
 
 from tfscale.data import arguments
-from tfscale.data import caching
-from tfscale.data import chain
-from tfscale.data import lints
-from tfscale.data import memory
-from tfscale.data import service as service_lib
-from tfscale.data.pipeline_dataset import Pipeline
-from tfscale.data.plan import make_plan
-from tfscale.data.position import Position
-from tfscale.data.recipe import Recipe
-from tfscale.data.source import IndexedSource
-from tfscale.data.source import StreamSource
+from tfscale.data.caches import memory
+from tfscale.data.chain import caching
+from tfscale.data.chain import chain
+from tfscale.data.chain import service as service_lib
+from tfscale.data.chain.pipeline_dataset import Pipeline
+from tfscale.data.chain.plan import make_plan
+from tfscale.data.chain.position import Position
+from tfscale.data.chain.recipe import Recipe
+from tfscale.data.explaining import lints
+from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import StreamSource
 
 _WINDOW_RECORDS = 512
 _WINDOW_BYTES = 16 << 20  # or more records, where they are small

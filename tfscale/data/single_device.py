@@ -12,7 +12,7 @@ by it. What a user has written runs once a record and may gain from Grappler:
 
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 _ONE_DEVICE = {"experimental_ints_on_device": True}
 
@@ -23,7 +23,7 @@ class _Transformed(tf.data.Dataset):
     def __init__(self, dataset, function, kind, make, name=None):
         self._dataset = dataset
         self._name = name  # where tf.data looks for it
-        self._function = _tf_internals.StructuredFunctionWrapper(
+        self._function = _internals.StructuredFunctionWrapper(
             function, kind, dataset=dataset, defun_kwargs=dict(_ONE_DEVICE)
         )
         spec = self._function.output_structure

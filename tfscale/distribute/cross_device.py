@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 
 class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
@@ -41,6 +41,6 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
                 if reduce_op == tf.distribute.ReduceOp.MEAN:
                     total /= tf.cast(len(replicas), total.dtype)
                 results.append(total)
-        return _tf_internals.distribute_utils.regroup(
-            tuple(results), wrap_class=_tf_internals.Mirrored
+        return _internals.distribute_utils.regroup(
+            tuple(results), wrap_class=_internals.Mirrored
         )

@@ -5,8 +5,8 @@ import threading
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
@@ -51,7 +51,7 @@ class MeshExtended(ModelRanks):
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.get("colocate_with")
         if not isinstance(
-            colocate_with, (_tf_internals.DistributedVariable, type(None))
+            colocate_with, (_internals.DistributedVariable, type(None))
         ):
             # A single device: the state of a numpy dataset and the like.
             return super()._create_variable(next_creator, **kwargs)
@@ -61,19 +61,24 @@ class MeshExtended(ModelRanks):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
-        self._check_not_compiled()
+        self._check_not_compiled(fn)
         return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _check_not_compiled(self):
+    def _check_not_compiled(self, fn):
         graph = tf.compat.v1.get_default_graph()
         count = len(self._devices)
-        if count > 1 and _tf_internals.is_compiled_by_xla(graph):
+        # Ranks of a replica meet in one function, replicas have one each.
+        is_compiled = _internals.is_compiled_by_xla(graph) or (
+            self.num_model_ranks > 1 and _internals.asks_for_xla(fn)
+        )
+        if count > 1 and is_compiled:
             raise ValueError(
                 "XLA compiles a function for one device. Received: "
-                f"`strategy.run`, on a mesh of {count} devices, in a function "
-                "with jit_compile=True. Pass jit_compile=False to `compile` or "
-                "`tf.function`, or leave it out; on a mesh without a 'model' "
-                "axis XLA can compile the stages of a `tfscale.PipelineModel`."
+                f"`strategy.run`, on a mesh of {count} devices, in or of a "
+                "function with jit_compile=True. Pass jit_compile=False to "
+                "`compile` or `tf.function`, or leave it out; on a mesh "
+                "without a 'model' axis XLA can compile the stages of a "
+                "`tfscale.PipelineModel`."
             )
 
     @property

@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 
-class MirroredInputs(_tf_internals.MirroredExtended):
+class MirroredInputs(_internals.MirroredExtended):
     """The `extended` of a `MirroredStrategy`, which leaves CPUs their batches.
 
     TensorFlow's datasets for several devices fetch batches ahead to each. For
@@ -33,7 +33,7 @@ class MirroredInputs(_tf_internals.MirroredExtended):
     def _experimental_distribute_dataset(self, dataset, options):
         if options or not self._takes_ordinary_iterator:
             return super()._experimental_distribute_dataset(dataset, options)
-        return _tf_internals.get_distributed_dataset(
+        return _internals.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(),
             self._container_strategy(),
@@ -46,7 +46,7 @@ class MirroredInputs(_tf_internals.MirroredExtended):
             return super()._distribute_datasets_from_function(
                 dataset_fn, options
             )
-        return _tf_internals.get_distributed_datasets_from_function(
+        return _internals.get_distributed_datasets_from_function(
             dataset_fn,
             self._input_workers_with_options(),
             [tf.distribute.InputContext()],

@@ -7,7 +7,7 @@ neither the layer nor the path is what the scopes say.
 
 import keras
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 
 def late_variable(initial_value) -> keras.Variable | None:
@@ -20,7 +20,7 @@ def late_variable(initial_value) -> keras.Variable | None:
     for cell in getattr(initial_value, "__closure__", None) or ():
         variable = cell.cell_contents
         if isinstance(variable, keras.Variable):
-            path = f"{_tf_internals.current_path()}/{variable.name}"
+            path = f"{_internals.current_path()}/{variable.name}"
             return None if variable.path == path else variable
     return None
 

@@ -6,8 +6,8 @@ import weakref
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs import MirroredInputs
 from tfscale.tensor_parallel import collectives
@@ -114,14 +114,14 @@ class ModelRanks(MirroredInputs):
         """Gives a replica's value to each of its ranks."""
         if not _is_per_replica(value, self._num_replicas):
             return value
-        return _tf_internals.distribute_utils.regroup(
+        return _internals.distribute_utils.regroup(
             tuple(v for v in value.values for _ in range(self.num_model_ranks))
         )
 
     def _of_first_ranks(self, value):
         if not _is_per_replica(value, len(self._devices)):
             return value
-        return _tf_internals.distribute_utils.regroup(
+        return _internals.distribute_utils.regroup(
             value.values[:: self.num_model_ranks]
         )
 
@@ -139,7 +139,7 @@ class ModelRanks(MirroredInputs):
 def _is_per_replica(value, count):
     return (
         isinstance(value, tf.distribute.DistributedValues)
-        and not isinstance(value, _tf_internals.DistributedVariable)
+        and not isinstance(value, _internals.DistributedVariable)
         and len(value.values) == count
     )
 

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.loading import load_all_or_nothing
 from tfscale.distribute.scope import Scope
@@ -183,4 +183,4 @@ def _canonical(name):
     """`"GPU:3"`, `"/gpu:3"` or a full name, as TensorFlow writes it."""
     if not name.startswith("/"):
         name = f"/device:{name}"
-    return _tf_internals.device_util.resolve(name)
+    return _internals.device_util.resolve(name)

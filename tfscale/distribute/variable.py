@@ -15,8 +15,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.distribute import zero
 from tfscale.distribute.parts import Parts
 from tfscale.tensor_parallel import collectives
@@ -62,7 +62,7 @@ class _Assigned:
         return value
 
 
-class MeshVariable(_Assigned, _tf_internals.MirroredVariable):
+class MeshVariable(_Assigned, _internals.MirroredVariable):
     """A variable with equal components on one device of every replica.
 
     Made by `MeshStrategy` for what is created in its scope, not by users.
@@ -137,7 +137,7 @@ class ShardedVariable(MeshVariable):
 
     def _is_local(self):
         if tf.distribute.in_cross_replica_context():
-            return _tf_internals.get_update_replica_id() is not None
+            return _internals.get_update_replica_id() is not None
         return collectives.reads_shards()
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
@@ -218,19 +218,19 @@ class ShardedVariable(MeshVariable):
         return self._parts.join([v.read_value() for v in self._values])
 
     def _update_cross_replica(self, update_fn, value, **kwargs):
-        value = _tf_internals.distribute_utils.regroup(
+        value = _internals.distribute_utils.regroup(
             tuple(self._parts.split(self._checked(value)))
         )
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn, value, **kwargs):
         if not collectives.reads_shards():
-            index = _tf_internals.get_current_replica_id_as_int()
+            index = _internals.get_current_replica_id_as_int()
             value = self._parts.split(self._checked(value))[index]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class MeshAccumulator(_Assigned, _tf_internals.SyncOnReadVariable):
+class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
     The model ranks of a replica have the same; the first one's counts.

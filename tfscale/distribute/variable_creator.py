@@ -7,8 +7,8 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.distribute.late_variables import late_variable
 from tfscale.distribute.late_variables import layers_around
 from tfscale.distribute.optimizer import adapt_optimizer
@@ -24,7 +24,7 @@ from tfscale.tensor_parallel.sharded_layers import layer_rules
 from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 _CLASSES = {
-    **_tf_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
+    **_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
     tf.VariableSynchronization.ON_WRITE: MeshVariable,
     tf.VariableSynchronization.ON_READ: MeshAccumulator,
 }
@@ -116,11 +116,11 @@ class VariableCreator:
             kwargs.pop("shape", None)
             sharded = functools.partial(ShardedVariable, parts=parts)
             classes = dict.fromkeys(classes, sharded)
-        variable = _tf_internals.distribute_utils.create_mirrored_variable(
+        variable = _internals.distribute_utils.create_mirrored_variable(
             strategy,
             create_components,
             classes,
-            _tf_internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
         if _is_optimizer(callers):
@@ -178,11 +178,11 @@ class VariableCreator:
 
 def _callers_and_path(name, initial_value, **_):
     """What makes a variable, outermost first, and the variable's path."""
-    callers = _tf_internals.name_scope_callers()
+    callers = _internals.name_scope_callers()
     late = late_variable(initial_value)
     if late is not None and _is_layer(callers):
         return [*callers, *layers_around(late, callers[-1])], late.path
-    return callers, f"{_tf_internals.current_path()}/{name}"
+    return callers, f"{_internals.current_path()}/{name}"
 
 
 def _is_layer(callers):
@@ -223,7 +223,7 @@ def _prepare_layers(callers, extended):
 
 
 def _host_of(device):
-    return _tf_internals.device_util.canonicalize("/device:CPU:0", device)
+    return _internals.device_util.canonicalize("/device:CPU:0", device)
 
 
 def _as_tensor(initial_value, dtype=None, **_):

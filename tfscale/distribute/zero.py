@@ -29,8 +29,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 
 
 def divided_dim(shape: Sequence[int], num_replicas: int) -> int | None:
@@ -80,7 +80,7 @@ class SlotParts:
         Args:
             variable: A trainable variable, of Keras or distributed.
         """
-        thread = _tf_internals.get_current_replica_id_as_int()
+        thread = _internals.get_current_replica_id_as_int()
         component = _distributed(variable).values[thread]
         dim = self.dim_of(variable)
         if dim is None:
@@ -93,7 +93,7 @@ class SlotParts:
         dim = self.dim_of(variable)
         if dim is None:
             return gradient
-        thread = _tf_internals.get_current_replica_id_as_int()
+        thread = _internals.get_current_replica_id_as_int()
         parts = tf.split(gradient, self.num_replicas, axis=dim)
         return parts[thread // self._num_ranks]
 
@@ -124,7 +124,7 @@ class SlotParts:
             with tf.device(part.device):
                 parts.append(tf.convert_to_tensor(part))
         wholes = gather(parts, [dim for dim in dims if dim is not None])
-        thread = _tf_internals.get_current_replica_id_as_int()
+        thread = _internals.get_current_replica_id_as_int()
         for variable, whole in zip(found, wholes):
             component = _distributed(variable).values[thread]
             with tf.device(component.device):
@@ -283,7 +283,7 @@ def _exchange(compute, tensors, dims):
                     values[index % num_ranks :: num_ranks],
                 )
                 results.append(compute(replica, list(same_rank), dim))
-        return _tf_internals.distribute_utils.regroup(tuple(results))
+        return _internals.distribute_utils.regroup(tuple(results))
 
     context = tf.distribute.get_replica_context()
     return context.merge_call(merge, args=tuple(tensors))

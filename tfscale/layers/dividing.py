@@ -4,7 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 
 def num_ranks() -> int:
@@ -45,7 +45,7 @@ def made_at_once():
         yield
         return
     name = "stateless_scope"
-    state = _tf_internals.global_state
+    state = _internals.global_state
     scope = state.get_global_attribute(name)
     state.set_global_attribute(name, None)
     try:

@@ -16,7 +16,7 @@ parallel GEMM with the cross entropy loss".
 import keras
 import tensorflow as tf
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 from tfscale.tensor_parallel import collectives
 
 
@@ -118,7 +118,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
         losses.set_shape(labels.shape)
         if valid is not None:
             losses = tf.where(valid, losses, 0.0)
-            _tf_internals.set_keras_mask(losses, valid)
+            _internals.set_keras_mask(losses, valid)
         return losses
 
     def get_config(self):

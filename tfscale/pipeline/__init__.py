@@ -1,14 +1,14 @@
 """Pipeline parallelism: schedules, their planning and their execution."""
 
-from tfscale.pipeline.action import Action
 from tfscale.pipeline.model import PipelineModel
-from tfscale.pipeline.named_schedules import gpipe
-from tfscale.pipeline.named_schedules import one_f_one_b
-from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.simulate import simulate
-from tfscale.pipeline.timeline import as_chrome_trace
-from tfscale.pipeline.timeline import as_text
-from tfscale.pipeline.timeline import save_png
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.named_schedules import gpipe
+from tfscale.pipeline.planning.named_schedules import one_f_one_b
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.planning.simulate import simulate
+from tfscale.pipeline.planning.timeline import as_chrome_trace
+from tfscale.pipeline.planning.timeline import as_text
+from tfscale.pipeline.planning.timeline import save_png
 
 __all__ = [
     "Action",

@@ -5,16 +5,16 @@ import functools
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute import _tf_internals
-from tfscale.pipeline import measure
-from tfscale.pipeline import placement
 from tfscale.pipeline import summary
-from tfscale.pipeline.named_schedules import get_schedule
-from tfscale.pipeline.plan import make_plan
-from tfscale.pipeline.program import Programs
-from tfscale.pipeline.schedule import Schedule
-from tfscale.pipeline.trainer import PipelineTrainer
+from tfscale.pipeline.planning.named_schedules import get_schedule
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.running import measure
+from tfscale.pipeline.running import placement
+from tfscale.pipeline.running.trainer import PipelineTrainer
+from tfscale.pipeline.tracing.plan import make_plan
+from tfscale.pipeline.tracing.program import Programs
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -190,7 +190,7 @@ class PipelineModel(PipelineTrainer):
             self._plan,
             self.distribute_strategy.device_grid,
             self._compile_loss,
-            jit_compile and _tf_internals.model_supports_jit(self.model),
+            jit_compile and _internals.model_supports_jit(self.model),
         )
 
     def summary(self, *args, **kwargs):

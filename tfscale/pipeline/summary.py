@@ -15,9 +15,9 @@ from tfscale.formatting import colored
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
-from tfscale.pipeline import memory
-from tfscale.pipeline.plan import Plan
-from tfscale.pipeline.simulate import peak_in_flight
+from tfscale.pipeline.planning.simulate import peak_in_flight
+from tfscale.pipeline.tracing import memory
+from tfscale.pipeline.tracing.plan import Plan
 
 _LEAST_LENGTH = 64
 

@@ -4,7 +4,7 @@ import collections
 
 import keras
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 from tfscale.tensor_parallel.projections import is_elementwise
 from tfscale.tensor_parallel.projections import projection_of
 
@@ -90,7 +90,7 @@ def functional_of(layer):
     if isinstance(layer, keras.Sequential):
         own_call = kind.call is not keras.Sequential.call
         return None if own_call else layer._functional
-    is_functional = isinstance(layer, _tf_internals.Functional)
-    if is_functional and kind.call is _tf_internals.Functional.call:
+    is_functional = isinstance(layer, _internals.Functional)
+    if is_functional and kind.call is _internals.Functional.call:
         return layer
     return None

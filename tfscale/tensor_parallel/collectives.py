@@ -30,8 +30,8 @@ import weakref
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import layer_losses
 
 _thread = threading.local()
@@ -53,7 +53,7 @@ def rank() -> int:
     """Which of the model ranks of its replica this thread is."""
     if num_ranks() == 1:
         return 0
-    index = _tf_internals.get_current_replica_id_as_int()
+    index = _internals.get_current_replica_id_as_int()
     return index % num_ranks()
 
 
@@ -247,7 +247,7 @@ def _exchange(compute, x):
                 results.append(
                     compute(index - first, list(values[first : first + count]))
                 )
-        return _tf_internals.distribute_utils.regroup(tuple(results))
+        return _internals.distribute_utils.regroup(tuple(results))
 
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()

@@ -13,8 +13,8 @@ import threading
 
 import keras
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 _thread = threading.local()
@@ -53,8 +53,8 @@ def model_in_call():
     model = getattr(_thread, "model", None)
     if model is not None:
         return model
-    for caller in _tf_internals.name_scope_callers():
-        if isinstance(caller, _tf_internals.Functional | keras.Sequential):
+    for caller in _internals.name_scope_callers():
+        if isinstance(caller, _internals.Functional | keras.Sequential):
             return caller
     return None
 

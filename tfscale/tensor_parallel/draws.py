@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 
 _thread = threading.local()
 

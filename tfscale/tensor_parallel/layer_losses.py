@@ -11,7 +11,7 @@ import threading
 
 import keras
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 
 _thread = threading.local()
 
@@ -29,7 +29,7 @@ def kept():
 def _layers():
     """Of all models that this thread has been inside of at a meeting."""
     models = _thread.__dict__.setdefault("models", {})
-    callers = _tf_internals.name_scope_callers()
+    callers = _internals.name_scope_callers()
     if not callers:
         # In the backward: losses have been read.
         return []

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.formatting import readable_bytes
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
 
 

@@ -7,7 +7,7 @@ import keras
 import rich.markup
 import rich.table
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 from tfscale.formatting import colored
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
@@ -97,7 +97,7 @@ def _plan(model, extended):
 
 def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
-    if isinstance(model, _tf_internals.Functional | keras.Sequential):
+    if isinstance(model, _internals.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.settle(model, num_ranks)
         return

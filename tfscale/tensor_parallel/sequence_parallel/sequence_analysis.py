@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel.graph_analysis import draw_rules
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.graph_analysis.division import Divided
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel import sequence_planning
 from tfscale.tensor_parallel.sequence_parallel import sequence_walk

@@ -6,12 +6,12 @@ import warnings
 
 import keras
 
+from tfscale import _internals
 from tfscale import thread_values
-from tfscale.distribute import _tf_internals
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import decisions
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
 _thread = threading.local()
@@ -42,7 +42,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
             Cleared if some of them stay undecided.
     """
     while any(not call.is_decided for call in sharded_calls):
-        with _tf_internals.FuncGraph("trial").as_default():
+        with _internals.FuncGraph("trial").as_default():
             try:
                 run(_on_trial(fn))
             except _Prepared:
@@ -96,7 +96,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
         return model._sequence_call
     analysis.settle(model, num_ranks)
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, _tf_internals.Functional | keras.Sequential):
+        if isinstance(layer, _internals.Functional | keras.Sequential):
             continue
         for name in ("call", *_METHODS):
             method = getattr(layer, name, None)

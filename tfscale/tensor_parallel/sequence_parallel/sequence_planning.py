@@ -1,7 +1,7 @@
 """Makes a plan of what was decided for each call, if all calls agree."""
 
-from tfscale.tensor_parallel import sequence
 from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
     SequenceTrace,
 )

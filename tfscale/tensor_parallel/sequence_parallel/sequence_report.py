@@ -2,8 +2,8 @@
 
 import keras
 
-from tfscale.distribute import _tf_internals
-from tfscale.tensor_parallel import sequence
+from tfscale import _internals
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 # What an exchange becomes, and where the other part of it is.
@@ -32,7 +32,7 @@ def plan_of(model, num_ranks: int) -> sequence.Plan | None:
             yet, its own inputs have the shapes.
         num_ranks: Number of model ranks.
     """
-    if not isinstance(model, _tf_internals.Functional | keras.Sequential):
+    if not isinstance(model, _internals.Functional | keras.Sequential):
         for layer in model._layers:
             plan = plan_of(layer, num_ranks)
             if plan is not None:

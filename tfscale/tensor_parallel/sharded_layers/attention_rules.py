@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import draws
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import dense_rules
 from tfscale.tensor_parallel.sharded_layers import rules
 

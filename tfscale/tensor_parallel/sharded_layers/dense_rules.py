@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
 

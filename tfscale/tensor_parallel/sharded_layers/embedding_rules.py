@@ -10,9 +10,9 @@ embedding.
 
 import keras
 
-from tfscale.distribute import _tf_internals
+from tfscale import _internals
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
 
@@ -79,7 +79,7 @@ class _VocabularyParallel(rules.Rule):
         )
         mask = layer.compute_mask(inputs)
         if mask is not None and isinstance(layer, _REVERSIBLE):
-            _tf_internals.set_keras_mask(outputs, mask)
+            _internals.set_keras_mask(outputs, mask)
         return outputs
 
     def _logits(self, inputs):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import sequence
+from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 _thread = threading.local()

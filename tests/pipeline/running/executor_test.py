@@ -1,0 +1,143 @@
+"""Schedules that a user may write, dropout, and what runs when."""
+
+import functools
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tests.pipeline import user_schedules
+from tfscale.pipeline import PipelineModel
+from tfscale.pipeline.planning import schedule as schedules
+
+RANDOM = np.random.RandomState(0)
+FEATURES = RANDOM.normal(size=(34, 6)).astype("float32")
+TARGETS = RANDOM.normal(size=(34, 3)).astype("float32")
+
+
+def build():
+    """Four layers with weights, a skip over all of them, one layer twice."""
+    inputs = keras.Input((6,))
+    x = a = keras.layers.Dense(6, "tanh", name="a")(inputs)
+    twice = keras.layers.Dense(6, "tanh", name="b")
+    x = keras.layers.Dense(6, "tanh", name="c")(twice(x))
+    x = keras.layers.Add()([twice(x), a])
+    return keras.Model(inputs, keras.layers.Dense(3, name="d")(x))
+
+
+def with_dropout(rate=0.5):
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(8, "tanh", name="a")(inputs)
+    x = keras.layers.Dropout(rate)(x)
+    x = keras.layers.Dense(8, "tanh", name="b")(x)
+    x = keras.layers.GaussianDropout(rate)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def job(build=build):
+    return same_numbers.Job(
+        build,
+        dict(x=FEATURES, y=TARGETS, batch_size=16),
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    )
+
+
+@functools.cache
+def one_device():
+    return same_numbers.on_one_device(job())
+
+
+# Weight gradients apart for one microbatch of one stage only.
+SOME_WEIGHTS_APART = schedules.Schedule(
+    [
+        ["F0.0", "F0.1", "B0.0", "B0.1", "W0.0"],
+        ["F1.0", "F1.1", "B1.0", "B1.1"],
+    ]
+)
+
+
+class UserSchedulesTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("interleaved", user_schedules.interleaved(2, 4, 2), False),
+        ("interleaved_again", user_schedules.interleaved(2, 4, 2), True),
+        ("zero_bubble", user_schedules.zero_bubble_h1(3, 4), False),
+        ("zero_bubble_again", user_schedules.zero_bubble_h1(3, 4), True),
+        ("some_weights_apart", SOME_WEIGHTS_APART, False),
+    )
+    def test_three_steps(self, schedule, recompute):
+        cuts = ["b", "c", "d"][: schedule.num_stages - 1]
+        many = same_numbers.on_mesh(
+            job(),
+            schedule.num_devices,
+            schedule.num_microbatches,
+            schedule=schedule,
+            balance=cuts,
+            recompute=recompute,
+        )
+        same_numbers.assert_same(self, one_device(), many)
+
+    def test_schedules_differ_in_nothing_but_time(self):
+        # Gradients are added up in the order of microbatches in all of them.
+        outcomes = [
+            same_numbers.on_mesh(
+                job(), 2, 4, schedule=schedule, balance=["c"], recompute=again
+            )
+            for schedule, again in (
+                ("gpipe", False),
+                ("1f1b", False),
+                ("1f1b", True),
+            )
+        ]
+        for outcome in outcomes[1:]:
+            same_numbers.assert_equal(self, outcomes[0], outcome)
+
+
+class DropoutTest(parameterized.TestCase):
+    def train(self, **options):
+        options = {"balance": ["b"], **options}
+        return same_numbers.on_mesh(job(with_dropout), 2, 4, **options)
+
+    def test_recomputation_has_the_same_masks(self):
+        once = self.train()
+        again = self.train(recompute=True)
+        same_numbers.assert_equal(self, once, again)
+
+    def test_equal_seeds_give_equal_masks(self):
+        same_numbers.assert_equal(self, self.train(), self.train())
+        other = self.train()
+        kernel = other.variables["a/kernel"]
+        plain = same_numbers.on_mesh(
+            job(functools.partial(with_dropout, 0.0)), 2, 4, balance=["b"]
+        )
+        self.assertGreater(
+            np.abs(kernel - plain.variables["a/kernel"]).max(), 1e-3
+        )
+
+    def test_with_one_microbatch_masks_are_those_of_plain_keras(self):
+        one = same_numbers.on_one_device(job(with_dropout))
+        many = same_numbers.on_mesh(job(with_dropout), 2, 1, balance=["b"])
+        same_numbers.assert_same(self, one, many)
+
+    def test_each_microbatch_has_a_mask_of_its_own(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((64,)),
+                    keras.layers.Dropout(0.5),
+                    keras.layers.Dense(64, name="b"),
+                ]
+            )
+            before = np.array(model.layers[-1].kernel)
+            pipeline = PipelineModel(model, 4, balance=["b"])
+            pipeline.compile(
+                keras.optimizers.SGD(1.0), lambda y, prediction: prediction
+            )
+        pipeline.fit(np.ones((4, 64)), np.ones((4, 64)), verbose=0)
+        # The gradient by the weights of an input is the number of rows in
+        # which it was kept, times 2 for the rate, over 4 x 64 outputs.
+        moved = before - np.array(model.layers[-1].kernel)
+        kept = np.round(moved[:, 0] * 4 * 64 / 2)
+        self.assertEqual(set(kept), {0.0, 1.0, 2.0, 3.0, 4.0})

@@ -1,0 +1,226 @@
+"""Where everything is: variables, slots, and the operations that really ran.
+
+The mesh of these tests leaves the first device out. It is the host, as
+accelerators have one beside them.
+"""
+
+import collections
+import contextlib
+import gc
+import re
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests.pipeline import user_schedules
+from tfscale import _internals
+from tfscale.pipeline import PipelineModel
+
+HOST = "CPU:0"
+NUM_MICROBATCHES = 4
+
+
+def build():
+    """Three dense layers with 80, 99 and 40 weights."""
+    x = inputs = keras.Input((7,), name="x")
+    for name, units in (("a", 10), ("b", 9), ("c", 4)):
+        x = keras.layers.Dense(units, "tanh", name=name)(x)
+    return keras.Model(inputs, x)
+
+
+def mesh_strategy(num_stages, num_replicas):
+    """Replica r has the devices 1 + r S, ..., (r + 1) S."""
+    mesh = tfscale.device_mesh(
+        data=num_replicas,
+        pipeline=num_stages,
+        devices=[f"CPU:{1 + i}" for i in range(num_stages * num_replicas)],
+    )
+    return tfscale.MeshStrategy(mesh)
+
+
+def train(strategy, cuts, **options):
+    with strategy.scope():
+        model = build()
+        pipeline = PipelineModel(
+            model, NUM_MICROBATCHES, balance=cuts, **options
+        )
+        pipeline.compile(keras.optimizers.Adam(), "mse")
+    random = np.random.RandomState(0)
+    x, y = random.rand(16, 7), random.rand(16, 4)
+    pipeline.fit(x, y, batch_size=16, verbose=0)
+    return model, pipeline
+
+
+def short(device):
+    return device.split("device:")[-1]
+
+
+@contextlib.contextmanager
+def executed_functions():
+    """Yields a list that gets what TensorFlow instantiates to run it.
+
+    Each entry is a function as it runs: one graph per device.
+    """
+    found = []
+    context = _internals.eager_context.context()
+    context.enable_run_metadata()
+    try:
+        yield found
+        found += [
+            graphs.partition_graphs
+            for graphs in context.export_run_metadata().function_graphs
+        ]
+    finally:
+        context.disable_run_metadata()
+
+
+def stages_of(partition):
+    """The stages that the operations of one device belong to, by name."""
+    found = (re.search("/stage_([0-9]+)/", n.name) for n in partition.node)
+    return {int(match[1]) for match in found if match}
+
+
+def products(partition):
+    """How many matrices one device multiplies."""
+    return sum(node.op.endswith("MatMul") for node in partition.node)
+
+
+class PlacementTest(parameterized.TestCase):
+    @parameterized.parameters(("gpipe", False), ("1f1b", False), ("1f1b", True))
+    def test_executed_operations_are_on_the_device_of_their_stage(
+        self, schedule, recompute
+    ):
+        strategy = mesh_strategy(3, 2)
+        with executed_functions() as found:
+            train(strategy, ["b", "c"], schedule=schedule, recompute=recompute)
+        # The largest: the step. One graph per device and one of the host.
+        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
+        partitions = {short(graph.node[0].device): graph for graph in step}
+        self.assertCountEqual(partitions, [f"CPU:{i}" for i in range(7)])
+        for device, graph in partitions.items():
+            self.assertEqual(
+                {short(node.device) for node in graph.node}, {device}
+            )
+            operations = {node.op for node in graph.node}
+            # Nothing is left in functions, where it would not be seen.
+            self.assertFalse([op for op in operations if "Call" in op])
+            # Adam runs where its slots are.
+            self.assertEqual("Sqrt" in operations, device != HOST)
+            stage = (int(device[-1]) - 1) % 3
+            self.assertEqual(
+                stages_of(graph), set() if device == HOST else {stage}
+            )
+            # Forward, gradients by weights and, unless it is data, by input.
+            by_microbatch = 2 + (stage > 0) + recompute
+            self.assertEqual(
+                products(graph),
+                0 if device == HOST else NUM_MICROBATCHES * by_microbatch,
+            )
+
+    def test_interleaved_stages_share_their_device(self):
+        strategy = mesh_strategy(2, 1)
+        schedule = user_schedules.interleaved(2, NUM_MICROBATCHES, 2)
+        with strategy.scope():
+            x = inputs = keras.Input((7,))
+            for name in "abcd":
+                x = keras.layers.Dense(7, name=name)(x)
+            model = keras.Model(inputs, x)
+            pipeline = PipelineModel(
+                model, NUM_MICROBATCHES, schedule, ["b", "c", "d"]
+            )
+            pipeline.compile("adam", "mse")
+        with executed_functions() as found:
+            pipeline.fit(np.ones((8, 7)), np.ones((8, 7)), verbose=0)
+        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
+        for graph in step:
+            device = short(graph.node[0].device)
+            self.assertEqual(
+                stages_of(graph),
+                {HOST: set(), "CPU:1": {0, 2}, "CPU:2": {1, 3}}[device],
+            )
+        for layer, device in zip("abcd", ["CPU:1", "CPU:2"] * 2):
+            for variable in model.get_layer(layer).variables:
+                self.assertEqual(short(variable.value.device), device)
+
+    @parameterized.parameters((1, 1), (2, 1), (3, 1), (1, 2), (3, 2))
+    def test_variables_and_slots_are_on_their_stage_of_every_replica(
+        self, num_stages, num_replicas
+    ):
+        strategy = mesh_strategy(num_stages, num_replicas)
+        cuts = ["b", "c"][: num_stages - 1]
+        model, pipeline = train(strategy, cuts)
+        stages = dict.fromkeys("abc", 0)
+        for stage, first in enumerate(cuts):
+            for layer in "abc"["abc".index(first) :]:
+                stages[layer] = stage + 1
+        slots = {slot.path: slot for slot in pipeline.optimizer.variables}
+        for layer, stage in stages.items():
+            for variable in model.get_layer(layer).variables:
+                path = variable.path.replace("/", "_")
+                for each in (
+                    variable,
+                    slots[f"adam/{path}_momentum"],
+                    slots[f"adam/{path}_velocity"],
+                ):
+                    components = strategy.experimental_local_results(each.value)
+                    self.assertEqual(
+                        [short(c.device) for c in components],
+                        [
+                            f"CPU:{1 + r * num_stages + stage}"
+                            for r in range(num_replicas)
+                        ],
+                    )
+                    for component in components:
+                        self.assertEqual(component.shape, variable.shape)
+                    for component in components[1:]:
+                        np.testing.assert_array_equal(component, components[0])
+
+    @parameterized.parameters(1, 2)
+    def test_no_device_ever_holds_the_whole_model(self, num_replicas):
+        # All weights and slots that are alive, after each that is made.
+        alive = collections.Counter()
+        most = collections.Counter()
+
+        def record(next_creator, **kwargs):
+            variable = next_creator(**kwargs)
+            device = short(variable.device)
+            size = int(np.prod(variable.shape))
+
+            def freed():
+                alive[device] -= size
+
+            weakref.finalize(variable.handle, freed)
+            alive[device] += size
+            most[device] = max(most[device], alive[device])
+            return variable
+
+        strategy = mesh_strategy(3, num_replicas)
+        # Outside the strategy: called for each component.
+        with tf.variable_creator_scope(record):
+            model, _ = train(strategy, ["b", "c"])
+        self.assertEqual(model.count_params(), 80 + 99 + 40)
+        for replica in range(num_replicas):
+            for stage, weights in enumerate((80, 99, 40)):
+                # The weights and the two slots of Adam.
+                device = f"CPU:{1 + 3 * replica + stage}"
+                self.assertEqual(most[device], 3 * weights)
+        # Where the model was built, a copy for each replica.
+        self.assertGreaterEqual(most[HOST], num_replicas * (80 + 99 + 40))
+
+    def test_the_copies_on_the_host_are_let_go(self):
+        strategy = mesh_strategy(2, 1)
+        with strategy.scope():
+            model = build()
+            handles = [
+                weakref.ref(c.handle)
+                for v in model.variables
+                for c in strategy.experimental_local_results(v.value)
+            ]
+            PipelineModel(model, 1, balance=["b"])
+        gc.collect()
+        self.assertLen(handles, 6)
+        self.assertEqual([handle() for handle in handles], [None] * 6)

@@ -1,0 +1,105 @@
+"""The only file that imports private symbols of TensorFlow and Keras.
+
+Read against TensorFlow 2.21.0 and Keras 3.15.1.
+"""
+
+# --- tfscale.distribute ---------------------------------------------------
+# isort: split
+# The layer or optimizer that makes a variable, and the variable's path.
+from keras.src.backend.common import global_state as global_state
+from keras.src.backend.common.name_scope import current_path as current_path
+
+# isort: split
+# Canonical names of devices, and a host device for each.
+from tensorflow.python.distribute import device_util as device_util
+
+# Regroups what each replica has into one distributed value; makes a
+# distributed variable out of its components and says of which class.
+from tensorflow.python.distribute import distribute_utils as distribute_utils
+
+# Which replica or component the current thread works for.
+from tensorflow.python.distribute.distribute_lib import (
+    get_update_replica_id as get_update_replica_id,
+)
+
+# Makes distributed datasets with options that the public method refuses.
+from tensorflow.python.distribute.input_util import (
+    get_distributed_dataset as get_distributed_dataset,
+)
+from tensorflow.python.distribute.input_util import (
+    get_distributed_datasets_from_function as get_distributed_datasets_from_function,  # noqa: E501
+)
+
+# The extended class of `MirroredStrategy`: one traced thread per replica.
+from tensorflow.python.distribute.mirrored_strategy import (
+    MirroredExtended as MirroredExtended,
+)
+
+# The variable with one component per replica, and values of that kind.
+from tensorflow.python.distribute.values import (
+    DistributedVariable as DistributedVariable,
+)
+from tensorflow.python.distribute.values import Mirrored as Mirrored
+from tensorflow.python.distribute.values import (
+    MirroredVariable as MirroredVariable,
+)
+from tensorflow.python.distribute.values import (
+    SyncOnReadVariable as SyncOnReadVariable,
+)
+from tensorflow.python.distribute.values_util import (
+    get_current_replica_id_as_int as get_current_replica_id_as_int,
+)
+
+# A graph that captures from those around it, to be let go of; and whether XLA
+# is to compile a graph, or one around it.
+from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
+from tensorflow.python.ops.control_flow_util import (
+    GraphOrParentsInXlaContext as is_compiled_by_xla,  # noqa: F401
+)
+
+# --- tfscale.pipeline -----------------------------------------------------
+# isort: split
+# What a functional model is made of, how it calls its layers with
+# `training` and masks, and Keras' rule for XLA.
+from keras.src.backend import get_keras_mask as get_keras_mask
+from keras.src.backend import set_keras_mask as set_keras_mask
+from keras.src.losses.loss import apply_mask as apply_mask
+from keras.src.losses.loss import (
+    unscale_loss_for_distribution as unscale_loss_for_distribution,
+)
+from keras.src.models.functional import Functional as Functional
+from keras.src.models.functional import operation_fn as operation_fn
+from keras.src.trainers.trainer import model_supports_jit as model_supports_jit
+
+# isort: split
+# How the outermost function of a step is run (Grappler on or off), and
+# Grappler itself, for one function at a time.
+from tensorflow.python.eager import context as eager_context  # noqa: F401
+from tensorflow.python.grappler import tf_optimizer as tf_optimizer
+
+# --- tfscale.data ---------------------------------------------------------
+# isort: split
+# A function that tf.data calls, traced with attributes of one's own.
+from tensorflow.python.data.ops.structured_function import (
+    StructuredFunctionWrapper as StructuredFunctionWrapper,
+)
+
+# A variable that no strategy in scope turns into a distributed one: the
+# public constructor asks the strategy. Used for a position in the data.
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable as ResourceVariable,
+)
+
+
+def name_scope_callers() -> list:
+    """The layers and optimizers that are open in this thread, outermost first.
+
+    What is inside of the last one is made or called by it.
+    """
+    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    return [scope.caller for scope in scopes]
+
+
+def asks_for_xla(function) -> bool:
+    """Whether it is a `tf.function` that was made with `jit_compile=True`."""
+    return bool(getattr(function, "_jit_compile", False))

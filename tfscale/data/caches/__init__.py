@@ -1,0 +1,3 @@
+"""Parsed records that are kept, in memory or on disk."""
+
+__all__ = []

@@ -1,0 +1,120 @@
+"""Which cache a pipeline gets: memory, else file, else none."""
+
+import dataclasses
+import os
+import shutil
+
+import tensorflow as tf
+
+from tfscale.data.caches import file_cache
+from tfscale.data.caches import memory
+from tfscale.data.caches.file_cache import FileCache
+from tfscale.data.caches.memory_cache import MemoryCache
+from tfscale.data.chain import chain
+from tfscale.data.chain.plan import make_plan
+from tfscale.data.chain.position import Position
+
+KINDS = ("auto", "memory", "file", "none")
+_COMPARED = 8  # records of a cache that are made again, to be compared
+
+
+def cached(recipe, kind, cache_dir, first, budget):
+    """The recipe with its cache.
+
+    Args:
+        recipe: `Recipe` without a cache.
+        kind: `"auto"`, `"memory"`, `"file"` or `"none"`.
+        cache_dir: String or None.
+        first: Structure of eager tensors, the first parsed record.
+        budget: Integer, bytes of memory.
+
+    Returns:
+        `Recipe`.
+
+    Raises:
+        ValueError: If the kind is unknown, or what is asked for does not fit.
+        OSError: If a cache file cannot be written.
+    """
+    if kind not in KINDS:
+        raise ValueError(
+            f"`cache` must be one of {KINDS}. Received: cache={kind!r}."
+        )
+    if cache_dir is not None:
+        cache_dir = os.fspath(cache_dir)
+        if "://" in cache_dir:
+            raise ValueError(
+                "`cache_dir` must be a directory of this machine: a cache is "
+                "read at random, and is there to save the way to a remote one."
+                f" Received: cache_dir={cache_dir!r}."
+            )
+    need = memory.size_of(first) * recipe.source.num_records
+    fits = f"{need / 2**20:.1f} MiB of records, {budget / 2**20:.0f} MiB budget"
+    if kind == "memory" and need > budget:
+        raise ValueError(
+            "Parsed records must fit the memory budget to be cached in "
+            f"memory. Received: {fits}. Use cache='auto', smaller records, or "
+            "a larger `ram_budget`."
+        )
+    if kind == "memory" and recipe.service is not None:
+        raise ValueError(
+            "A cache in this process's memory is of no use to the workers of "
+            f"a service. Received: cache='memory', service={recipe.service!r}."
+            " Use cache='file' with a `cache_dir` that they share, or 'none'."
+        )
+    if kind == "file" and cache_dir is None:
+        raise ValueError(
+            "cache='file' needs a directory. Received: cache_dir=None."
+        )
+    reason = "as asked"
+    if kind == "auto":
+        kind, reason = _choose(recipe, cache_dir, need, budget), fits
+    cache = None
+    if kind == "memory":
+        cache = MemoryCache(recipe.spec, recipe.source.num_records)
+    elif kind == "file":
+        cache = _file(recipe, cache_dir, need)
+    return dataclasses.replace(
+        recipe, cache=cache, cache_kind=kind, cache_reason=reason
+    )
+
+
+def _choose(recipe, cache_dir, need, budget):
+    source = recipe.source
+    if source.in_memory and recipe.parse is None and source.decode is None:
+        return "none"  # the records are in memory as they are
+    if need <= budget and recipe.service is None:
+        return "memory"
+    if cache_dir is not None and need < _free(cache_dir):
+        return "file"
+    return "none"
+
+
+def _free(directory):
+    os.makedirs(directory, exist_ok=True)
+    return shutil.disk_usage(directory).free
+
+
+def _file(recipe, cache_dir, need):
+    source = recipe.source
+    numbers, some = source.some(_COMPARED)
+    directory = file_cache.place(cache_dir, source, recipe.spec, some)
+    plan = make_plan(
+        num_records=source.num_records,
+        batch_size=1,
+        remainder="keep",
+        workers=1,
+        worker=0,
+        replicas=1,
+        sizes=None,
+    )
+    in_order = dataclasses.replace(
+        recipe, plan=plan, shuffle=False, augment=None, service=None
+    )
+    records = chain.keyed_records(in_order, Position(0))
+    records = records.map(lambda _, record: record).prefetch(tf.data.AUTOTUNE)
+    file_cache.write(directory, records, recipe.spec, need)
+    cache = FileCache(directory, recipe.spec)
+    # A tuple is several arguments to `map`, and one record to `parsed`.
+    parsed = some.map(lambda *r: recipe.parsed(r if len(r) > 1 else r[0]))
+    cache.check(numbers, parsed)
+    return cache

@@ -1,0 +1,112 @@
+"""Where a run stands in its data: three integers, read and set."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfscale import _internals
+
+
+class PositionValue(NamedTuple):
+    """The three integers of a `Position`.
+
+    Example:
+
+    >>> PositionValue(seed=0, epoch=1, index=64).index
+    64
+    """
+
+    seed: int
+    epoch: int
+    index: int
+
+
+class Position(tf.Module):
+    """The place from which the next iterator of a pipeline reads.
+
+    `index` counts the records, over all workers, that training has consumed of
+    `epoch`. Whoever consumes batches sets it, because nobody else knows how
+    many were consumed: what prefetching has read ahead is not what was
+    trained on. A pipeline moves it by itself only when it hands out the last
+    batch of an epoch, to the beginning of the next one; therefore `fit` over
+    many epochs needs nothing from the user. (Under a strategy, `fit` looks at
+    the first batches of an iterator that it then throws away; epochs of 4
+    batches or fewer are read to their end by that, and one is skipped. A
+    callback that assigns `epoch` when one begins prevents it.)
+
+    To continue `fit` in the middle of an epoch, give it the rest of that epoch
+    first, and say that it is the rest: Keras expects a whole epoch otherwise,
+    warns when it ends early, and counts an optimizer step that was none.
+
+        model.fit(pipeline.take(pipeline.batches_left), epochs=1)
+        model.fit(pipeline, epochs=...)
+
+    A `Position` is saved and restored by `tf.train.Checkpoint`, and means the
+    same at any number of workers.
+
+    Args:
+        seed: Integer, from which the order and the augmentation are drawn.
+
+    Example:
+
+    >>> position = Position(seed=7)
+    >>> position.assign(epoch=2, index=96)
+    >>> position.value
+    PositionValue(seed=7, epoch=2, index=96)
+    """
+
+    def __init__(self, seed):
+        super().__init__(name="position")
+        # On the host and of no strategy: a mirrored variable would be read
+        # from a device that tf.data functions do not run on.
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._state = _internals.ResourceVariable(
+                [seed, 0, 0], dtype=tf.int64, trainable=False, name="position"
+            )
+
+    @property
+    def value(self):
+        """The position as a `PositionValue` of Python integers."""
+        return PositionValue(*self._state.numpy().tolist())
+
+    def assign(self, *, seed=None, epoch=None, index=None):
+        """Sets what is given; iterators made from now on begin there.
+
+        Args:
+            seed: Integer or None.
+            epoch: Integer, 0 or more, or None.
+            index: Integer, 0 or more, or None: records of the epoch already
+                consumed, over all workers. The end of an epoch is the
+                beginning of the next.
+
+        Raises:
+            ValueError: If `epoch` or `index` is negative.
+        """
+        for name, value in (("epoch", epoch), ("index", index)):
+            if value is not None and value < 0:
+                raise ValueError(
+                    f"A position's `{name}` must be 0 or more. "
+                    f"Received: {name}={value}."
+                )
+        old = self.value
+        new = (seed, epoch, index)
+        self._state.assign(
+            [o if n is None else int(n) for o, n in zip(old, new)]
+        )
+
+    def read(self):
+        """The position as an int64 tensor of shape `(3,)`; for tf.data."""
+        return self._state.read_value()
+
+    def end_epoch(self, epoch, over):
+        """Moves on from `epoch` if it is `over`; for tf.data.
+
+        Args:
+            epoch: int64 scalar tensor.
+            over: int64 scalar tensor, 1 or 0.
+        """
+        _, at_epoch, at_index = tf.unstack(self._state.read_value())
+        # A sum rather than a condition: it adds nothing to what others
+        # assign meanwhile, and starts faster; see `stream`.
+        move = tf.stack([0 * over, epoch + 1 - at_epoch, -at_index]) * over
+        self._state.assign_add(move, read_value=False)

@@ -1,0 +1,139 @@
+"""What was asked of a pipeline and what was decided, in one place."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.data.caches.file_cache import FileCache
+from tfscale.data.caches.memory_cache import MemoryCache
+from tfscale.data.chain.plan import Plan
+from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import StreamSource
+
+
+def call(function, record, **kwargs):
+    """Calls a function of a record as `tf.data` does: a tuple is arguments."""
+    if isinstance(record, tuple):
+        return function(*record, **kwargs)
+    return function(record, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything that the chain is built from.
+
+    Attributes:
+        source: The source, this worker's part of it.
+        plan: `Plan`.
+        parse: Function of a record, deterministic, or None.
+        augment: Function of a record and `seed`, or None.
+        shuffle: Whether records come in random order.
+        window: Integer, records that are mixed at a time where the source
+            cannot be read at random.
+        cache: `MemoryCache`, `FileCache` or None.
+        cache_kind: String for explanations: "memory", "file" or "none".
+        cache_reason: String, why.
+        spec: Structure of `tf.TensorSpec`: a parsed record; None if it is
+            not to be checked.
+        parallelism: Integer or `tf.data.AUTOTUNE`, of the parallel map.
+        interleaved_reads: Integer, files that are read at the same time.
+        prefetch: Integer or `tf.data.AUTOTUNE`, batches; 0 for none.
+        options: `tf.data.Options`.
+        service: String, the address of a tf.data service, or None.
+        service_lanes: Integer, batches that a service makes at a time.
+        lane: int64 scalar, which of the lanes this is; see `service`.
+    """
+
+    source: IndexedSource | BlockSource | StreamSource
+    plan: Plan
+    parse: Callable[..., Any] | None
+    augment: Callable[..., Any] | None
+    shuffle: bool
+    window: int
+    cache: FileCache | MemoryCache | None
+    cache_kind: str
+    cache_reason: str
+    spec: Any
+    parallelism: int
+    interleaved_reads: int
+    prefetch: int
+    options: tf.data.Options
+    service: str | None = None
+    service_lanes: int = 1
+    lane: tf.Tensor | int = 0
+
+    @property
+    def num_lanes(self):
+        """Lanes that the steps of an epoch are dealt out to."""
+        return 1 if self.service is None else self.service_lanes
+
+    def parallel(self):
+        """Arguments of a parallel map."""
+        if self.parallelism == 1:
+            return {}
+        return {"num_parallel_calls": self.parallelism}
+
+    def parsed(self, record):
+        """The record through the source's own format and `parse`."""
+        for function in (self.source.decode, self.parse):
+            if function is not None:
+                record = call(function, record)
+                # As `Dataset.map` takes what a function returns.
+                record = tuple(record) if isinstance(record, list) else record
+        return record
+
+    def record_bytes(self):
+        """Bytes of a parsed record, or 0 if its size is not fixed."""
+        specs = keras.tree.flatten(self.spec)
+        if any(spec.dtype == tf.string for spec in specs):
+            return 0
+        return sum(
+            spec.dtype.size * (spec.shape.num_elements() or 0) for spec in specs
+        )
+
+    def checked(self, index, record):
+        """The record with the shape of the first one, which is checked.
+
+        A shape that is known when the graph is made costs nothing; one that
+        is not is compared for each record, so that the error names it.
+        """
+        if self.spec is None:
+            return record
+        try:
+            keras.tree.assert_same_structure(self.spec, record)
+        except ValueError as error:
+            raise ValueError(
+                "`parse` must return one structure for every record."
+            ) from error
+        return keras.tree.map_structure(
+            lambda spec, part: _checked(index, spec, part), self.spec, record
+        )
+
+
+def _checked(index, spec, part):
+    part = tf.convert_to_tensor(part)
+    if part.shape.is_fully_defined():
+        return part
+    want = spec.shape.as_list()
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(tf.shape(part), want))
+        if part.shape.rank is not None
+        else tf.reduce_all(tf.equal(tf.rank(part), len(want)))
+        & (tf.size(part) == tf.cast(spec.shape.num_elements(), tf.int32)),
+        [
+            "Records must have one shape, or they cannot be batched. Record",
+            index,
+            "has shape",
+            tf.shape(part),
+            "and record 0 has",
+            tf.constant(want, tf.int32),
+            "Resize, crop or pad in `parse`.",
+        ],
+        summarize=8,
+    )
+    with tf.control_dependencies([check]):
+        return tf.ensure_shape(tf.identity(part), want)

@@ -1,0 +1,221 @@
+"""`explain`: where a pipeline's time goes, and what would help most."""
+
+import statistics
+import time
+
+import keras
+import tensorflow as tf
+
+from tfscale.data.chain.pipeline_dataset import positions_kept
+from tfscale.data.explaining import lints
+from tfscale.data.explaining import throughput
+from tfscale.data.explaining import what_if
+from tfscale.data.explaining.explanation import Explanation
+from tfscale.data.explaining.explanation import Node
+from tfscale.data.explaining.explanation import StageTime
+from tfscale.data.explaining.explanation import Suggestion
+
+_MIN_STEPS = 5
+_MANY_STEPS = 1_000_000  # `fit` is stopped before
+_ROUNDS = 3  # of base and change, one beside the other
+
+
+def explain(pipeline, model=None, *, seconds=1.0):
+    """Measures a pipeline, stage by stage, and what would make it faster.
+
+    It runs prefixes of the pipeline in turns, each for `seconds` in all, and
+    the model's own step on one batch over and over. In three rounds the
+    pipeline as it is and each change are run, for half of `seconds` each, of
+    which the first half lets the buffers grow; a change's gain is the median
+    of the three. Weights, optimizer, metrics and position are afterwards what
+    they were.
+
+    Args:
+        pipeline: `tf.data.Dataset`; a `Pipeline` is taken apart by its
+            stages, any other by its transformations.
+        model: Compiled `keras.Model`, or None.
+        seconds: Float, how long each measurement takes.
+
+    Returns:
+        An `Explanation`; print it for a table.
+
+    Raises:
+        ValueError: If the model is not compiled, the dataset has no batch, or
+            there is no time to measure.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> dataset = tf.data.Dataset.range(1000).map(lambda x: x + 1).batch(10)
+    >>> explanation = explain(dataset, seconds=0.05)
+    >>> [stage.name for stage in explanation.stages]
+    ['range', 'map', 'batch']
+    """
+    if seconds <= 0:
+        raise ValueError(
+            f"`seconds` must be more than 0. Received: seconds={seconds!r}."
+        )
+    if model is not None and not model.compiled:
+        raise ValueError(
+            "The step that is measured is that of `fit`, so the model must be "
+            f"compiled. Received: {model.name!r}, which is not. Call its "
+            "`compile` first, or give no model."
+        )
+    with positions_kept(pipeline):
+        return _explained(pipeline, model, seconds)
+
+
+def _explained(pipeline, model, seconds):
+    stages, whole = _stage_times(pipeline, seconds)
+    step = None if model is None else _step_seconds(model, pipeline, seconds)
+    # Without a model, a consumer as fast as the pipeline: the hardest case.
+    consumer = step or whole.seconds_per_batch
+    return Explanation(
+        seconds_per_batch=whole.seconds_per_batch,
+        first_batch_seconds=whole.first_batch_seconds,
+        stages=stages,
+        nodes=_autotuned(pipeline, seconds),
+        step_seconds=step,
+        suggestions=_suggestions(pipeline, seconds, whole, consumer),
+        findings=_findings(pipeline),
+    )
+
+
+def _findings(pipeline):
+    if isinstance(pipeline, what_if.Pipeline):
+        return ()  # was checked when it was made
+    return tuple(lints.lint(pipeline))
+
+
+def _stage_times(pipeline, seconds):
+    """Times of the stages, and the throughput of the whole."""
+    prefixes = what_if.stages(pipeline)
+    # The last prefix is the whole pipeline.
+    datasets = [prefix for _, prefix in prefixes[:-1]] + [pipeline]
+    rounds = [
+        [throughput.benchmark(d, seconds=seconds / _ROUNDS) for d in datasets]
+        for _ in range(_ROUNDS)
+    ]
+    measured = [
+        sorted(one, key=lambda t: t.seconds_per_batch)[_ROUNDS // 2]
+        for one in zip(*rounds)
+    ]
+    times, before = [], 0.0
+    for (name, _), one in zip(prefixes, measured, strict=True):
+        total = one.seconds_per_batch
+        times.append(StageTime(name, max(total - before, 0.0), total))
+        before = max(total, before)
+    return tuple(times), measured[-1]
+
+
+def _suggestions(pipeline, seconds, whole, consumer):
+    """Changes with their gains, best first."""
+    slice_ = seconds / 4
+    # Few enough that the warm-up reads them all.
+    cached_batches = int(slice_ / 2 / whole.seconds_per_batch)
+    cached_batches = min(max(cached_batches, 2), 64)
+    changes = what_if.changes(pipeline, cached_batches)
+    changed = [change.make() for change in changes]
+    for change, dataset in zip(changes, changed):
+        for _ in dataset.take(change.warm_up):
+            pass
+    # The base once for each way in which changes are consumed.
+    ways = sorted({change.overlaps for change in changes})
+    runs = [(overlaps, pipeline) for overlaps in ways]
+    runs += [(c.overlaps, d) for c, d in zip(changes, changed, strict=True)]
+    rates = _rates(runs, slice_, consumer)
+    found = []
+    for change, own in zip(changes, rates[len(ways) :], strict=True):
+        base = rates[ways.index(change.overlaps)]
+        gains = [one / other for one, other in zip(own, base, strict=True)]
+        found.append(Suggestion(change.text, statistics.median(gains)))
+    return tuple(sorted(found, key=lambda s: -s.gain))
+
+
+def _rates(runs, seconds, consumer):
+    """Batches per second of each run, in each round.
+
+    What else the machine does comes and goes: a base and a change that were
+    measured far apart, or once, would be compared by that.
+    """
+    rates = [[] for _ in runs]
+    for number in range(_ROUNDS):
+        order = list(enumerate(runs))
+        for index, (overlaps, dataset) in order[:: 1 if number % 2 else -1]:
+            measured = throughput.benchmark(
+                dataset,
+                seconds=seconds,
+                step_seconds=consumer if overlaps else 0.0,
+                warm_up_seconds=seconds,
+            )
+            rates[index].append(measured.batches_per_second)
+    return rates
+
+
+def _autotuned(pipeline, seconds):
+    iterator = iter(pipeline)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        if next(iterator, None) is None:
+            break
+    nodes = []
+    model = tf.data.experimental.get_model_proto(iterator)
+    for number in sorted(model.nodes):
+        node = model.nodes[number]
+        values = {p.name: int(p.state_value) for p in node.parameters}
+        per_element = node.processing_time / 1e9 / max(node.num_elements, 1)
+        nodes.append(
+            Node(
+                name=node.name,
+                parallelism=values.get("parallelism"),
+                buffer_size=values.get("buffer_size"),
+                buffered_bytes=node.buffered_bytes,
+                seconds_per_element=per_element,
+            )
+        )
+    return tuple(nodes)
+
+
+class _StepTimes(keras.callbacks.Callback):
+    """Takes the time of each step, and ends `fit` when it has been enough."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.times = []
+        self._seconds = seconds
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.times.append(time.perf_counter() - self._begin)
+        own = self.times[1:]  # the first one traces
+        if len(own) >= _MIN_STEPS and sum(own) >= self._seconds:
+            self.model.stop_training = True
+
+
+def _step_seconds(model, pipeline, seconds):
+    """The model's own step in `fit`, on one batch that is there already."""
+    batch = next(iter(pipeline))
+    with model.distribute_strategy.scope():
+        if not model.built:
+            # Makes the weights, changes none.
+            model.test_on_batch(
+                *(batch if isinstance(batch, tuple) else [batch])
+            )
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [keras.ops.convert_to_numpy(v) for v in variables]
+    stop, history = model.stop_training, getattr(model, "history", None)
+    steps = _StepTimes(seconds)
+    batches = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    model.fit(
+        batches, steps_per_epoch=_MANY_STEPS, callbacks=[steps], verbose=0
+    )
+    model.stop_training, model.history = stop, history
+    with model.distribute_strategy.scope():
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        model.reset_metrics()
+    return statistics.median(steps.times[1:])

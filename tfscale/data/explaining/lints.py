@@ -1,0 +1,198 @@
+"""Mistakes that cost speed or reproducibility, found before the first step."""
+
+import dataclasses
+import warnings
+
+import tensorflow as tf
+
+from tfscale.data.caches import memory
+from tfscale.data.explaining.dataset_graph import DatasetGraph
+
+_BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One mistake.
+
+    Attributes:
+        rule: String, a short name: `"cache-after-random"`,
+            `"shuffle-after-batch"`, `"python-function"`, `"stateful-random"`,
+            `"shuffle-buffer"` or `"unstable-order"`.
+        message: String: what is wrong.
+        fix: String: what to do.
+
+    Example:
+
+    >>> str(Finding("rule", "What is wrong.", "What to do."))
+    'rule: What is wrong. What to do.'
+    """
+
+    rule: str
+    message: str
+    fix: str
+
+    def __str__(self):
+        return f"{self.rule}: {self.message} {self.fix}"
+
+
+def lint(dataset, *, ram_budget=None):
+    """Looks for mistakes in a dataset of any origin, without running it.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+        ram_budget: Integer, bytes that a shuffle buffer may take; by default
+            half of what is free on the machine or in its cgroup.
+
+    Returns:
+        A list of `Finding`.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> dataset = tf.data.Dataset.range(9).batch(3).shuffle(3)
+    >>> [finding.rule for finding in lint(dataset)]
+    ['shuffle-after-batch']
+    """
+    graph = DatasetGraph(dataset)
+    budget = memory.budget() if ram_budget is None else ram_budget
+    findings = []
+    random, batched = {}, {}  # by stage: what has been done so far
+    for stage in graph.all_stages():
+        inputs = graph.inputs(stage)
+        drawn = [op for one in inputs for op in random[one.node]]
+        in_batches = any(batched[one.node] for one in inputs)
+        findings.extend(_of_functions(stage))
+        if stage.is_a("Cache") and drawn:
+            findings.append(_cached(drawn))
+        if stage.is_a("Shuffle"):
+            if in_batches:
+                findings.append(_shuffled_late())
+            findings.extend(_buffer(graph, stage, budget))
+        random[stage.node] = drawn + stage.random
+        if stage.is_a(*_BATCHES):
+            in_batches = True
+        batched[stage.node] = in_batches and not stage.is_a("Unbatch")
+    return findings
+
+
+def lint_order(dataset):
+    """As `lint`, for a dataset whose order must always be the same.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+
+    Returns:
+        A list of `Finding`.
+    """
+    graph = DatasetGraph(dataset)
+    return [
+        Finding(
+            "unstable-order",
+            "The dataset is shuffled anew whenever it is iterated: no position "
+            "in it can be found again.",
+            "Leave out its `shuffle`; `tfscale.data.pipeline` shuffles.",
+        )
+        for stage in graph.all_stages()
+        if stage.is_a("Shuffle")
+        and graph.attribute(stage, "reshuffle_each_iteration")
+    ]
+
+
+def check_functions(record, parse, augment):
+    """Refuses or warns of what the functions of a pipeline do.
+
+    Args:
+        record: Structure of eager tensors, what `parse` is given.
+        parse: List of functions that must be deterministic.
+        augment: Function that draws from its `seed`, or None.
+
+    Raises:
+        ValueError: If a function draws from hidden random state, or random
+            numbers are drawn before the cache.
+    """
+    dataset = tf.data.Dataset.from_tensors(record)
+    for function in parse:
+        dataset = dataset.map(function)
+    drawn = {op for stage in _maps(dataset) for op in stage.random}
+    if drawn:
+        raise ValueError(
+            "`parse` must be deterministic: what it returns is cached, and a "
+            f"resumed run must see the same. Received: a `parse` with "
+            f"{sorted(drawn)}. Move what is random to `augment`, which is "
+            "called after the cache, and draw from its `seed` with "
+            "`tf.random.stateless_*` or `tf.image.stateless_*`."
+        )
+    if augment is not None:
+        dataset = dataset.map(augment)
+    for stage in _maps(dataset):
+        if stage.stateful_random:
+            raise ValueError(
+                "`augment` must draw from its `seed` only, or a resumed run "
+                "would see other pictures. Received: an `augment` with "
+                f"{stage.stateful_random}. Use `tf.random.stateless_*` or "
+                "`tf.image.stateless_*` with `seed`. Random layers of Keras "
+                "move a seed of their own: put those into the model."
+            )
+        for finding in _of_functions(stage):
+            warnings.warn(str(finding), stacklevel=4)
+
+
+def _maps(dataset):
+    return [s for s in DatasetGraph(dataset).stages() if s.is_a("Map")]
+
+
+def _of_functions(stage):
+    if stage.python:
+        yield Finding(
+            "python-function",
+            f"{stage.op} calls Python ({', '.join(stage.python)}) for every "
+            "element, which holds the interpreter's lock: no two run at a "
+            "time.",
+            "Write it in TensorFlow operations, or do it once, beforehand.",
+        )
+    if stage.stateful_random:
+        yield Finding(
+            "stateful-random",
+            f"{stage.op} draws from hidden state "
+            f"({', '.join(stage.stateful_random)}): a resumed run draws other "
+            "numbers, and a parallel one draws them in another order.",
+            "Use `tf.random.stateless_*` with a seed made of the record's "
+            "number; `augment` of `tfscale.data.pipeline` is given one.",
+        )
+
+
+def _cached(random):
+    return Finding(
+        "cache-after-random",
+        f"A cache keeps what {', '.join(sorted(set(random)))} drew: every "
+        "epoch repeats the first one's numbers.",
+        "Put `cache` before the random map.",
+    )
+
+
+def _shuffled_late():
+    return Finding(
+        "shuffle-after-batch",
+        "Batches are shuffled, not records: who meets whom in a batch never "
+        "changes, and the buffer holds whole batches.",
+        "Put `shuffle` before `batch`.",
+    )
+
+
+def _buffer(graph, stage, budget):
+    records = graph.constant(stage, 1)
+    if records is None or records < 0:
+        return
+    # One element, measured: its shape may not be known before.
+    (before,) = graph.inputs(stage)
+    first = next(iter(graph.dataset(before).take(1)), ())
+    need = records * memory.size_of(first)
+    if need > budget:
+        yield Finding(
+            "shuffle-buffer",
+            f"A shuffle buffer of {records} elements takes {need} bytes, and "
+            f"{budget} are to spare.",
+            f"Use {int(budget // (need / records))} or fewer, or shuffle "
+            "before elements are decoded.",
+        )

@@ -1,0 +1,3 @@
+"""Where records come from: arrays, files, datasets."""
+
+__all__ = []

@@ -1,0 +1,122 @@
+"""Files by pattern: each is a record."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources.source import IndexedSource
+
+
+def match(pattern):
+    """The files that a pattern names, sorted, so that they have numbers.
+
+    Args:
+        pattern: String or path, or a list of them: paths or globs.
+
+    Returns:
+        A list of paths.
+
+    Raises:
+        FileNotFoundError: If a pattern matches nothing.
+    """
+    if isinstance(pattern, str | os.PathLike):
+        pattern = [pattern]
+    paths = []
+    for one in map(os.fspath, pattern):
+        found = tf.io.gfile.glob(one)
+        if not found:
+            raise FileNotFoundError(
+                f"No file matches the pattern. Received: {one!r}. Check the "
+                "path and its wildcards; `tf.io.gfile.glob` is what reads it."
+            )
+        paths.extend(found)
+    if not paths:
+        raise FileNotFoundError("No file is named. Received: an empty list.")
+    return sorted(set(paths))
+
+
+def files(pattern):
+    """Each file is a record: `(contents, path)`.
+
+    Args:
+        pattern: String or list of strings: paths or globs, also of a remote
+            file system that `tf.io.gfile` knows.
+
+    Returns:
+        A source of `(contents, path)`, both scalar strings.
+
+    Raises:
+        FileNotFoundError: If no file matches.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(os.path.join(folder, "a.txt"), "w") as file:
+    ...     _ = file.write("text")
+    >>> files(folder + "/*.txt").num_records
+    1
+    """
+    paths = match(pattern)
+    return _source(
+        "files",
+        paths,
+        np.zeros(len(paths)),
+        lambda contents, path, _: (contents, path),
+    )
+
+
+def labelled(kind, paths, labels, *, decode, class_names, num_skipped):
+    """Each file is a record, which `decode` makes.
+
+    Args:
+        kind: String, the builder's name.
+        paths: List of strings.
+        labels: Integer array of shape `(len(paths),)`.
+        decode: Function of contents, a scalar string, label, an int32 scalar,
+            and path, a scalar string, that returns the record.
+        class_names: Tuple of strings.
+        num_skipped: Integer, damaged files that were left out.
+
+    Returns:
+        A source of what `decode` returns.
+    """
+
+    def read(contents, path, label):
+        return contents, label, path
+
+    labels = np.asarray(labels, np.int32)
+    return _source(
+        kind,
+        paths,
+        labels,
+        read,
+        decode=decode,
+        class_names=class_names,
+        num_skipped=num_skipped,
+    )
+
+
+def _source(kind, paths, extras, record, **kwargs):
+    """Files whose record is `record(contents, path, extra)`."""
+    all_paths, all_extras = tf.constant(paths), tf.constant(extras)
+
+    def read(index):
+        path = tf.gather(all_paths, index)
+        return record(tf.io.read_file(path), path, tf.gather(all_extras, index))
+
+    def split(num_workers, worker):
+        sizes = [len(paths[w::num_workers]) for w in range(num_workers)]
+        own = slice(worker, None, num_workers)
+        return _source(kind, paths[own], extras[own], record, **kwargs), sizes
+
+    return IndexedSource(
+        kind=kind,
+        num_records=len(paths),
+        read=read,
+        split=split,
+        identity=lambda: repr((paths, extras.tolist())).encode(),
+        **kwargs,
+    )

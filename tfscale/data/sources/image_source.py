@@ -1,0 +1,208 @@
+"""A folder of images with a subfolder for each class."""
+
+import os
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data import single_device
+from tfscale.data.sources import file_source
+
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+
+
+def image_folder(
+    directory,
+    *,
+    image_size=None,
+    num_channels=3,
+    class_names=None,
+    on_damage="raise",
+):
+    """Records are `(image, label)`: `directory/<class>/<file>`.
+
+    Args:
+        directory: String, also of a remote file system.
+        image_size: `(height, width)`, to which images are resized
+            (bilinear), as float32 from 0 to 255. By default they keep their
+            own size and are uint8; then `parse` must give them one.
+        num_channels: Integer, 1, 3 or 4.
+        class_names: List of strings, the subfolders in the order of their
+            labels. By default all of them, sorted, but those that begin with
+            a dot.
+        on_damage: `"raise"`, when an image cannot be decoded, with the file's
+            name (unless a JPEG file is damaged between its ends), or `"skip"`:
+            such images are left out, and counted in a warning. That is decided
+            before the first step, by decoding everything once.
+
+    Returns:
+        A source of images of shape `(height, width, num_channels)` and int32
+        labels; its `class_names` are the labels' names.
+
+    Raises:
+        FileNotFoundError: If there is no subfolder, or one has no image.
+        ValueError: If another argument is not as above.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> os.mkdir(os.path.join(folder, "cats"))
+    >>> picture = tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8))
+    >>> tf.io.write_file(os.path.join(folder, "cats", "0.png"), picture)
+    >>> image_folder(folder, image_size=(8, 8)).class_names
+    ('cats',)
+    """
+    _check(image_size, num_channels, on_damage)
+    directory = os.fspath(directory)
+    if class_names is None:
+        class_names = _subfolders(directory)
+    paths, labels = [], []
+    for label, name in enumerate(class_names):
+        files = _images(os.path.join(directory, name))
+        paths.extend(files)
+        labels.extend([label] * len(files))
+    skipped = 0
+    if on_damage == "skip":
+        whole = _whole(paths, num_channels)
+        skipped = len(paths) - len(whole)
+        paths = [paths[number] for number in whole]
+        labels = [labels[number] for number in whole]
+    return file_source.labelled(
+        "image_folder",
+        paths,
+        labels,
+        decode=_decoder(image_size, num_channels),
+        class_names=tuple(class_names),
+        num_skipped=skipped,
+    )
+
+
+def _check(image_size, num_channels, on_damage):
+    sizes = () if image_size is None else tuple(np.ravel(image_size))
+    if image_size is not None and (
+        len(sizes) != 2 or not all(isinstance(n, np.integer) for n in sizes)
+    ):
+        raise ValueError(
+            "`image_size` must be (height, width) or None. Received: "
+            f"image_size={image_size!r}."
+        )
+    if num_channels not in (1, 3, 4):
+        raise ValueError(
+            "`num_channels` must be 1 (grey), 3 (RGB) or 4 (RGBA). Received: "
+            f"num_channels={num_channels!r}."
+        )
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(
+            '`on_damage` must be "raise" or "skip". '
+            f"Received: on_damage={on_damage!r}."
+        )
+
+
+def _subfolders(directory):
+    if not tf.io.gfile.isdir(directory):
+        raise FileNotFoundError(
+            "A folder of images must be a directory. Received: "
+            f"{directory!r}, which is none."
+        )
+    names = sorted(
+        name.rstrip("/")
+        for name in tf.io.gfile.listdir(directory)
+        if not name.startswith(".")
+        and tf.io.gfile.isdir(os.path.join(directory, name))
+    )
+    if not names:
+        raise FileNotFoundError(
+            "A folder of images has a subfolder for each class. Received: "
+            f"{directory!r}, which has none."
+        )
+    return names
+
+
+def _images(folder):
+    files = [
+        os.path.join(parent, name)
+        for parent, _, names in tf.io.gfile.walk(folder)
+        for name in names
+        if name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+    ]
+    if not files:
+        raise FileNotFoundError(
+            f"Every class must have an image ({', '.join(_SUFFIXES)}). "
+            f"Received: {folder!r}, which has none."
+        )
+    return sorted(files)
+
+
+def _decode(contents, num_channels):
+    return tf.io.decode_image(contents, num_channels, expand_animations=False)
+
+
+def _is_jpeg(contents):
+    """Whether a file begins and ends as a JPEG file that is all there."""
+    last = tf.maximum(tf.strings.length(contents) - 2, 0)
+    ends = tf.strings.substr(contents, tf.stack([0, last]), [2, 2])
+    # ITU-T T.81, table B.1: start and end of image.
+    return tf.reduce_all(tf.equal(ends, [b"\xff\xd8", b"\xff\xd9"]))
+
+
+def _decoded(contents, num_channels):
+    """The image, or one of no height where the file is damaged.
+
+    The error of the decoder does not tell which file it was: hence a dataset
+    of its own, in which errors can be caught. That costs 0.15 ms.
+    """
+    image = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(contents),
+        lambda contents: _decode(contents, num_channels),
+    ).ignore_errors()
+    none = tf.zeros([0, 0, num_channels], tf.uint8)
+    image = image.concatenate(tf.data.Dataset.from_tensors(none)).take(1)
+    return image.get_single_element()
+
+
+def _decoder(image_size, num_channels):
+    def decode(contents, label, path):
+        image = tf.cond(
+            _is_jpeg(contents),
+            lambda: _decode(contents, num_channels),
+            lambda: _decoded(contents, num_channels),
+        )
+        check = tf.raw_ops.Assert(
+            condition=tf.size(image) > 0,
+            data=[
+                "An image cannot be decoded: it is damaged, or of a format "
+                "that is not known. Received: file",
+                path,
+                "To leave damaged images out, use on_damage='skip'.",
+            ],
+        )
+        with tf.control_dependencies([check]):
+            image = tf.identity(image)
+        if image_size is not None:
+            image = tf.image.resize(image, image_size)
+        return image, label
+
+    return decode
+
+
+def _whole(paths, num_channels):
+    """Numbers of the files that can be decoded; warns of the others."""
+
+    def is_whole(path):
+        return tf.size(_decoded(tf.io.read_file(path), num_channels)) > 0
+
+    whole = tf.data.Dataset.from_tensor_slices(paths).map(
+        is_whole, num_parallel_calls=tf.data.AUTOTUNE
+    )
+    whole = np.fromiter(whole.as_numpy_iterator(), bool, len(paths))
+    damaged = np.flatnonzero(~whole)
+    if damaged.size:
+        warnings.warn(
+            f"{damaged.size} damaged images of {len(paths)} are left out, the "
+            f"first of them {paths[damaged[0]]}.",
+            stacklevel=3,
+        )
+    return np.flatnonzero(whole)

@@ -1,0 +1,156 @@
+"""Any `tf.data.Dataset` as a source."""
+
+import tensorflow as tf
+
+from tfscale.data.sources.source import StreamSource
+
+
+def dataset(records, *, num_records=None):
+    """Records are the elements of a `tf.data.Dataset`.
+
+    Put in as little as can be: the pipeline enters an epoch by reading up to
+    the position, so what is costly belongs in `parse`.
+
+    Args:
+        records: `tf.data.Dataset` of single records, not batches, that gives
+            the same ones in the same order whenever it is iterated.
+        num_records: Integer, if the dataset does not know it: an epoch is its
+            first so many elements. If there are fewer, reading fails when the
+            dataset ends.
+
+    Returns:
+        A source of its elements.
+
+    Raises:
+        TypeError: If it is no `tf.data.Dataset`.
+        ValueError: If nobody knows how many records there are, or there are
+            fewer.
+
+    Example:
+
+    >>> dataset(tf.data.Dataset.range(10)).num_records
+    10
+    """
+    if not isinstance(records, tf.data.Dataset):
+        raise TypeError(
+            "`records` must be a `tf.data.Dataset`. Received: a "
+            f"{type(records).__name__}. Use `tfscale.data.arrays` for what is "
+            "in memory, `tf.data.Dataset.from_generator` for a generator."
+        )
+    return _source("dataset", records, num_records)
+
+
+def tfds(name, split, *, data_dir=None, as_supervised=True, read_config=None):
+    """Records of a dataset of tensorflow-datasets, by its name.
+
+    Images stay encoded until the pipeline's parallel map decodes them.
+
+    Args:
+        name: String, such as `"cifar10"` or `"mnist:3.0.1"`.
+        split: String, such as `"train"` or `"train[:80%]"`, or a
+            `tfds.core.ReadInstruction`.
+        data_dir: String, where `tfds` keeps its data, or None for its default.
+        as_supervised: Whether records are `(x, y)`, or dicts of all features.
+        read_config: `tfds.ReadConfig`; its order of files must not be random.
+
+    Returns:
+        A source of the records. It is downloaded first if it is not there.
+
+    Raises:
+        ValueError: If it is not one split, or already divided among workers.
+
+    Example:
+
+    >>> import tensorflow_datasets
+    >>> with tensorflow_datasets.testing.mock_data(num_examples=5):
+    ...     tfds("mnist", "train").num_records
+    5
+    """
+    if split is None or isinstance(split, list | tuple | dict):
+        raise ValueError(
+            "`split` must be one split; a union is written with a plus. "
+            f'Received: split={split!r}. Use such as "train" or '
+            '"train+test", and a source for each split.'
+        )
+    if read_config is not None and read_config.input_context is not None:
+        raise ValueError(
+            "A pipeline divides records among workers by itself. Received: a "
+            "`read_config` with an `input_context`. Give that to "
+            "`tfscale.data.pipeline`."
+        )
+    import tensorflow_datasets  # takes seconds, so only who asks waits
+
+    builder = tensorflow_datasets.builder(name, data_dir=data_dir)
+    builder.download_and_prepare()
+    skip = tensorflow_datasets.decode.SkipDecoding()
+    features = builder.info.features
+    images = {
+        key: feature
+        for key, feature in features.items()
+        if isinstance(feature, tensorflow_datasets.features.Image)
+    }
+    records = builder.as_dataset(
+        split=split,
+        as_supervised=as_supervised,
+        shuffle_files=False,
+        decoders=dict.fromkeys(images, skip),
+        read_config=read_config,
+    )
+    if as_supervised:
+        images = [images.get(key) for key in builder.info.supervised_keys]
+    return _source(f"tfds {name}", records, None, _image_decoder(images))
+
+
+def _image_decoder(images):
+    """Decodes encoded images of a record of `images`' structure."""
+    if isinstance(images, dict):
+
+        def decode_dict(record):
+            decoded = {
+                key: image.decode_example(record[key])
+                for key, image in images.items()
+            }
+            return {**record, **decoded}
+
+        return decode_dict
+
+    def decode(*record):
+        return tuple(
+            part if image is None else image.decode_example(part)
+            for image, part in zip(images, record)
+        )
+
+    return decode
+
+
+def _source(kind, records, num_records, decode=None):
+    known = int(records.cardinality())
+    if num_records is None and known < 0:
+        raise ValueError(
+            "A pipeline must know how many records an epoch has, and they "
+            f"must be finitely many. Received: {kind} of cardinality {known} "
+            "(-1 is infinite, -2 is unknown). Give `num_records`, or leave "
+            "out `repeat`."
+        )
+    if num_records is not None:
+        records = _first(kind, records, num_records, known)
+    return StreamSource(
+        kind=kind,
+        num_records=known if num_records is None else num_records,
+        dataset=records,
+        decode=decode,
+    )
+
+
+def _first(kind, records, num_records, known):
+    """So many records, or an error at the end of fewer."""
+    if num_records < 1 or 0 <= known < num_records:
+        raise ValueError(
+            "`num_records` must be 1 or more, and not more than there are. "
+            f"Received: num_records={num_records}, {kind} of cardinality "
+            f"{known}."
+        )
+    if known == num_records:
+        return records
+    count = tf.data.experimental.assert_cardinality(num_records)
+    return records.take(num_records).apply(count)

@@ -1,0 +1,106 @@
+"""Text as one long row of tokens, cut into windows for language models."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources import array_source
+from tfscale.data.sources import file_source
+from tfscale.data.sources.source import IndexedSource
+
+
+def tokens(ids, length, *, stride=None):
+    """Windows of a row of tokens: `(x, y)`, where y is x one token later.
+
+    Args:
+        ids: Integer array of shape `(num_tokens,)`.
+        length: Integer, tokens in a window.
+        stride: Integer, how far a window begins after the one before it.
+            Defaults to `length`: every token is predicted once an epoch.
+
+    Returns:
+        A source of `(x, y)`, both int32 of shape `(length,)`.
+
+    Raises:
+        ValueError: If there are not enough tokens for a window.
+
+    Example:
+
+    >>> source = tokens([0, 1, 2, 3, 4, 5], length=2)
+    >>> source.num_records
+    2
+    >>> [part.numpy().tolist() for part in source.read(1)]
+    [[2, 3], [3, 4]]
+    """
+    ids = np.asarray(ids)
+    stride = length if stride is None else stride
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            "`ids` must be one row of integers. Received: an array of shape "
+            f"{ids.shape} and dtype {ids.dtype}."
+        )
+    if length < 1 or stride < 1:
+        raise ValueError(
+            "`length` and `stride` must be 1 or more. Received: "
+            f"length={length}, stride={stride}."
+        )
+    if len(ids) <= length:
+        raise ValueError(
+            "A window needs one token more than its length. Received: "
+            f"{len(ids)} tokens, length={length}. Use more text or a shorter "
+            "window."
+        )
+    row = tf.constant(ids)
+    steps = tf.range(length + 1, dtype=tf.int64)
+
+    def gather(index):
+        begin = tf.expand_dims(tf.cast(index, tf.int64) * stride, -1)
+        window = tf.cast(tf.gather(row, begin + steps), tf.int32)
+        return window[..., :-1], window[..., 1:]
+
+    return IndexedSource(
+        kind="tokens",
+        num_records=(len(ids) - length - 1) // stride + 1,
+        read=gather,
+        gather=gather,
+        in_memory=True,
+        identity=lambda: array_source.digest(row),
+    )
+
+
+def text(pattern, length, *, stride=None, tokenizer=None):
+    """Windows of the text of files, one after the other.
+
+    Args:
+        pattern: String or list of strings: paths or globs, also of a remote
+            file system that `tf.io.gfile` knows.
+        length: Integer, tokens in a window.
+        stride: Integer, as in `tokens`.
+        tokenizer: Function from a string to a list of integers; it is called
+            once for each file. By default a token is a byte.
+
+    Returns:
+        A source of `(x, y)`, both int32 of shape `(length,)`.
+
+    Raises:
+        FileNotFoundError: If no file matches.
+        ValueError: If there is not enough text for a window.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(os.path.join(folder, "a.txt"), "w") as file:
+    ...     _ = file.write("abcdef")
+    >>> text(folder + "/*.txt", length=2).num_records
+    2
+    """
+    rows = []
+    for path in file_source.match(pattern):
+        with tf.io.gfile.GFile(path, "rb") as file:
+            data = file.read()
+        if tokenizer is None:
+            rows.append(np.frombuffer(data, np.uint8))
+        else:
+            rows.append(np.asarray(tokenizer(data.decode("utf-8")), np.int32))
+    return tokens(np.concatenate(rows), length, stride=stride)

@@ -1,0 +1,208 @@
+"""TFRecord shards as a source."""
+
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources import file_source
+from tfscale.data.sources import tfrecord_index
+from tfscale.data.sources.source import DAMAGED
+from tfscale.data.sources.source import BlockSource
+
+_BLOCK_RECORDS = 128
+_BLOCK_BYTES = 2 << 20
+
+
+def tfrecords(pattern, *, compression="", on_damage="raise"):
+    """Records are those of TFRecord files, serialized.
+
+    The files' headers are read once, here: how many records there are, and
+    where, is known before the first step.
+
+    Args:
+        pattern: String or list of strings: paths or globs, also of a remote
+            file system that `tf.io.gfile` knows.
+        compression: `""`, `"GZIP"` or `"ZLIB"`. A compressed file can only be
+            entered at its beginning, so each is read as a whole.
+        on_damage: `"raise"`, with the file and the offset, or `"skip"`: what
+            is damaged is left out, and counted in a warning. That is decided
+            before the first step, by reading everything once, because workers
+            that skip as they go would disagree on the number of batches.
+
+    Returns:
+        A source of scalar strings.
+
+    Raises:
+        FileNotFoundError: If no file matches.
+        ValueError: If a file begins as with another compression.
+        tf.errors.DataLossError: If a file's framing is damaged or truncated.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> path = os.path.join(folder, "a.tfrecord")
+    >>> with tf.io.TFRecordWriter(path) as writer:
+    ...     writer.write(b"record")
+    >>> tfrecords(path).num_records
+    1
+    """
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(
+            '`on_damage` must be "raise" or "skip". '
+            f"Received: on_damage={on_damage!r}."
+        )
+    if compression not in ("", "GZIP", "ZLIB"):
+        raise ValueError(
+            '`compression` must be "", "GZIP" or "ZLIB". '
+            f"Received: compression={compression!r}."
+        )
+    indices, skipped = [], 0
+    for path in file_source.match(pattern):
+        if compression:
+            index = tfrecord_index.scan_compressed(path, compression)
+        else:
+            index = tfrecord_index.scan(path)
+        if index.damage and not len(index.offsets):
+            _check_compression(path, compression)
+        if index.damage and on_damage == "raise":
+            offset, reason = index.damage
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                f"A TFRecord file is damaged: {reason}. Received: file "
+                f"{path}, offset {offset}. To leave out what cannot be read, "
+                "use on_damage='skip'.",
+            )
+        skipped += index.damage is not None
+        if on_damage == "skip" and not compression:
+            damaged = tfrecord_index.damaged_data(
+                index, lambda offset, path=path: _records(path, offset)
+            )
+            skipped += len(damaged)
+            index = index.without(damaged)
+        indices.append(index)
+    if skipped:
+        warnings.warn(
+            f"{skipped} damaged records of {len(indices)} TFRecord files are "
+            "left out (the rest of a file whose framing is damaged counts as "
+            "one).",
+            stacklevel=2,
+        )
+    return _source(indices, compression, skipped)
+
+
+def _check_compression(path, compression):
+    found = tfrecord_index.compression_of(path)
+    if found != compression:
+        raise ValueError(
+            "`compression` must be that of the files. Received: compression="
+            f"{compression!r}, and {path} begins as with {found!r}. Use "
+            f"compression={found!r}."
+        )
+
+
+def _records(path, offset):
+    """A dataset of the records of a file from an offset on."""
+    return tf.data.Dataset.range(1).flat_map(
+        lambda _: _from_offset(path, offset, _BLOCK_BYTES)
+    )
+
+
+def _from_offset(path, offset, buffer_bytes):
+    # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), which
+    # making an iterator does, but not within a function of another dataset.
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path],
+        compression_type="",
+        buffer_size=tf.cast(buffer_bytes, tf.int64),
+        byte_offsets=tf.reshape(tf.cast(offset, tf.int64), [1]),
+    )
+    return tf.data.experimental.from_variant(
+        variant, tf.TensorSpec([], tf.string)
+    )
+
+
+def _source(indices, compression, skipped):
+    blocks, begins, paths = [], [], []
+    for number, index in enumerate(indices):
+        for first, last in _blocks_of(index, whole=bool(compression)):
+            blocks.append((last - first, int(index.sizes[first:last].sum())))
+            begins.append(index.offsets[first])
+            paths.append(number)
+    names = tf.constant([index.path for index in indices])
+    offsets = tf.constant(
+        np.concatenate([index.offsets for index in indices]), tf.int64
+    )
+    files_end = tf.constant(
+        np.cumsum([len(index.offsets) for index in indices]), tf.int64
+    )
+    table = np.array(blocks, np.int64).reshape(-1, 2)
+    counts = tf.constant(table[:, 0])
+    bytes_of = tf.constant(table[:, 1])
+    begins = tf.constant(np.array(begins, np.int64), tf.int64)
+    paths = tf.constant(paths, tf.int64)
+
+    def read_block(block):
+        path = tf.gather(names, tf.gather(paths, block))
+        count = tf.gather(counts, block)
+        if compression:
+            records = tf.data.TFRecordDataset(path, compression)
+        else:
+            records = _from_offset(
+                path, tf.gather(begins, block), tf.gather(bytes_of, block)
+            )
+        # Counting makes errors finite: a file that cannot be opened fails
+        # for ever. It also ends the block.
+        records = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
+        damaged = tf.data.Dataset.from_tensors((np.int64(0), DAMAGED))
+        return (
+            records.ignore_errors()
+            .concatenate(damaged.repeat(count))
+            .take(count)
+            .map(lambda _, record: record)
+        )
+
+    def place(record):
+        number = tf.searchsorted(files_end, record[tf.newaxis], side="right")
+        return tf.gather(names, number[0]), tf.gather(offsets, record)
+
+    def split(num_workers, worker):
+        sizes = [
+            sum(len(index.offsets) for index in indices[w::num_workers])
+            for w in range(num_workers)
+        ]
+        own = indices[worker::num_workers]
+        return _source(own, compression, skipped), sizes
+
+    return BlockSource(
+        kind="tfrecords",
+        blocks=table,
+        read_block=read_block,
+        place=place,
+        split=split,
+        num_skipped=skipped,
+    )
+
+
+def _blocks_of(index, *, whole):
+    """Runs of neighbours, `(first, last)`, that are read at one go."""
+    count = len(index.offsets)
+    if whole:
+        return [(0, count)] if count else []
+    runs, first = [], 0
+    for number in range(1, count + 1):
+        full = (
+            number == count
+            or number - first == _BLOCK_RECORDS
+            or index.offsets[number] - index.offsets[first] > _BLOCK_BYTES
+            # A damaged record lies between: what follows begins anew.
+            or index.offsets[number]
+            != index.offsets[number - 1] + index.sizes[number - 1]
+        )
+        if full:
+            runs.append((first, number))
+            first = number
+    return runs

@@ -1,0 +1,3 @@
+"""Planning of pipelines with integers only: schedules, simulation, balance."""
+
+__all__ = []

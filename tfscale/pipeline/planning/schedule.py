@@ -1,0 +1,217 @@
+"""A schedule is data: per device, the order of forwards and backwards.
+
+Whatever simulates, draws or executes schedules takes any `Schedule`; those
+that have a name are in `named_schedules.py`. What the letters mean is in
+`action.py`, times and costs are in `simulate.py`.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from tfscale.pipeline.planning.action import KINDS
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.action import dependencies
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which device does what in which order, checked when it is made.
+
+    The numbers of stages, microbatches and devices follow from the actions.
+    Several stages may share a device (interleaved schedules); a stage has
+    exactly one.
+
+    Args:
+        actions: For each device (pipeline rank) the list of its actions in
+            the order in which it does them: `Action`s, or strings like
+            `"F1.3"`.
+        name: What summaries and timelines call it.
+
+    Raises:
+        ValueError: If an action is missing, repeated or on a second device,
+            or if the devices would wait for each other for ever. The message
+            names the action, its device and position (both from 0).
+
+    Example: two stages that treat each microbatch by itself.
+
+    >>> schedule = Schedule(
+    ...     [
+    ...         ["F0.0", "B0.0", "F0.1", "B0.1"],
+    ...         ["F1.0", "B1.0", "F1.1", "B1.1"],
+    ...     ],
+    ...     name="one_by_one",
+    ... )
+    >>> schedule.num_stages, schedule.num_microbatches
+    (2, 2)
+    >>> " ".join(str(action) for action in schedule.order())
+    'F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1'
+    """
+
+    actions: tuple[tuple[Action, ...], ...]
+    name: str = "custom"
+
+    def __post_init__(self):
+        actions = tuple(
+            tuple(
+                Action.parse(action)
+                if isinstance(action, str)
+                else Action.parse(str(Action(*action)))
+                for action in device_actions
+            )
+            for device_actions in self.actions
+        )
+        object.__setattr__(self, "actions", actions)
+        self.validate()
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of one replica (size of the pipeline axis)."""
+        return len(self.actions)
+
+    @functools.cached_property
+    def num_stages(self) -> int:
+        """Number of stages of the model."""
+        return 1 + max(action.stage for action in self._all_actions())
+
+    @functools.cached_property
+    def num_microbatches(self) -> int:
+        """Number of microbatches of one step."""
+        return 1 + max(action.microbatch for action in self._all_actions())
+
+    @functools.cached_property
+    def stage_devices(self) -> tuple[int, ...]:
+        """The index of the device of each stage."""
+        device_of = {
+            action.stage: device
+            for device, device_actions in enumerate(self.actions)
+            for action in device_actions
+        }
+        return tuple(device_of[stage] for stage in range(self.num_stages))
+
+    def has_weight_action(self, stage: int, microbatch: int) -> bool:
+        """Whether the weight gradients have a W apart from their B."""
+        return Action("W", stage, microbatch) in self._places
+
+    def order(self) -> Iterator[Action]:
+        """Yields every action after all that it depends on.
+
+        The order is that of starting times when every action takes one unit
+        of time, devices in order where times are equal; so a program that
+        emits work in this order starts on no device late.
+        """
+        for step in self._steps():
+            yield from step
+
+    def validate(self) -> None:
+        """Raises the `ValueError` of the class if the schedule is wrong."""
+        if not self.actions or not all(self.actions):
+            raise ValueError(
+                "A schedule must give every device at least one action. "
+                f"Received: {len(self.actions)} devices with "
+                f"{[len(a) for a in self.actions]} actions. Leave out devices "
+                "that have nothing to do."
+            )
+        self._check_places()
+        done = [action for step in self._steps() for action in step]
+        if len(done) < len(self._places):
+            raise ValueError(self._explain_deadlock(set(done)))
+
+    def _all_actions(self) -> Iterable[Action]:
+        return (action for device in self.actions for action in device)
+
+    @functools.cached_property
+    def _places(self) -> dict[Action, tuple[int, int]]:
+        """Device and position of every action."""
+        return {
+            action: (device, position)
+            for device, device_actions in enumerate(self.actions)
+            for position, action in enumerate(device_actions)
+        }
+
+    def _at(self, action: Action) -> str:
+        device, position = self._places[action]
+        return f"{action} (device {device}, position {position})"
+
+    def _check_places(self) -> None:
+        for action, count in collections.Counter(self._all_actions()).items():
+            if count > 1:
+                raise ValueError(
+                    "A schedule must have each action once. Received: "
+                    f"{self._at(action)} is there {count} times. Remove all "
+                    "but one."
+                )
+        for stage in range(self.num_stages):
+            first = None
+            for microbatch in range(self.num_microbatches):
+                for kind in KINDS:
+                    action = Action(kind, stage, microbatch)
+                    if action not in self._places:
+                        if kind == "W":
+                            continue
+                        raise ValueError(
+                            "A schedule must have an F and a B for each stage "
+                            f"and microbatch. Received: {self.num_stages} "
+                            f"stages and {self.num_microbatches} microbatches "
+                            f"without {action}. Add it, on the device of "
+                            f"stage {stage}."
+                        )
+                    first = first or action
+                    if self._places[action][0] != self._places[first][0]:
+                        raise ValueError(
+                            "All actions of a stage must be on one device. "
+                            f"Received: {self._at(action)} but "
+                            f"{self._at(first)}. Move one of them."
+                        )
+
+    def _steps(self) -> Iterator[list[Action]]:
+        """Yields what starts at times 0, 1, ... if each action takes 1.
+
+        Ends early when no device can go on.
+        """
+        done = set()
+        positions = [0] * self.num_devices
+        while True:
+            step = []
+            for device, device_actions in enumerate(self.actions):
+                if positions[device] == len(device_actions):
+                    continue
+                action = device_actions[positions[device]]
+                if done.issuperset(dependencies(action, self.num_stages)):
+                    step.append(action)
+                    positions[device] += 1
+            if not step:
+                return
+            done.update(step)
+            yield step
+
+    def _explain_deadlock(self, done: set[Action]) -> str:
+        # From any device that cannot go on, follow what it waits for until
+        # a device comes up again: those devices wait for each other.
+        waits = {}
+        for device, device_actions in enumerate(self.actions):
+            for blocked in device_actions:
+                if blocked not in done:
+                    needs = dependencies(blocked, self.num_stages)
+                    waits[device] = (
+                        blocked,
+                        next(a for a in needs if a not in done),
+                    )
+                    break
+        device, seen = min(waits), []
+        while device not in seen:
+            seen.append(device)
+            device = self._places[waits[device][1]][0]
+        circle = "; ".join(
+            f"{self._at(blocked)} waits for {self._at(missing)}"
+            for blocked, missing in map(waits.get, seen[seen.index(device) :])
+        )
+        return (
+            "Every action of a schedule must come after what it needs: F after "
+            "the F of the stage before, B after its F and the B of the stage "
+            "after, W after its B. Received a schedule that never ends: "
+            f"{circle}. Move the first of these actions back, or what it waits "
+            "for forward."
+        )

@@ -1,0 +1,3 @@
+"""From functions to steps: microbatches, the schedule, losses and updates."""
+
+__all__ = []

@@ -1,0 +1,98 @@
+"""How much each microbatch counts in the loss of the global batch."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.pipeline.running.executor import Tensors
+from tfscale.pipeline.tracing.program import Program
+
+
+class BatchLoss:
+    """The loss of the global batch, out of those of a replica's microbatches.
+
+    See losses.py for what each counts by; what layers gave to `add_loss`
+    counts by rows.
+
+    Args:
+        program: What runs.
+        tensors: All tensors of the step.
+        device: That of the last stage.
+        all_rows: Rows of the global batch.
+        all_sum: Sums a tensor over the replicas.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Tensors,
+        device: str,
+        all_rows: tf.Tensor,
+        all_sum: Callable[[tf.Tensor], tf.Tensor],
+    ):
+        self._program = program
+        self._losses = program.stages[-1].losses
+        self._tensors = tensors
+        self._device = device
+        self._all_rows = all_rows
+        self._all_sum = all_sum
+        self._shares = None
+
+    def weigh(self, loss_scale) -> None:
+        """Gives each microbatch what its losses count, before it runs.
+
+        Args:
+            loss_scale: What gradients are multiplied by.
+        """
+        weights = tf.constant(
+            [float(x.weight) for x in self._losses], tf.float32
+        )
+        with tf.device(self._device):
+            self._shares = self._find_shares()
+        for microbatch, share in zip(self._tensors.microbatches, self._shares):
+            share_of_rows = microbatch["rows",] / self._all_rows
+            microbatch["added_scale",] = loss_scale * share_of_rows
+            if self._losses:
+                microbatch["loss_scale",] = loss_scale * weights * share
+
+    def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """This replica's part of the loss, and of each single loss."""
+        total, single = tf.zeros(()), []
+        shares = self._shares or self._find_shares()
+        for microbatch, share in zip(self._tensors.microbatches, shares):
+            if self._losses:
+                single.append(
+                    tf.math.multiply_no_nan(microbatch["losses",], share)
+                )
+            share_of_rows = microbatch["rows",] / self._all_rows
+            for stage in range(len(self._program.stages)):
+                added = microbatch.get(("added", stage))
+                if added is not None:
+                    total += tf.math.multiply_no_nan(added, share_of_rows)
+        if self._losses:
+            single = tf.unstack(tf.add_n(single))
+            total += tf.add_n(
+                [x.weight * v for x, v in zip(self._losses, single)]
+            )
+        return total, single
+
+    def _find_shares(self):
+        """Each microbatch's part of the divisors of the global batch."""
+        tensors, microbatches = self._tensors, self._tensors.microbatches
+        if not self._losses:
+            return [None] * len(microbatches)
+        for microbatch in microbatches:
+            if ("divisors",) not in microbatch:
+                known = {**tensors.shared, **tensors.states, **microbatch}
+                microbatch.update(self._program.divisors.run(known))
+        counts = [tf.minimum(m["rows",], 1.0) for m in microbatches]
+        divisors = [
+            count * microbatch["divisors",]
+            for count, microbatch in zip(counts, microbatches)
+        ]
+        total = self._all_sum(tf.add_n(divisors))
+        is_sum = tf.constant([x.is_sum for x in self._losses])
+        return [
+            tf.where(is_sum, count, tf.math.divide_no_nan(divisor, total))
+            for count, divisor in zip(counts, divisors)
+        ]

@@ -1,0 +1,256 @@
+"""Measures: how long each call of a model takes, and what a step looks like."""
+
+import contextlib
+import statistics
+import time
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.planning.simulate import Span
+from tfscale.pipeline.running.step import ReplicaStep
+from tfscale.pipeline.tracing.graph import Graph
+from tfscale.pipeline.tracing.grappler import no_grappler
+from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.program import Programs
+from tfscale.pipeline.tracing.single_call import map_calls
+
+# Each call runs for about as long as this, in seconds, to be measured.
+_WINDOW = 0.02
+_WINDOWS = 3
+
+
+def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
+    """Seconds that the forward and backward of each call of a model take.
+
+    Every call runs by itself, with the functions that a stage made of it
+    alone would have, many times in a loop inside TensorFlow. Equal calls are
+    measured once, so they cost the same.
+
+    Args:
+        graph: The model. Its variables are read where they are, and nothing
+            is changed.
+        device: Where to measure: a device like those of the stages.
+        rows: Examples at a time. Should be the size of a microbatch: with few
+            of them, an accelerator takes as long for a small layer as for a
+            large one. Inputs are 1 where they are floating and else 0;
+            dimensions that are not known, other than the batch, are
+            `tfscale.pipeline.single_call.UNKNOWN_LENGTH`.
+
+    Returns:
+        For each call of the graph, the median of a few measurements. XLA,
+        which compiles whole stages on accelerators, is left out.
+    """
+
+    def seconds(single):
+        with tf.device(device):
+            return _seconds(single)
+
+    return map_calls(seconds, graph, rows)
+
+
+def measure_step(
+    plan: Plan,
+    programs: Programs,
+    strategy: tf.distribute.Strategy,
+    data: tuple,
+    *,
+    num_steps: int = 5,
+) -> list[Span]:
+    """When each action of a training step begins and ends.
+
+    The schedule runs as in training, on all replicas, but no gradient is
+    applied: neither variables nor statistics nor seeds change. An action
+    begins when its inputs are on its device and the action before it there is
+    over; it ends when all of its results are there.
+
+    Times are read on the host of each device (those of several machines only
+    compare if their clocks agree). A GPU is given work ahead of time, and to
+    the host it seems done at once; so there, each reading waits until one
+    number that was made after it has been copied to the host. The GPU then
+    gets every action a little late, and a measured step takes longer than one
+    in training. CPU devices need none of this.
+
+    Args:
+        plan: The model.
+        programs: Those of the model.
+        strategy: The `MeshStrategy`.
+        data: `(x, y, sample_weight)` of one global batch, the last two or the
+            last one of which may be missing.
+        num_steps: How many steps are measured, after two that are not.
+
+    Returns:
+        The spans of the first replica, in seconds from the first start, of the
+        step that took the median time.
+    """
+    actions = list(plan.schedule.order())
+
+    def replica_step(data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        inputs = plan.graph.flatten_inputs(x)
+        clock = _Clock(_works_ahead(strategy.device_rows))
+        program = programs.get(inputs, (y, sample_weight), training=True)
+        step = ReplicaStep(plan, program, strategy, emit=clock.emit)
+        result = step.run(
+            inputs, (y, sample_weight), actions=actions, training=True
+        )
+        times = tf.stack([tf.stack(clock.times[each]) for each in actions])
+        # All that a step makes: what nobody wants would not be computed.
+        made = result.loss, result.outputs, result.gradients, result.states
+        return times, made
+
+    @tf.function(autograph=False)
+    def run(data):
+        return strategy.run(replica_step, args=(data,))
+
+    (batch,) = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensors(data)
+    )
+    steps = []
+    for _ in range(2 + num_steps):
+        with no_grappler():
+            times = run(batch)[0]
+        times = strategy.experimental_local_results(times)[0].numpy()
+        steps.append(times - times.min())
+    steps = sorted(steps[2:], key=lambda times: times.max())
+    return [
+        Span(action, plan.schedule.stage_devices[action.stage], *map(float, t))
+        for action, t in zip(actions, steps[len(steps) // 2])
+    ]
+
+
+def timelines(plan: Plan, measured: list[Span] | None = None) -> dict:
+    """A predicted step, and a measured one beside it, to be drawn.
+
+    Args:
+        plan: The model.
+        measured: What `measure_step` returned, or None.
+
+    Returns:
+        Title to spans, as `tfscale.pipeline.timeline` takes them. Without a
+        measured step, in units of the mean forward of a stage. With one, in
+        seconds: the prediction is scaled to the same amount of work over all
+        devices, so that what differs is how stages share it and how they
+        wait.
+    """
+    predicted = list(plan.simulation.spans)
+    if measured is None:
+        return {"predicted": predicted}
+    scale = _work(measured) / _work(predicted)
+    predicted = [
+        span._replace(start=scale * span.start, end=scale * span.end)
+        for span in predicted
+    ]
+    return {"predicted": predicted, "measured": measured}
+
+
+def _work(spans):
+    return sum(span.end - span.start for span in spans)
+
+
+def _works_ahead(device_rows):
+    """Whether there are devices that are given work ahead of time."""
+    return any("CPU" not in name for row in device_rows for name in row)
+
+
+class _Clock:
+    """Reads the time around actions, on the host of their device.
+
+    Args:
+        waits_for_device: Whether devices are given work ahead of time. One
+            number is then copied from the device before each reading.
+
+    Attributes:
+        times: Start and end of each action, as scalars.
+    """
+
+    def __init__(self, waits_for_device):
+        self.times = {}
+        self._waits_for_device = waits_for_device
+        # A function, because a call of it counts as stateless: TensorFlow
+        # runs stateful operations like `tf.timestamp` in the order in which
+        # they were traced, and so the stages one after the other.
+        with tf.init_scope():
+            self._now = tf.function(tf.timestamp).get_concrete_function()
+
+    def emit(self, action, function, arguments):
+        """See `run_schedule`."""
+        start = self._read(arguments)
+        # Through identities, which wait for what the function takes and makes:
+        # one that is inlined waits for nothing else.
+        with tf.control_dependencies([start]):
+            results = function(*map(tf.identity, arguments))
+        end = self._read([tf.identity(result) for result in results])
+        self.times[action] = start, end
+        # The next action begins after the reading: else a thread that is
+        # needed for it may first be given the whole action.
+        with tf.control_dependencies([end]):
+            return [tf.identity(result) for result in results]
+
+    def _read(self, tensors):
+        """The time at which some tensors are there."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tf.control_dependencies(tensors))
+            if self._waits_for_device:
+                number = _first_number(tensors)
+                stack.enter_context(tf.device("/device:CPU:0"))
+                stack.enter_context(
+                    tf.control_dependencies([tf.identity(number)])
+                )
+            (now,) = tf.raw_ops.PartitionedCall(
+                args=[], Tout=[tf.float64], f=self._now
+            )
+        return now
+
+
+def _first_number(tensors):
+    # Floating, because TensorFlow keeps small integers on the host.
+    floating = [tensor for tensor in tensors if tensor.dtype.is_floating]
+    return tf.reshape((floating or tensors)[0], [-1])[0]
+
+
+def _seconds(single):
+    """Seconds of one forward and backward of a call."""
+    phases = single.traced.phases
+    tensors = {}
+    for phase in phases.values():
+        for key, tensor in zip(phase.inputs, phase.function.inputs):
+            if key not in phases["F"].outputs:
+                tensors[key] = _argument(key, tensor, single.variables)
+
+    def once(count, _):
+        results = phases["F"].run(tensors)
+        if "B" in phases:
+            results.update(phases["B"].run({**tensors, **results}))
+        # All of them, because what nobody waits for is not computed.
+        made = [tf.identity(result) for result in results.values()]
+        with tf.control_dependencies(made):
+            return count + 1, tf.cast(_first_number(made), tf.float32)
+
+    @tf.function(autograph=False)
+    def repeat(times):
+        return tf.while_loop(
+            lambda count, _: count < times,
+            once,
+            [0, 0.0],
+            parallel_iterations=1,
+        )
+
+    def run(times):
+        start = time.perf_counter()
+        # Without Grappler, which would leave out what is not used.
+        with no_grappler():
+            repeat(tf.constant(times))[1].numpy()
+        return (time.perf_counter() - start) / times
+
+    run(1)
+    times = max(1, min(1000, round(_WINDOW / run(3))))
+    return statistics.median(run(times) for _ in range(_WINDOWS))
+
+
+def _argument(key, tensor, variables):
+    if key[0] in ("param", "state"):
+        return tf.identity(variables[key[1]].value)
+    if tensor.dtype.is_floating:
+        return tf.ones(tensor.shape, tensor.dtype)
+    return tf.zeros(tensor.shape, tensor.dtype)

@@ -1,0 +1,53 @@
+"""Puts variables, and operations on them, on the devices of their stages."""
+
+import tensorflow as tf
+
+from tfscale.distribute import MeshStrategy
+from tfscale.distribute.variable import MeshVariable
+from tfscale.pipeline.tracing.plan import Plan
+
+
+def move_variables(plan: Plan, strategy: MeshStrategy) -> None:
+    """Makes every variable anew on its stage's device of every replica.
+
+    They were made on the host, because nobody knew then where the model would
+    be cut. One is moved after the other and its first copy let go.
+    """
+    if plan.schedule.num_devices == 1:
+        return
+    for variable, home in zip(plan.variables, plan.homes):
+        rank = plan.schedule.stage_devices[home]
+        value = variable.value
+        creator = strategy.extended.variable_creator
+        with strategy.scope(), creator.placed_on(rank, like=value):
+            # Keras' own method for a variable without a value, which asks
+            # the strategy for one.
+            variable._initialize(value.read_value)
+
+
+def check_made_in_scope(variables) -> None:
+    """Refuses variables that the strategy knows nothing of."""
+    for variable in variables:
+        if not isinstance(variable.value, MeshVariable):
+            raise ValueError(
+                "A model must be built in the scope of the strategy that "
+                f"trains it. Received: variable {variable.path!r}, made "
+                "outside. Put the code that builds the model under "
+                "`with strategy.scope():`."
+            )
+
+
+def on_device_of_inputs():
+    """Within it, what is done to a tensor is done on the tensor's device.
+
+    For what an optimizer does to gradients before it updates variables:
+    norms, clipping, scaling. Without it, all of them would go to one device.
+    """
+
+    def device(operation):
+        for tensor in operation.inputs:
+            if tensor.device and tensor.shape.rank:
+                return tensor.device
+        return operation.device
+
+    return tf.compat.v1.get_default_graph().device(device)

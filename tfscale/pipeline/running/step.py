@@ -1,0 +1,228 @@
+"""One step of one replica: divide the batch, run the schedule, add up.
+
+Everything here runs in replica context, while Keras traces a step. Where layers
+are split over model ranks, each rank does all of it with its shards, and the
+ranks run each action together.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.pipeline.running.batch_loss import BatchLoss
+from tfscale.pipeline.running.executor import Tensors
+from tfscale.pipeline.running.executor import run_schedule
+from tfscale.pipeline.running.microbatches import divide
+from tfscale.pipeline.tracing import statistics
+from tfscale.pipeline.tracing.losses import num_rows
+from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.program import Program
+from tfscale.tensor_parallel import collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What a step computed, of the batch of this replica.
+
+    Attributes:
+        loss: This replica's part of the loss of the global batch, without
+            weight regularisers, times the replicas' number of rows over its
+            own: so that the mean over replicas, by rows, is that loss.
+        losses: Likewise of each loss given to `compile`, not weighted.
+        share: This replica's part of the rows of the global batch.
+        outputs: Flat outputs of the model, with their Keras masks.
+        gradients: Of the global batch, summed over replicas: a tensor or None
+            for each trainable variable, by number. This replica's part where
+            the replicas divide optimizer slots.
+        states: New values of statistics and seeds, by number; `assign` makes
+            them those of the variables.
+    """
+
+    loss: tf.Tensor
+    losses: list[tf.Tensor]
+    share: tf.Tensor
+    outputs: list[tf.Tensor]
+    gradients: dict[int, tf.Tensor]
+    states: dict[int, tf.Tensor]
+
+
+class ReplicaStep:
+    """Runs a program on a batch in the current replica.
+
+    Args:
+        plan: The model.
+        program: Its functions, for this kind of batch.
+        strategy: The `MeshStrategy`.
+        emit: See `run_schedule`.
+    """
+
+    def __init__(self, plan: Plan, program: Program, strategy, emit=None):
+        context = tf.distribute.get_replica_context()
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        rank, num_ranks = collectives.rank(), collectives.num_ranks()
+        row = [ranks[rank] for ranks in strategy.device_grid[replica]]
+        self._plan = plan
+        self._program = program
+        self._strategy = strategy
+        self._index = replica * num_ranks + rank
+        self._context = context
+        self._emit = {} if emit is None else {"emit": emit}
+        self.devices = [row[d] for d in plan.schedule.stage_devices]
+
+    def run(
+        self, inputs, targets, *, actions, loss_scale=1.0, training=False
+    ) -> StepResult:
+        """Runs `actions` on the microbatches of a batch.
+
+        Args:
+            inputs: Flat inputs of the model.
+            targets: `(y, sample_weight)`, or None to predict.
+            actions: What to do, in an order that respects dependencies.
+            loss_scale: What gradients are multiplied by.
+            training: Whether to compute gradients.
+        """
+        targets = [x for x in keras.tree.flatten(targets) if x is not None]
+        values = self._plan.graph.inputs
+        batch = {("value", v): x for v, x in zip(values, inputs)}
+        batch.update((("target", i), x) for i, x in enumerate(targets))
+        tensors = Tensors(
+            shared=self._read("trainable", "param"),
+            states=self._read("state", "state"),
+            sums=self._zeros() if training else {},
+            microbatches=divide(batch, self._plan.schedule.num_microbatches),
+        )
+        rows = num_rows(inputs)
+        all_rows = self.all_sum(rows)
+        batch_loss = BatchLoss(
+            self._program, tensors, self.devices[-1], all_rows, self.all_sum
+        )
+        if training:
+            batch_loss.weigh(loss_scale)
+        moving = {
+            number
+            for each in self._plan.statistics
+            for number in (each.mean, each.variance)
+        }
+        run_schedule(
+            actions,
+            self._program.stages,
+            self.devices,
+            tensors,
+            whole_batch=moving,
+            **self._emit,
+        )
+        with tf.device(self.devices[-1]):
+            loss, losses = batch_loss.total()
+            to_mean = tf.math.divide_no_nan(all_rows, rows)
+            return StepResult(
+                loss=loss * to_mean,
+                losses=[each * to_mean for each in losses],
+                share=rows / all_rows,
+                outputs=self._outputs(tensors, inputs),
+                gradients=self._gradients(tensors) if training else {},
+                states=self._states(tensors),
+            )
+
+    def assign(self, states) -> None:
+        """Assigns this replica's components of variables, by number."""
+        for number, value in sorted(states.items()):
+            component = self._component(self._plan.variables[number])
+            with tf.device(component.device):
+                component.assign(tf.cast(value, component.dtype))
+
+    def all_sum(self, tensor) -> tf.Tensor:
+        """The sum of a tensor over the replicas."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return tensor
+        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+    def _component(self, variable):
+        return self._strategy.experimental_local_results(variable.value)[
+            self._index
+        ]
+
+    def _read(self, kind, letter):
+        """Values of variables, each read once and where it lives."""
+        values = {}
+        for stage in self._plan.stages:
+            for variable in getattr(stage, kind):
+                key = letter, self._plan.numbers[id(variable)]
+                if key not in values:
+                    component = self._component(variable)
+                    with tf.device(component.device):
+                        values[key] = component.read_value()
+        return values
+
+    def _zeros(self):
+        if self._plan.schedule.num_microbatches == 1:
+            return {}
+        zeros = {}
+        for stage, device in zip(self._program.stages, self.devices):
+            with tf.device(device):
+                for key, spec in stage.sums.items():
+                    zeros[key] = tf.zeros(spec.shape, spec.dtype)
+        return zeros
+
+    def _outputs(self, tensors, inputs):
+        rows = tf.shape(inputs[0])[0]
+
+        def join(key):
+            parts = [m[key] for m in tensors.microbatches if key in m]
+            # Without the rows that count nothing.
+            return tf.concat(parts, axis=0)[:rows] if parts else None
+
+        outputs, gathered = [], self._program.stages[-1].gathered
+        for value in self._plan.graph.outputs:
+            output, mask = join(("value", value)), join(("mask", value))
+            if value in gathered:
+                # TensorFlow leaves it out if no metric uses it.
+                output = collectives.gather_from_ranks(output, gathered[value])
+            if mask is not None:
+                _internals.set_keras_mask(output, mask)
+            outputs.append(output)
+        return outputs
+
+    def _gradients(self, tensors):
+        """Gradients by variable number, summed over stages and replicas."""
+        parts = {}
+        for key, tensor in tensors.sums.items():
+            parts.setdefault(key[2], []).append(tensor)
+        gradients = {}
+        for number, found in sorted(parts.items()):
+            variable = self._plan.variables[number]
+            with tf.device(self.devices[self._plan.homes[number]]):
+                gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
+        sums = self._strategy.extended.sum_gradients(
+            list(gradients.values()),
+            [self._plan.variables[number] for number in gradients],
+        )
+        return dict(zip(gradients, sums))
+
+    def _states(self, tensors):
+        """What the microbatches made of statistics and seeds, by number."""
+        changed = {
+            key[1]
+            for stage in self._program.stages
+            for key in stage.outputs
+            if key[0] == "new_state"
+        }
+        values = {n: tensors.states["state", n] for n in changed}
+        for each in self._plan.statistics:
+            if each.mean in changed:
+                made = [
+                    [m["new_state", n] for m in tensors.microbatches]
+                    for n in (each.mean, each.variance)
+                ]
+                weights = [
+                    tf.minimum(m["rows",], 1.0)
+                    * m.get(("weight", each.mean), m["rows",])
+                    for m in tensors.microbatches
+                ]
+                device = self.devices[self._plan.homes[each.mean]]
+                with tf.device(device):
+                    values[each.mean], values[each.variance] = (
+                        statistics.combine(each, *made, weights, self.all_sum)
+                    )
+        return values

@@ -1,0 +1,187 @@
+"""What a pipeline does with one batch, for `fit`, `evaluate` and `predict`."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.running import placement
+from tfscale.pipeline.running.step import ReplicaStep
+from tfscale.pipeline.tracing import failures
+from tfscale.pipeline.tracing.grappler import no_grappler
+from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.program import Program
+from tfscale.pipeline.tracing.program import Programs
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.sharded_layers import rules
+
+
+class PipelineTrainer(keras.Model):
+    """The steps of a `PipelineModel`, which Keras' loops call.
+
+    Args:
+        plan: The model, cut.
+        name: See `keras.Model`.
+        dtype: See `keras.Model`.
+    """
+
+    def __init__(self, plan: Plan, name: str, dtype):
+        super().__init__(name=name, dtype=dtype)
+        self._plan = plan
+        self._programs = Programs(plan, self.distribute_strategy.device_grid)
+
+    @property
+    def plan(self) -> Plan:
+        """Stages, schedule and homes of variables."""
+        return self._plan
+
+    @property
+    def programs(self) -> list[Program]:
+        """The functions that were traced, one set for each kind of batch."""
+        return list(self._programs)
+
+    def train_step(self, data):
+        """One optimizer step on a batch; in replica context."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        scale = self.optimizer.scale_loss(tf.ones(()))
+        step, inputs, result = self._run(
+            x, (y, sample_weight), training=True, loss_scale=scale
+        )
+        penalty = self._add_penalties(result.gradients, scale)
+        with contextlib.ExitStack() as stack:
+            if not isinstance(
+                self.optimizer, keras.optimizers.LossScaleOptimizer
+            ):
+                checked = tf.debugging.check_numerics(
+                    step.all_sum(result.loss), failures.NOT_FINITE
+                )
+                stack.enter_context(tf.control_dependencies([checked]))
+            step.assign(result.states)
+            self._apply(result.gradients)
+        return self._log(result, penalty, x, y, sample_weight, inputs)
+
+    def test_step(self, data):
+        """Loss and metrics of a batch; in replica context."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        step, inputs, result = self._run(x, (y, sample_weight), training=False)
+        step.assign(result.states)
+        penalty = self._add_penalties({}, 0.0)
+        return self._log(result, penalty, x, y, sample_weight, inputs)
+
+    def predict_step(self, data):
+        """Predictions for a batch; in replica context."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        step, _, result = self._run(x, None, training=False)
+        step.assign(result.states)
+        return self._plan.graph.pack_outputs(result.outputs)
+
+    def predict_on_batch(self, x):
+        """See `keras.Model`, which would give all of it to every replica."""
+        rows = len(keras.tree.flatten(x)[0])
+        return self.predict(x, batch_size=rows, verbose=0)
+
+    def make_train_function(self, force=False):
+        """See `keras.Model`; the function is run without Grappler."""
+        super().make_train_function(force)
+        self.train_function = _outermost(self.train_function, self._plan.stages)
+        return self.train_function
+
+    def make_test_function(self, force=False):
+        """See `keras.Model`; the function is run without Grappler."""
+        super().make_test_function(force)
+        self.test_function = _outermost(self.test_function, self._plan.stages)
+        return self.test_function
+
+    def make_predict_function(self, force=False):
+        """See `keras.Model`; the function is run without Grappler."""
+        super().make_predict_function(force)
+        self.predict_function = _outermost(
+            self.predict_function, self._plan.stages
+        )
+        return self.predict_function
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """See `keras.Model`; only if something is left to build.
+
+        Keras takes a batch from an iterator made for this alone, in every
+        `fit`. Letting go of an iterator may take as long as it has lived:
+        tf.data's autotuner can miss the signal and sleep on.
+        """
+        parts = [*self._flatten_layers(), self._compile_metrics]
+        parts += [self._compile_loss, getattr(self, "optimizer", None)]
+        if not all(part is None or part.built for part in parts):
+            super()._maybe_symbolic_build(iterator, data_batch)
+
+    def _run(self, x, targets, *, training, loss_scale=1.0):
+        """Runs a batch; returns the step, its flat inputs and its result."""
+        inputs = self._plan.graph.flatten_inputs(x)
+        program = self._programs.get(inputs, targets, training=training)
+        actions = self._plan.schedule.order()
+        if not training:
+            actions = (action for action in actions if action.kind == "F")
+        step = ReplicaStep(self._plan, program, self.distribute_strategy)
+        result = step.run(
+            inputs,
+            targets,
+            actions=actions,
+            loss_scale=loss_scale,
+            training=training,
+        )
+        return step, inputs, result
+
+    def _add_penalties(self, gradients, scale):
+        """Adds weight regularisers' gradients, returns their sum."""
+        total = tf.zeros(())
+        for number, variable in enumerate(self._plan.variables):
+            if variable.regularizer is None or not variable.trainable:
+                continue
+            with tf.GradientTape() as tape:
+                value = tf.convert_to_tensor(variable)
+                tape.watch(value)
+                penalty = variable.regularizer(value)
+            total += tf.cast(penalty, tf.float32)
+            if number in gradients:
+                gradient = tape.gradient(penalty, value)
+                dim = rules.split_dim(variable)
+                if dim is not None:
+                    gradient = collectives.own_part(gradient, dim)
+                slot_parts = self.distribute_strategy.extended.slot_parts
+                gradient = slot_parts.cut(gradient, variable)
+                gradients[number] += gradient * tf.cast(scale, gradient.dtype)
+        return total
+
+    def _apply(self, gradients):
+        numbers = self._plan.numbers
+        variables = self.trainable_variables
+        extended = self.distribute_strategy.extended
+        with placement.on_device_of_inputs(), extended.reduced_gradients():
+            self.optimizer.apply(
+                [gradients.get(numbers.get(id(v))) for v in variables],
+                variables,
+            )
+
+    def _log(self, result, penalty, x, y, sample_weight, inputs):
+        rows = tf.shape(inputs[0])[0]
+        self._loss_tracker.update_state(
+            result.loss + penalty, sample_weight=rows
+        )
+        if self._compile_loss is not None:
+            # As in Keras, batches of unknown size count equally here.
+            weight = result.share if inputs[0].shape[0] is None else rows
+            for metric, loss in zip(self._compile_loss.metrics, result.losses):
+                metric.update_state(loss, sample_weight=weight)
+        y_pred = self._plan.graph.pack_outputs(result.outputs)
+        return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _outermost(function, stages):
+    """What Keras calls once per step, or per several steps."""
+    if getattr(function, "is_outermost", False):
+        return function
+
+    def call(iterator):
+        with failures.explained(stages), no_grappler():
+            return function(iterator)
+
+    call.is_outermost = True
+    return call

@@ -1,0 +1,3 @@
+"""From a model to functions: its graph, its stages and their phases."""
+
+__all__ = []

@@ -1,0 +1,238 @@
+"""A functional model as a flat list of layer calls, in the order of Keras.
+
+Nested models are opened up, so that a cut may go through them; a layer that is
+called twice is there twice. Tensors are numbers ("values"), because what is
+cut later needs to know who makes and who uses them, and nothing else.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A tensor that one call makes and others use."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of one layer or operation.
+
+    Attributes:
+        name: What users call the layer: its name.
+        operation: A layer, a `keras.ops` operation, or another callable.
+        args: Positional arguments, with `Value`s where tensors go.
+        kwargs: Keyword arguments, likewise.
+        outputs: The `Value`s made, in the order of the flattened result.
+    """
+
+    name: str
+    operation: Callable
+    args: tuple
+    kwargs: dict
+    outputs: tuple[Value, ...]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values used, in order, each as often as it is used."""
+        flat = keras.tree.flatten((self.args, self.kwargs))
+        return [x for x in flat if isinstance(x, Value)]
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All variables of the layer, states of random generators included."""
+        return list(getattr(self.operation, "variables", []))
+
+    def run(self, tensors: dict[Value, Any], training: bool) -> None:
+        """Calls the layer on `tensors` and adds what it returns to them."""
+
+        def fill(x):
+            return tensors[x] if isinstance(x, Value) else x
+
+        args, kwargs = keras.tree.map_structure(fill, (self.args, self.kwargs))
+        call = _internals.operation_fn(self.operation, training=training)
+        results = keras.tree.flatten(call(*args, **kwargs))
+        tensors.update(zip(self.outputs, results))
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A model as calls between its inputs and its outputs.
+
+    Attributes:
+        functional: The functional model itself.
+        inputs: One value per flattened input of the model.
+        outputs: One value per flattened output of the model.
+        calls: In an order in which they can run.
+        specs: Shape and dtype of every value, with `None` for the batch.
+    """
+
+    functional: keras.Model
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    calls: tuple[Call, ...]
+    specs: dict[Value, keras.KerasTensor]
+
+    def flatten_inputs(self, x) -> list[tf.Tensor]:
+        """What a user feeds, as Keras would take it, one per `inputs`."""
+        return self.functional._standardize_inputs(x)
+
+    def pack_outputs(self, outputs):
+        """One tensor per `outputs`, in the structure that the model returns."""
+        structure = self.functional._outputs_struct
+        packed = keras.tree.pack_sequence_as(structure, outputs)
+        if isinstance(packed, (list, tuple)) and len(packed) == 1:
+            return packed[0]
+        return packed
+
+
+def flatten_model(model: keras.Model) -> Graph:
+    """Opens up a functional or Sequential model.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If the model is not functional: a `call` of its own hides
+            from Keras, and so from here, in which order layers are called.
+    """
+    functional = _functional(model)
+    if functional is None:
+        raise _not_functional(model)
+    flattener = _Flattener()
+    inputs = [flattener.new_value(x) for x in functional.inputs]
+    outputs = flattener.add(functional, inputs)
+    return Graph(
+        functional,
+        tuple(inputs),
+        tuple(outputs),
+        tuple(flattener.calls),
+        flattener.specs,
+    )
+
+
+class _Flattener:
+    def __init__(self):
+        self.calls = []
+        self.specs = {}
+
+    def new_value(self, keras_tensor):
+        value = Value(len(self.specs))
+        self.specs[value] = keras_tensor
+        return value
+
+    def add(self, functional, inputs):
+        """Adds the calls of a model on `inputs`, returns its outputs."""
+        values = {id(x): v for x, v in zip(functional.inputs, inputs)}
+        for depth in sorted(functional._nodes_by_depth, reverse=True):
+            for node in functional._nodes_by_depth[depth]:
+                if node.is_input or any(
+                    id(x) not in values for x in node.input_tensors
+                ):
+                    continue
+                args, kwargs = node.arguments.fill_in(values)
+                outputs = self._add_call(
+                    node.operation, args, kwargs, node.outputs
+                )
+                values.update((id(x), v) for x, v in zip(node.outputs, outputs))
+        return [values[id(x)] for x in functional.outputs]
+
+    def _add_call(self, operation, args, kwargs, outputs):
+        nested = _functional(operation)
+        if nested is not None and self._opens(nested, args, kwargs):
+            inputs = keras.tree.flatten(args)
+            masks = keras.tree.flatten(kwargs.get("mask"))
+            if len(masks) < len(inputs):
+                masks = [None] * len(inputs)
+            # Keras gives the `training` of the model to whatever is in it,
+            # even where a nested model was called with another one.
+            return self.add(
+                nested,
+                [
+                    self._prepare(*each)
+                    for each in zip(inputs, masks, nested.inputs)
+                ],
+            )
+        made = tuple(self.new_value(x) for x in outputs)
+        self.calls.append(Call(operation.name, operation, args, kwargs, made))
+        return made
+
+    def _opens(self, nested, args, kwargs):
+        """Whether Keras would give `args` to the nested model as they are.
+
+        If not, or if it was called with more than inputs, masks and
+        `training`, the nested model is one call like any other.
+        """
+        inputs = keras.tree.flatten(args)
+        return (
+            set(kwargs) <= {"training", "mask"}
+            and len(args) == 1
+            and isinstance(args[0], dict)
+            == isinstance(nested._inputs_struct, dict)
+            and len(inputs) == len(nested.inputs)
+            and all(
+                isinstance(v, Value)
+                and len(self.specs[v].shape) == len(x.shape)
+                for v, x in zip(inputs, nested.inputs)
+            )
+        )
+
+    def _prepare(self, value, mask, keras_tensor):
+        """The value as input of a nested model: in its dtype, with a mask."""
+        dtype = keras_tensor.dtype
+        if self.specs[value].dtype == dtype and mask is None:
+            return value
+
+        def prepare(x, mask=None):
+            result = tf.cast(tf.identity(x), dtype)
+            if mask is None:
+                mask = _internals.get_keras_mask(x)
+            if mask is not None:
+                _internals.set_keras_mask(result, mask)
+            return result
+
+        made = self.new_value(keras_tensor)
+        kwargs = {} if mask is None else {"mask": mask}
+        self.calls.append(
+            Call(keras_tensor.name, prepare, (value,), kwargs, (made,))
+        )
+        return made
+
+
+def _functional(operation):
+    """The functional model that a call of `operation` runs, or None."""
+    kind = type(operation)
+    if isinstance(operation, keras.Sequential):
+        if kind.call is keras.Sequential.call:
+            return operation._functional
+        return None
+    is_functional = isinstance(operation, _internals.Functional)
+    if is_functional and kind.call is _internals.Functional.call:
+        return operation
+    return None
+
+
+def _not_functional(model):
+    if not isinstance(model, keras.Model):
+        return TypeError(
+            f"`model` must be a `keras.Model`. Received: {model!r}."
+        )
+    if isinstance(model, keras.Sequential) and not model.built:
+        return ValueError(
+            "A Sequential model must be built before it can be cut. Received: "
+            f"{model.name!r}, which does not know its input shape. Begin it "
+            "with `keras.Input(shape)`, or call `model.build(input_shape)`."
+        )
+    return ValueError(
+        "Only Sequential and functional models can be cut into stages. "
+        f"Received: {model.name!r} of type {type(model).__name__}, with a "
+        "`call` of its own, from which the order of its layers cannot be "
+        "read. Write it as `keras.Model(inputs, outputs)`; its layers may "
+        "have any `call` they like."
+    )

@@ -1,0 +1,71 @@
+"""Grappler once per function, in place of once per use in every step.
+
+TensorFlow optimises the whole graph of a training step, in which a stage's
+function stands once per microbatch: the time to the first step would grow with
+their number and nothing would be gained. So the functions are optimised here,
+each once, and the step that calls them is run without Grappler. Both concern
+tfscale's own functions only; options of the process stay as they are.
+"""
+
+import contextlib
+import dataclasses
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.pipeline.tracing.subgraph import Subgraph
+
+# TensorFlow's attribute of a loop that its executor runs as a part of the
+# graph around it.
+_LOWER = "_lower_using_switch_merge"
+
+
+def optimise(subgraph: Subgraph) -> Subgraph:
+    """Grappler's version of what is to become a function."""
+    keep = [*subgraph.fetches, *subgraph.keep]
+    if not keep:
+        return subgraph  # Grappler wants something to keep.
+    meta_graph = tf.compat.v1.MetaGraphDef(graph_def=subgraph.graph_def)
+    # Loops stay loops: what they are lowered to is nothing that a function
+    # can be traced from. It is done when the function is run.
+    for node in _control_flow(meta_graph.graph_def):
+        node.attr.pop(_LOWER, None)
+    # Grappler keeps what this collection names.
+    meta_graph.collection_def["train_op"].node_list.value.extend(
+        [*subgraph.feeds, *subgraph.captures, *keep]
+    )
+    config = tf.compat.v1.ConfigProto()
+    # However small: by default graphs of less than four nodes are left alone.
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    optimised = _internals.tf_optimizer.OptimizeGraph(config, meta_graph)
+    for node in _control_flow(optimised):
+        node.attr[_LOWER].b = True
+    return dataclasses.replace(subgraph, graph_def=optimised)
+
+
+def _control_flow(graph_def):
+    """The nodes that are loops and branches, in functions too."""
+    bodies = [function.node_def for function in graph_def.library.function]
+    for nodes in (graph_def.node, *bodies):
+        for node in nodes:
+            if node.op.removeprefix("Stateless") in ("Case", "If", "While"):
+                yield node
+
+
+@contextlib.contextmanager
+def no_grappler():
+    """Within it, this thread calls functions as they are."""
+    context = _internals.eager_context.context()
+    before = context.function_call_options
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(context.config)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    context.function_call_options = (
+        _internals.eager_context.FunctionCallOptions(
+            executor_type=before.executor_type, config_proto=config
+        )
+    )
+    try:
+        yield
+    finally:
+        context.function_call_options = before

@@ -1,0 +1,214 @@
+"""Splits one traced function into phases that run at different times.
+
+A stage is traced once, forward and backward together:
+
+    params, state, inputs, targets ──► forward ──► outputs, new state, losses
+                                          │
+                        output gradients ─┼─► backward ──► input gradients
+                                          │       │
+                                          └───────┴─► weights ──► gradients
+
+and then split where the schedule splits it. An operation belongs to the first
+phase that needs it; tensors that a later phase needs are results of the
+earlier one. So what a microbatch keeps between its forward and its backward is
+exactly what the backward reads, and nothing is computed twice.
+
+Each phase is optimised by Grappler once, here, so that the graph of a step, in
+which it stands once per microbatch, need not be. TensorFlow inlines it there: a
+function called as one node either hides which of its operations failed (a call
+with `_noinline`), or misses the kernels of oneDNN and takes 1.7 times as long
+(a branch of a `Case`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale.pipeline.tracing import grappler
+from tfscale.pipeline.tracing.subgraph import extract
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a traced function.
+
+    Attributes:
+        function: Takes tensors in the order of `inputs`, returns a list in
+            the order of `outputs`, and last a scalar that is there when all
+            of them are.
+        inputs: Keys of what it takes: keys given to `split` for the arguments
+            of the traced function, or of results of earlier phases.
+        outputs: Keys of what it returns.
+    """
+
+    function: tf.types.experimental.ConcreteFunction
+    inputs: tuple[Hashable, ...]
+    outputs: tuple[Hashable, ...]
+
+    def run(self, tensors: Mapping[Hashable, tf.Tensor]) -> dict:
+        """What the phase makes of some of `tensors`."""
+        results = self.function(*[tensors[key] for key in self.inputs])
+        return dict(zip(self.outputs, results))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one phase is to be.
+
+    Attributes:
+        name: Of its function: errors and profiles show it.
+        results: The tensors that it has to return, by key.
+        side_effects: Operations that are to run although nothing needs their
+            results: prints, assertions.
+        restart: Whether it computes again what it needs of earlier phases, in
+            place of their keeping it (recomputation).
+    """
+
+    name: str
+    results: Mapping[Hashable, tf.Tensor]
+    side_effects: Sequence[tf.Operation] = ()
+    restart: bool = False
+
+
+def split(
+    wrapped,
+    arguments: Mapping[Hashable, tf.Tensor],
+    parts: Sequence[Part],
+    *,
+    jit_compile: bool = False,
+    devices: Mapping[str, str] | None = None,
+    key_of_kept: Callable = lambda kept, tensor: kept,
+) -> list[Phase]:
+    """Splits a function into phases.
+
+    Args:
+        wrapped: What `tf.compat.v1.wrap_function` returned.
+        arguments: The placeholders in its graph, by key.
+        parts: The phases, in the order in which they will run.
+        jit_compile: Whether XLA compiles the phases, in place of Grappler
+            optimising them.
+        devices: See `Subgraph.run`.
+        key_of_kept: Makes the key of a tensor that a phase keeps for a later
+            one, of a key that no other tensor has, and the tensor.
+
+    Returns:
+        One `Phase` for each of `parts`.
+    """
+    given = {tensor.ref() for tensor in arguments.values()}
+    makes = [dict(part.results) for part in parts]
+    keys = {}
+    for results in (*makes, arguments):
+        keys.update((tensor.ref(), key) for key, tensor in results.items())
+    phase_of, bodies, needs = {}, [], []
+    for index, part in enumerate(parts):
+        if part.restart:
+            phase_of.clear()
+        roots = [tensor.op for tensor in part.results.values()]
+        operations = _ancestors([*roots, *part.side_effects], phase_of, given)
+        phase_of.update(dict.fromkeys(operations, index))
+        bodies.append(operations)
+        needs.append(_inputs(operations, part, phase_of, index, given))
+        # What a later phase takes, the phase that makes it returns.
+        for tensor in needs[-1]:
+            if tensor.ref() not in given:
+                kept = ("kept", parts[0].name, tensor.name)
+                kept = key_of_kept(kept, tensor)
+                key = keys.setdefault(tensor.ref(), kept)
+                makes[phase_of[tensor.op]].setdefault(key, tensor)
+    phases, original = [], wrapped.graph.as_graph_def()
+    for part, body, taken, made in zip(parts, bodies, needs, makes):
+        side_effects = [op for op in part.side_effects if op in body]
+        subgraph = extract(
+            body, taken, list(made.values()), side_effects, original
+        )
+        phases.append(
+            Phase(
+                _function(
+                    part.name,
+                    subgraph,
+                    taken,
+                    wrapped.graph,
+                    jit_compile,
+                    devices,
+                ),
+                tuple(keys[tensor.ref()] for tensor in taken),
+                tuple(made),
+            )
+        )
+    return phases
+
+
+def needed_arguments(
+    tensors: Sequence[tf.Tensor], arguments: Mapping[Hashable, tf.Tensor]
+) -> set[Hashable]:
+    """Keys of the arguments that some tensors are computed from."""
+    operations = _ancestors([tensor.op for tensor in tensors], (), ())
+    return {key for key, x in arguments.items() if x.op in operations}
+
+
+def _ancestors(roots, done, given):
+    """All operations that `roots` need and that are not in `done`."""
+    found, stack = set(), list(roots)
+    while stack:
+        operation = stack.pop()
+        if operation in found or operation in done:
+            continue
+        if any(output.ref() in given for output in operation.outputs):
+            continue
+        found.add(operation)
+        stack += [tensor.op for tensor in operation.inputs]
+        stack += operation.control_inputs
+    return found
+
+
+def _inputs(operations, part, phase_of, index, given):
+    """The tensors that a phase takes, in a fixed order."""
+    used = {
+        tensor.ref(): tensor
+        for operation in operations
+        for tensor in operation.inputs
+    }
+    used.update((tensor.ref(), tensor) for tensor in part.results.values())
+    taken = [
+        tensor
+        for ref, tensor in used.items()
+        # Constants are copied into every phase, captures captured again.
+        if ref in given
+        or (
+            tensor.op.type not in ("Const", "Placeholder")
+            and phase_of[tensor.op] != index
+        )
+    ]
+    return sorted(taken, key=lambda tensor: tensor.name)
+
+
+def _function(name, subgraph, feeds, graph, jit_compile, devices):
+    """The function that runs a part of `graph` on tensors for `feeds`."""
+    if not jit_compile:
+        subgraph = grappler.optimise(subgraph)
+    outside = {inside.op.name: x for x, inside in graph.captures}
+
+    def call(*args):
+        capture = tf.compat.v1.get_default_graph().capture
+        tensors = dict(zip(subgraph.feeds, args))
+        for placeholder, original in subgraph.captures.items():
+            tensors[placeholder] = capture(outside[original])
+        results = subgraph.run(tensors, devices)
+        with tf.control_dependencies(results):
+            return [*results, tf.zeros((), name="done")]
+
+    signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
+    functions = subgraph.graph_def.library.function
+    if jit_compile or subgraph.keep or functions:
+        call.__name__ = name
+        return tf.function(
+            call, autograph=False, jit_compile=jit_compile or None
+        ).get_concrete_function(*signature)
+    # Without side effects there is nothing to put in order, and no need for the
+    # identity that `tf.function` gives each result to order it by. (What
+    # `wrap_function` returns cannot be in a process twice with the same loops.)
+    return tf.compat.v1.wrap_function(call, signature, name)

@@ -1,0 +1,159 @@
+"""All functions of a model, traced for each kind of batch."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.phases import Phase
+from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.stage_graph import StageGraph
+from tfscale.pipeline.tracing.stage_graph import Targets
+from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.tensor_parallel import collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the executor runs.
+
+    Attributes:
+        stages: The functions of each stage.
+        divisors: In training, makes `("divisors",)` of a microbatch; None if
+            there is no loss to divide.
+    """
+
+    stages: tuple[trace.TracedStage, ...]
+    divisors: Phase | None
+
+
+class Programs:
+    """The programs of a model: one for each kind of batch, traced once.
+
+    Iterates over those that there are, of the first model ranks.
+
+    Args:
+        plan: The model.
+        devices: `devices[replica][pipeline_rank][model_rank]`.
+        compile_loss: The `CompileLoss` of the model, if it is compiled.
+        jit_compile: Whether XLA compiles the functions.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        devices: Sequence[Sequence[Sequence[str]]],
+        compile_loss=None,
+        jit_compile: bool = False,
+    ):
+        self._plan = plan
+        self._devices = devices
+        self._compile_loss = compile_loss
+        self._jit_compile = jit_compile
+        self._of_kinds = {}
+
+    def __iter__(self):
+        return (of_ranks[0] for of_ranks in self._of_kinds.values())
+
+    def get(self, inputs, targets, *, training: bool) -> Program:
+        """The program of this model rank for batches like this one.
+
+        Args:
+            inputs: The model's inputs, flat, with the rows of a whole batch.
+            targets: `(y, sample_weight)`, likewise, or None to predict.
+            training: Whether there will be backwards.
+        """
+        specs = keras.tree.map_structure(
+            lambda x: None if x is None else (tuple(x.shape), x.dtype),
+            (inputs, targets),
+        )
+        trainable = [variable.trainable for variable in self._plan.variables]
+        kind = repr((specs, training, trainable))
+        if kind not in self._of_kinds:
+            self._of_kinds[kind] = self._trace(inputs, targets, training)
+        return self._of_kinds[kind][collectives.rank()]
+
+    def _trace(self, inputs, targets, training):
+        """Traces every stage for microbatches; a program for each rank."""
+        plan, schedule = self._plan, self._plan.schedule
+        options = TraceOptions(
+            training=training,
+            accumulate=schedule.num_microbatches > 1,
+            recompute=plan.recompute,
+            weights_apart=any(
+                action.kind == "W" for action in schedule.order()
+            ),
+            jit_compile=self._jit_compile,
+        )
+        known = {
+            ("value", value): self._spec(tensor)
+            for value, tensor in zip(plan.graph.inputs, inputs)
+        }
+        fed = dict(known)
+        if targets is not None:
+            targets = Targets(
+                self._compile_loss,
+                targets,
+                tuple(
+                    self._spec(x)
+                    for x in keras.tree.flatten(targets)
+                    if x is not None
+                ),
+                plan.graph.pack_outputs,
+            )
+        functional = plan.graph.functional
+        sequence_plan = None
+        if hasattr(functional, "_sequence_call"):
+            sequence_plan = functional._sequence_call.plan_for(
+                keras.tree.pack_sequence_as(functional._inputs_struct, inputs)
+            )
+        traced = []
+        # The functions belong to the model, not to the graph of this step.
+        with tf.init_scope():
+            for stage in plan.stages:
+                is_last = stage.index == len(plan.stages) - 1
+                keys = [
+                    key
+                    for value in stage.inputs
+                    for key in (("value", value), ("mask", value))
+                    if key in known
+                ]
+                make_graph = functools.partial(
+                    StageGraph,
+                    stage,
+                    plan.numbers,
+                    {key: known[key] for key in keys},
+                    plan.made,
+                    targets if is_last else None,
+                    options,
+                )
+                home = schedule.stage_devices[stage.index]
+                devices = [of_replica[home] for of_replica in self._devices]
+                if len(devices[0]) == 1:
+                    traced.append([trace.trace_stage(make_graph())])
+                else:
+                    traced.append(
+                        trace.trace_on_ranks(
+                            make_graph, devices, functional, sequence_plan
+                        )
+                    )
+                known.update(traced[-1][0].outputs)
+            last = traced[-1][0]
+            divisors = last.phases.get("D")
+            if training and divisors is None and last.losses:
+                divisors = trace.trace_divisors(
+                    plan.stages, plan.numbers, fed, targets
+                )
+        return [
+            Program(stages, stages[-1].phases.get("D", divisors))
+            for stages in zip(*traced)
+        ]
+
+    def _spec(self, tensor):
+        """The spec of a microbatch of a tensor."""
+        rows, count = tensor.shape[0], self._plan.schedule.num_microbatches
+        rows = None if rows is None or rows % count else rows // count
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)

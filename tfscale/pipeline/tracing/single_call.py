@@ -1,0 +1,117 @@
+"""Each call of a model as a stage by itself, for whoever measures calls."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.tracing import flops
+from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.graph import Call
+from tfscale.pipeline.tracing.graph import Graph
+from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.stage_graph import StageGraph
+from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.pipeline.tracing.stages import Stage
+
+# What a dimension counts that is unknown and not the batch, a sequence mostly.
+UNKNOWN_LENGTH = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleCall:
+    """A call with the functions of its forward and backward.
+
+    Attributes:
+        stage: The stage that has this call only.
+        traced: Its functions.
+        variables: Variable n of the functions.
+    """
+
+    stage: Stage
+    traced: trace.TracedStage
+    variables: tuple[keras.Variable, ...]
+
+
+def map_calls(
+    function: Callable[[SingleCall], Any], graph: Graph, rows: int
+) -> list:
+    """`function` of each call of a model; equal calls share one result.
+
+    Args:
+        function: What to do with a call.
+        graph: The model.
+        rows: Examples that the functions of a call are traced for.
+    """
+    differentiable = _differentiable(graph)
+    known, results = {}, []
+    for call in graph.calls:
+        args, kwargs = described(call, graph)
+        key = (
+            flops.call_key(call.operation, args, kwargs),
+            tuple(value in differentiable for value in call.inputs),
+            tuple(variable.trainable for variable in call.variables),
+        )
+        if key not in known:
+            known[key] = function(_trace(graph, call, rows, differentiable))
+        results.append(known[key])
+    return results
+
+
+def described(call: Call, graph: Graph):
+    """Arguments of a call, with `keras.KerasTensor`s where tensors go."""
+
+    def fill(x):
+        return graph.specs[x] if isinstance(x, Value) else x
+
+    return keras.tree.map_structure(fill, (call.args, call.kwargs))
+
+
+def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
+    """The spec of a tensor of the model with `rows` examples.
+
+    Other dimensions that nobody knows are taken to be `UNKNOWN_LENGTH`.
+    """
+    spec = graph.specs[value]
+    shape = [UNKNOWN_LENGTH if d is None else d for d in spec.shape]
+    if shape and spec.shape[0] is None:
+        shape[0] = rows
+    return tf.TensorSpec(shape, spec.dtype)
+
+
+def _trace(graph, call, rows, differentiable):
+    variables = tuple({id(v): v for v in call.variables}.values())
+    stage = Stage(
+        index=0,
+        calls=(call,),
+        inputs=tuple(dict.fromkeys(call.inputs)),
+        outputs=call.outputs,
+        variables=variables,
+    )
+    stage_graph = StageGraph(
+        stage,
+        {id(v): number for number, v in enumerate(variables)},
+        {
+            ("value", value): tensor_spec(graph, value, rows)
+            for value in stage.inputs
+        },
+        differentiable,
+        None,
+        # What nothing trainable leads to has no backward.
+        TraceOptions(training=call.outputs[0] in differentiable),
+    )
+    with tf.init_scope():
+        return SingleCall(stage, trace.trace_stage(stage_graph), variables)
+
+
+def _differentiable(graph):
+    """The values that depend on something trainable."""
+    found = set()
+    for call in graph.calls:
+        if found.intersection(call.inputs) or any(
+            variable.trainable for variable in call.variables
+        ):
+            found.update(call.outputs)
+    return found

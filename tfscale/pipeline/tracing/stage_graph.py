@@ -1,0 +1,249 @@
+"""Builds the graph of a stage: its layers, losses and gradients.
+
+What goes in and comes out has keys, the same in all stages, so that the
+executor can pass results of one on to another without knowing what they are:
+
+    ("param", n), ("state", n)     value of variable n
+    ("new_state", n)               what the layers made of it
+    ("value", v), ("mask", v)      tensor v of the model, and its Keras mask
+    ("target", i)                  i-th tensor of (y, sample_weight)
+    ("gradient", v)                of the loss, by tensor v
+    ("gradient of", v)             what one user of tensor v adds to it
+    ("sum", s, n)                  of the gradients by variable n in stage s
+    ("losses",), ("divisors",)     of a microbatch, see losses.py
+    ("added", s)                   sum of what layers gave to `add_loss`
+    ("loss_scale",), ("added_scale",)   what the two count
+    ("weight", n)                  rows or mask behind statistics n
+"""
+
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.pipeline.tracing import failures
+from tfscale.pipeline.tracing import losses
+from tfscale.pipeline.tracing import statistics
+from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.stage_variables import StageVariables
+from tfscale.pipeline.tracing.stages import Stage
+from tfscale.tensor_parallel import collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What the last stage needs to compute the losses.
+
+    Attributes:
+        compile_loss: Keras' `CompileLoss`, or None.
+        structure: `(y, sample_weight)`, with anything but None where tensors
+            go.
+        specs: `tf.TensorSpec`s of these tensors, flattened.
+        pack: Puts the model's flattened outputs into their structure.
+    """
+
+    compile_loss: Any
+    structure: Any
+    specs: tuple[tf.TensorSpec, ...]
+    pack: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOptions:
+    """How stages are traced, the same for all of a model.
+
+    Attributes:
+        training: Whether gradients are needed.
+        accumulate: Whether gradients are added to a sum.
+        recompute: Whether the backward computes the forward again.
+        weights_apart: Whether weight gradients are a phase of their own.
+        jit_compile: Whether XLA compiles the functions.
+    """
+
+    training: bool
+    accumulate: bool = False
+    recompute: bool = False
+    weights_apart: bool = False
+    jit_compile: bool = False
+
+
+class StageGraph:
+    """The graph of a stage, and what is what in it.
+
+    Args:
+        stage: The stage.
+        numbers: The number of each variable, by `id(variable)`.
+        inputs: Specs of the stage's input values and of their masks, by key.
+        differentiable: Which inputs are made by parameters, and so need
+            gradients.
+        targets: Given for the last stage.
+        options: How to trace.
+
+    Attributes:
+        name: Of the stage, in the graph.
+        options: See above.
+        arguments: Placeholders for all that goes in, by key.
+        forward: What the forward makes, by key.
+        input_gradients: What the backward makes for the stages before, by key.
+        weight_gradients: What it makes for the optimizer, by key.
+        side_effects: Operations of the forward that run for their own sake.
+        losses: Of the last stage, what its losses are.
+        gathered: Of the last stage, the outputs that are there in parts, and
+            the dim along which model ranks have a part each.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        numbers: dict[int, int],
+        inputs: dict[Any, tf.TensorSpec],
+        differentiable: set[Value],
+        targets: Targets | None,
+        options: TraceOptions,
+    ):
+        self.name = f"stage_{stage.index}"
+        self.options = options
+        self._stage = stage
+        self._numbers = numbers
+        self._inputs = inputs
+        self._differentiable = differentiable
+        self._targets = targets
+        self.arguments = {}
+        self.forward = {}
+        self.input_gradients = {}
+        self.weight_gradients = {}
+        self.side_effects = []
+        self.losses = ()
+        self.gathered = {}
+
+    def build(self) -> None:
+        """Forward and, in training, backward; inside of a graph."""
+        # So that branches of a `tf.cond` keep their assertions and prints.
+        graph = tf.compat.v1.get_default_graph()
+        graph._add_control_dependencies = True
+        with tf.name_scope(self.name):
+            total, params, inputs = self._forward()
+            if self.options.training:
+                self._backward(total, params, inputs)
+
+    def _argument(self, key, shape, dtype):
+        self.arguments[key] = tf.compat.v1.placeholder(dtype, shape)
+        return self.arguments[key]
+
+    def _forward(self):
+        """Returns what is to be minimised, and what by."""
+        stage = self._stage
+        variables = StageVariables(stage, self._numbers, self._argument)
+        tensors = {
+            key: self._argument(key, spec.shape, spec.dtype)
+            for key, spec in self._inputs.items()
+        }
+        values = {v: tensors["value", v] for v in stage.inputs}
+        for value, tensor in values.items():
+            if ("mask", value) in tensors:
+                _internals.set_keras_mask(tensor, tensors["mask", value])
+        with variables.replaced():
+            for call in stage.calls:
+                statistics.record_weights(
+                    call, values, self._numbers, self.forward
+                )
+                with failures.noted(call.name, stage.index):
+                    call.run(values, self.options.training)
+            total = self._losses(variables.losses, values)
+        self.forward.update(variables.new_states())
+        for value in stage.outputs:
+            self._output(value, values[value])
+        self.side_effects = [
+            operation
+            for operation in tf.compat.v1.get_default_graph().get_operations()
+            if operation.op_def.is_stateful and not operation.outputs
+        ]
+        inputs = {
+            v: values[v] for v in stage.inputs if v in self._differentiable
+        }
+        return total, variables.params, inputs
+
+    def _output(self, value, tensor):
+        mask = _internals.get_keras_mask(tensor)
+        if mask is not None:
+            self.forward["mask", value] = tf.identity(mask)
+        if self._targets is not None:
+            # Whether anybody but the loss wants it whole is not known yet.
+            part = collectives.part_before_gather(tensor)
+            if part is not None:
+                tensor, self.gathered[value] = part
+        # An output may be an input: never the same tensor.
+        self.forward["value", value] = tf.identity(tensor)
+
+    def _losses(self, added, values):
+        """Adds losses to the results, returns what is to be minimised."""
+        total = tf.zeros(())
+        if added:
+            added = tf.add_n(
+                [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in added]
+            )
+            self.forward["added", self._stage.index] = added
+            scale = self._argument(("added_scale",), [], tf.float32)
+            total += tf.math.multiply_no_nan(added, scale)
+        if self._targets is None:
+            return total
+        targets = self._targets
+        tensors = [
+            self._argument(("target", i), spec.shape, spec.dtype)
+            for i, spec in enumerate(targets.specs)
+        ]
+        rest = iter(tensors)
+        y, sample_weight = keras.tree.map_structure(
+            lambda x: None if x is None else next(rest), targets.structure
+        )
+        y_pred = targets.pack([values[v] for v in self._stage.outputs])
+        self.losses = losses.compiled_losses(
+            targets.compile_loss, y, y_pred, sample_weight
+        )
+        if not self.losses:
+            return total
+        self.forward["losses",] = tf.stack([x.value for x in self.losses])
+        self.forward["divisors",] = tf.stack([x.divisor for x in self.losses])
+        # The weight of each loss and microbatch; 0 for an empty microbatch,
+        # whose loss is 0 / 0.
+        scale = self._argument(("loss_scale",), [len(self.losses)], tf.float32)
+        return total + tf.reduce_sum(
+            tf.math.multiply_no_nan(self.forward["losses",], scale)
+        )
+
+    def _backward(self, total, params, inputs):
+        outputs, gradients = [total], [tf.ones(())]
+        if self._targets is None:
+            for value in self._stage.outputs:
+                tensor = self.forward["value", value]
+                if tensor.dtype.is_floating:
+                    key = "gradient", value
+                    outputs.append(tensor)
+                    gradients.append(
+                        self._argument(key, tensor.shape, tensor.dtype)
+                    )
+        inputs = {v: x for v, x in inputs.items() if x.dtype.is_floating}
+        # No tape: nothing is recorded in an `init_scope`.
+        found = tf.gradients(outputs, [*params, *inputs.values()], gradients)
+        by_params, by_inputs = found[: len(params)], found[len(params) :]
+        for (value, tensor), gradient in zip(inputs.items(), by_inputs):
+            if gradient is None:
+                gradient = tf.zeros_like(tensor)
+            # Dense, also where rows of the input were looked up.
+            gradient = tf.convert_to_tensor(gradient)
+            self.input_gradients["gradient of", value] = gradient
+        for variable, gradient in zip(self._stage.trainable, by_params):
+            if gradient is None:
+                continue
+            # Dense: the rows of a lookup are added up. In float32: sums of
+            # many half-precision gradients lose what is small.
+            gradient = tf.convert_to_tensor(gradient)
+            if gradient.dtype.size < 4:
+                gradient = tf.cast(gradient, tf.float32)
+            number = self._numbers[id(variable)]
+            key = "sum", self._stage.index, number
+            if self.options.accumulate:
+                gradient += self._argument(key, gradient.shape, gradient.dtype)
+            self.weight_gradients[key] = gradient

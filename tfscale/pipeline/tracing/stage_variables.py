@@ -1,0 +1,101 @@
+"""The variables of a stage while it is traced: tensors stand for them."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.tracing.stages import Stage
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.sharded_layers import rules
+
+
+class StageVariables:
+    """Arguments of a traced function in the place of a stage's variables.
+
+    For a sharded variable the argument has the shape of a rank's shard. Layers
+    with a rule take it as it is, the others see it put together.
+
+    Args:
+        stage: The stage.
+        numbers: The number of each variable, by `id(variable)`.
+        argument: Makes the argument of a key, a shape and a dtype.
+
+    Attributes:
+        params: The arguments for the trainable variables, in their order.
+    """
+
+    def __init__(
+        self, stage: Stage, numbers: dict[int, int], argument: Callable
+    ):
+        def make(letter, variable):
+            key = letter, numbers[id(variable)]
+            return argument(key, _rank_shape(variable), variable.dtype)
+
+        self._stage = stage
+        self._numbers = numbers
+        self.params = [make("param", v) for v in stage.trainable]
+        states = [make("state", v) for v in stage.state]
+        self._wholes, self._shards = [], {}
+        for variable, value in zip(
+            [*stage.trainable, *stage.state], [*self.params, *states]
+        ):
+            dim = _shard_dim(variable)
+            if dim is not None:
+                self._shards[id(variable)] = value
+                value = collectives.gather_from_ranks(value, dim)
+            self._wholes.append((variable, value))
+        self._given_shards = dict(self._shards)
+        self._scope = _Scope(state_mapping=self._wholes, collect_losses=True)
+
+    @contextlib.contextmanager
+    def replaced(self):
+        """Within it, layers use the tensors, and assign to them."""
+        with self._scope, rules.given_shards(self._shards):
+            yield
+
+    @property
+    def losses(self) -> list[tf.Tensor]:
+        """What layers gave to `add_loss`."""
+        return self._scope.losses
+
+    def new_states(self) -> dict[Any, tf.Tensor]:
+        """What the layers made of state variables, by key."""
+        made = {}
+        for variable, before in self._wholes[len(self.params) :]:
+            key = "new_state", self._numbers[id(variable)]
+            value = self._scope.get_current_value(variable)
+            shard = self._shards.get(id(variable))
+            if shard is not self._given_shards.get(id(variable)):
+                made[key] = shard
+            elif value is not before:
+                dim = _shard_dim(variable)
+                made[key] = (
+                    value if dim is None else collectives.own_part(value, dim)
+                )
+        return made
+
+
+class _Scope(keras.StatelessScope):
+    """Values in the place of variables, as a rank uses them."""
+
+    def get_current_value(self, variable):
+        """See `keras.StatelessScope`."""
+        value = super().get_current_value(variable)
+        if value is None or not variable.trainable:
+            return value
+        return collectives.as_used(value)
+
+
+def _shard_dim(variable):
+    if collectives.num_ranks() == 1:
+        return None
+    return rules.split_dim(variable)
+
+
+def _rank_shape(variable):
+    if _shard_dim(variable) is None:
+        return variable.shape
+    return variable._value.values[0].shape

@@ -1,0 +1,173 @@
+"""Traces a stage into pure functions of parameters, state and inputs.
+
+Forward and backward are one graph (stage_graph.py), which is split into the
+phases of a schedule (phases.py). What each takes and returns goes by the keys
+of stage_graph.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.pipeline.tracing import losses
+from tfscale.pipeline.tracing import phases
+from tfscale.pipeline.tracing import rank_phases
+from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.stage_graph import StageGraph
+from tfscale.pipeline.tracing.stage_graph import Targets
+from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.tensor_parallel import decisions
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedStage:
+    """The functions of one stage.
+
+    Attributes:
+        phases: By the letter of the action that runs it: `"F"`, `"B"`, `"W"`.
+            Of the last stage also `"D"`, which makes `("divisors",)` of the
+            targets, unless they depend on masks.
+        outputs: `tf.TensorSpec` of all that the forward returns, by key.
+        sums: `tf.TensorSpec` of each `("sum", s, n)` that it makes.
+        losses: Of the last stage, what its losses are.
+        gathered: Of the last stage, the outputs that it returns in parts, and
+            the dim along which model ranks have a part each.
+    """
+
+    phases: dict[str, phases.Phase]
+    outputs: dict[Any, tf.TensorSpec]
+    sums: dict[Any, tf.TensorSpec]
+    losses: tuple[losses.CompiledLoss, ...]
+    gathered: dict[Value, int]
+
+
+def trace_stage(graph: StageGraph) -> TracedStage:
+    """Traces one stage and splits it into the phases of a schedule.
+
+    Args:
+        graph: That of the stage, not built yet.
+    """
+    wrapped = tf.compat.v1.wrap_function(graph.build, [])
+    parts = _parts(graph)
+    made = phases.split(
+        wrapped,
+        graph.arguments,
+        list(parts.values()),
+        jit_compile=graph.options.jit_compile,
+    )
+    return _traced(graph, dict(zip(parts, made)))
+
+
+def trace_on_ranks(
+    make_graph: Callable[[], StageGraph],
+    devices: Sequence[Sequence[str]],
+    model,
+    sequence_plan: sequence.Plan | None = None,
+) -> list[TracedStage]:
+    """Traces one stage for all model ranks at once, in one graph.
+
+    Args:
+        make_graph: Makes the graph of the stage for a rank. There is no XLA.
+        devices: Those of the ranks, `devices[replica][rank]`.
+        model: The functional model that the stage is of.
+        sequence_plan: What of the model is divided along the sequence.
+
+    Returns:
+        What each rank runs; all have to run a phase at the same time.
+    """
+    graphs = []
+
+    def build_rank():
+        graphs.append(make_graph())
+        with sequence.following(sequence_plan), decisions.within(model):
+            graphs[-1].build()
+
+    wrapped = rank_phases.trace(build_rank, devices[0])
+    parts = [_parts(graph) for graph in graphs]
+    made = rank_phases.split(
+        wrapped,
+        [graph.arguments for graph in graphs],
+        [list(of_rank.values()) for of_rank in parts],
+        devices,
+    )
+    return [
+        _traced(graph, dict(zip(of_rank, phases_of_rank)))
+        for graph, of_rank, phases_of_rank in zip(graphs, parts, made)
+    ]
+
+
+def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
+    """A function for the divisors of a microbatch where masks decide them.
+
+    It is the forward of the whole model, less all that masks do not need.
+
+    Args:
+        stages: The stages of the model.
+        numbers: See `StageGraph`.
+        inputs: Specs of the inputs of the model, by key.
+        targets: Those of the last stage.
+    """
+    whole = dataclasses.replace(
+        stages[-1],
+        calls=tuple(call for stage in stages for call in stage.calls),
+        inputs=tuple(key[1] for key in inputs),
+        variables=tuple(
+            {id(v): v for stage in stages for v in stage.variables}.values()
+        ),
+    )
+    graph = StageGraph(
+        whole, numbers, inputs, set(), targets, TraceOptions(training=False)
+    )
+    wrapped = tf.compat.v1.wrap_function(graph.build, [])
+    part = phases.Part("divisors", {("divisors",): graph.forward["divisors",]})
+    return phases.split(wrapped, graph.arguments, [part])[0]
+
+
+def _parts(graph):
+    """What to split a graph into, by the letter of the action."""
+    forward = dict(graph.forward)
+    parts = {}
+    if graph.options.training and ("divisors",) in forward:
+        divisors = {("divisors",): forward.pop(("divisors",))}
+        needed = phases.needed_arguments(
+            list(divisors.values()), graph.arguments
+        )
+        # Backwards begin before the last forward ends: what divides their
+        # losses has to be known before, from targets alone.
+        if all(key[0] == "target" for key in needed):
+            parts["D"] = phases.Part(f"{graph.name}_divisors", divisors)
+    parts["F"] = phases.Part(
+        f"{graph.name}_forward", forward, graph.side_effects
+    )
+    if not graph.options.training:
+        return parts
+    backward, weights = dict(graph.input_gradients), graph.weight_gradients
+    if not graph.options.weights_apart:
+        backward.update(weights)
+    parts["B"] = phases.Part(
+        f"{graph.name}_backward", backward, restart=graph.options.recompute
+    )
+    if graph.options.weights_apart:
+        parts["W"] = phases.Part(f"{graph.name}_weights", weights)
+    return parts
+
+
+def _traced(graph, phases_by_letter):
+    return TracedStage(
+        phases=phases_by_letter,
+        outputs=_specs(graph.forward),
+        sums=_specs(graph.weight_gradients),
+        losses=graph.losses,
+        gathered=graph.gathered,
+    )
+
+
+def _specs(results):
+    return {
+        key: tf.TensorSpec(tensor.shape, tensor.dtype)
+        for key, tensor in results.items()
+    }

@@ -1,0 +1,224 @@
+"""Sequence parallelism: activations divided along the sequence between layers.
+
+Between a row-parallel layer and the next column-parallel one, every rank would
+hold the same activations and do the same with them. Divided along the
+sequence, each rank has a part of them, and the sum over ranks becomes
+
+    row-parallel ─► reduce-scatter ─► Dropout, Add, norm ─► all-gather ─► column
+
+which sends as much as the all-reduce that it replaces. Where tensors enter and
+leave a layer is a `Crossing`; a `Plan`, which sequence_analysis.py makes, says
+which of them are put together or divided there:
+
+    split     own part               backward: all parts
+    share     all parts, for what    backward: own part of the sum
+              each rank does itself
+    gather    all parts, for what    backward: own part
+              all ranks do alike
+
+Source: Korthikanti et al., Reducing Activation Recomputation in Large
+Transformer Models (2022), section 4.2.2.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import thread_values
+from tfscale.tensor_parallel import collectives
+
+_thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What is done with a tensor where it enters or leaves a layer.
+
+    Attributes:
+        mode: "split", "share" or "gather".
+        dim: Along which dim.
+        size: Of the whole tensor along it.
+    """
+
+    mode: str
+    dim: int
+    size: int
+
+    def fits(self, tensor: tf.Tensor, num_ranks: int) -> bool:
+        """Whether a rank's tensor is what it is for: whole, or a part."""
+        whole = self.mode == "split"
+        size = self.size if whole else self.size // num_ranks
+        return tensor.shape[self.dim] == size
+
+    def apply(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The converted tensor, in replica context."""
+        if self.mode == "split":
+            return collectives.split_to_ranks(tensor, self.dim)
+        if self.mode == "gather":
+            return collectives.gather_from_ranks(tensor, self.dim)
+        # Queries, keys and values are made from one input: put it together
+        # once, and add up what comes back before it is sent.
+        known = getattr(tensor, "_tfscale_shared", None)
+        if known is None or (
+            not tf.executing_eagerly()
+            and known.graph is not tf.compat.v1.get_default_graph()
+        ):
+            known = collectives.all_gather(tensor, self.dim)
+            known._tfscale_is_shared = True
+            tensor._tfscale_shared = known
+        return known
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is divided along the sequence, for inputs of some shapes.
+
+    Attributes:
+        scatters: By `id` of a layer whose output is a sum over ranks: the
+            whole size of dim 1, along which it leaves a part to each.
+        conversions: By `id` of a `Crossing` and place of the tensor.
+        copies: Ids of the crossings of layers that use their whole weights on
+            parts: the gradients are added up.
+        draws: Ids of the states of generators that draw for parts.
+        divided: Names of the layers that take parts and give parts.
+    """
+
+    scatters: Mapping[int, int]
+    conversions: Mapping[tuple, Conversion]
+    copies: frozenset[int]
+    draws: frozenset[int]
+    divided: tuple[str, ...]
+
+
+def current() -> Plan | None:
+    """The plan by which this thread's model runs, if by one."""
+    return getattr(_thread, "plan", None)
+
+
+@contextlib.contextmanager
+def following(plan: Plan | None):
+    """Within it, layers that this thread calls run by a plan."""
+    with thread_values.within(_thread, plan=plan):
+        yield
+
+
+@contextlib.contextmanager
+def recorded_by(recorder):
+    """Within it, crossings ask `recorder.call(crossing, args, kwargs)`."""
+    with thread_values.within(_thread, recorder=recorder):
+        yield recorder
+
+
+def is_recorded() -> bool:
+    """Whether this thread traces a model to look at it."""
+    return getattr(_thread, "recorder", None) is not None
+
+
+def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
+    """The sum of a layer's terms, or the part of it that is to be here."""
+    if scatters(layer, x):
+        return collectives.reduce_scatter(x, 1)
+    return collectives.reduce_from_ranks(x)
+
+
+def scatters(layer, x: tf.Tensor) -> bool:
+    """Whether the sum of a layer's terms is left divided."""
+    plan = current()
+    size = None if plan is None else plan.scatters.get(id(layer))
+    return size is not None and x.shape.rank == 3 and x.shape[1] == size
+
+
+def enter(x: tf.Tensor) -> tf.Tensor:
+    """A whole input of which each rank makes its own use (f).
+
+    Its gradient is summed over ranks, if it is not where it was put together.
+    """
+    if getattr(x, "_tfscale_is_shared", False):
+        return x
+    return collectives.copy_to_ranks(x)
+
+
+class Crossing:
+    """In the place of a layer's `call`: tensors enter and leave.
+
+    Args:
+        layer: The layer.
+        call: What it calls.
+        of_shapes: Whether it only looks at shapes of tensors, so that they
+            have to be whole.
+    """
+
+    def __init__(self, layer, call: Callable, *, of_shapes: bool = False):
+        self.layer = layer
+        self.call = call
+        self.of_shapes = of_shapes
+
+    def __call__(self, *args, **kwargs):
+        """Calls, by the plan of this thread if there is one."""
+        recorder = getattr(_thread, "recorder", None)
+        if recorder is not None:
+            return recorder.call(self, args, kwargs)
+        plan, num_ranks = current(), collectives.num_ranks()
+        if plan is None or num_ranks == 1:
+            return self.call(*args, **kwargs)
+
+        def convert(place, tensor):
+            conversion = plan.conversions.get((id(self), place))
+            if conversion and conversion.fits(tensor, num_ranks):
+                return with_mask(conversion.apply(tensor), tensor)
+            return tensor
+
+        args, kwargs = map_inputs(convert, args, kwargs)
+        with collectives.uses_for_parts(id(self) in plan.copies):
+            outputs = self.call(*args, **kwargs)
+        return map_outputs(convert, outputs)
+
+
+def with_mask(tensor, original):
+    """A tensor with the Keras mask of another one."""
+    mask = _internals.get_keras_mask(original)
+    if mask is not None:
+        _internals.set_keras_mask(tensor, mask)
+    return tensor
+
+
+def map_inputs(function: Callable, args, kwargs) -> tuple[tuple, dict]:
+    """Maps tensors that could be divided, by `function(place, tensor)`."""
+    return (
+        tuple(_map(function, ("in", i), arg) for i, arg in enumerate(args)),
+        {name: _map(function, ("in", name), x) for name, x in kwargs.items()},
+    )
+
+
+def map_outputs(function: Callable, outputs) -> Any:
+    """Likewise, of what a layer returns."""
+    return _map(function, ("out",), outputs)
+
+
+def _map(function, place, structure):
+    if not _has_tensors(structure):
+        return structure
+    flat = [
+        function((*place, index), x) if _can_be_divided(x) else x
+        for index, x in enumerate(keras.tree.flatten(structure))
+    ]
+    return keras.tree.pack_sequence_as(structure, flat)
+
+
+def _has_tensors(structure):
+    return any(_can_be_divided(x) for x in keras.tree.flatten(structure))
+
+
+def _can_be_divided(x):
+    return (
+        isinstance(x, tf.Tensor)
+        and (x.dtype.is_floating or x.dtype.is_bool)
+        and (x.shape.rank or 0) >= 2
+    )
