@@ -49,16 +49,31 @@ def imported_names(path):
 def imported_files(path):
     """The repository's files that a file imports, without the file itself.
 
-    A module is not said to import the `__init__.py` of the packages that it
-    lies in, although Python runs them: they import it.
+    To import a module is to import the packages that it lies in. A module is
+    not said to import the `__init__.py` of those that it lies in itself,
+    although Python runs them: they import it.
     """
-    found = (_file_of(name) for name in imported_names(path))
-    return sorted({file for file in found if file} - {path})
+    found = set()
+    for name in imported_names(path):
+        file = _file_of(name)
+        if file:
+            found |= {file, *_inits_above(file)} - set(_inits_above(path))
+    return sorted(found - {path})
 
 
 def target_of(path):
     """The name of a file's Bazel target: its path, or that of its package."""
     return path.removesuffix(".py").removesuffix("/__init__")
+
+
+def _inits_above(path):
+    """The `__init__.py` of all packages that a file lies in."""
+    folders = path.split("/")[:-1]
+    inits = (
+        "/".join([*folders[:end], "__init__.py"])
+        for end in range(1, len(folders) + 1)
+    )
+    return [init for init in inits if init in python_files()]
 
 
 def _file_of(name):

@@ -1,6 +1,6 @@
-"""The only file that imports private symbols of TensorFlow and Keras.
+"""Private modules, classes and functions of Keras and TensorFlow.
 
-Read against TensorFlow 2.21.0 and Keras 3.15.1.
+Each is listed in the tables beside, with why.
 """
 
 # --- tfscale.distribute ---------------------------------------------------
@@ -89,17 +89,3 @@ from tensorflow.python.data.ops.structured_function import (
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable as ResourceVariable,
 )
-
-
-def name_scope_callers() -> list:
-    """The layers and optimizers that are open in this thread, outermost first.
-
-    What is inside of the last one is made or called by it.
-    """
-    scopes = global_state.get_global_attribute("name_scope_stack") or ()
-    return [scope.caller for scope in scopes]
-
-
-def asks_for_xla(function) -> bool:
-    """Whether it is a `tf.function` that was made with `jit_compile=True`."""
-    return bool(getattr(function, "_jit_compile", False))

@@ -1,0 +1,131 @@
+"""Every name of the tables is there, and is missed if it is not."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.source_files import REPOSITORY
+from tfscale._internals import check
+from tfscale._internals import hub_names
+from tfscale._internals import keras_names
+from tfscale._internals import tensorflow_names
+
+TABLES = {
+    "keras": keras_names.KERAS,
+    "tensorflow": tensorflow_names.TENSORFLOW,
+    "keras-hub": hub_names.KERAS_HUB,
+}
+ROWS = [
+    (package, owner, name)
+    for package, table in TABLES.items()
+    for owner, names in table.items()
+    for name in names
+]
+
+# A process for each name would import TensorFlow again, for seconds. So one
+# imports it and becomes each by a fork, before TensorFlow has started.
+_FORKED_IMPORTS = """
+import functools, importlib, inspect, json, os, pathlib, re, sys, types
+import keras, tensorflow
+
+def resolve(owner):
+    parts = owner.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        found = functools.reduce(getattr, parts[end:], module)
+        if isinstance(found, property):
+            found = found.fget
+        return inspect.unwrap(found) if callable(found) else found
+
+def rename_in_code(function, name):
+    def others(names):
+        return tuple("renamed" if n == name else n for n in names)
+
+    code = function.__code__
+    function.__code__ = code.replace(
+        co_names=others(code.co_names), co_consts=others(code.co_consts)
+    )
+
+def rename(owner, name):
+    if "/" in owner:
+        read = pathlib.Path.read_text
+        pathlib.Path.read_text = lambda path, **kwargs: (
+            re.sub(rf"\\\\b{name}\\\\b", "renamed", read(path, **kwargs))
+            if str(path).endswith(owner) else read(path, **kwargs)
+        )
+        return
+    found = resolve(owner)
+    if isinstance(found, types.FunctionType):
+        rename_in_code(found, name)
+    else:
+        setattr(found, "renamed", vars(found)[name])
+        delattr(found, name)
+
+for owner, name in json.load(sys.stdin):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        said = ""
+        try:
+            rename(owner, name)
+            import tfscale
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        print(json.dumps(file.read()), flush=True)
+    os.waitpid(child, 0)
+""".replace("\\\\", "\\")
+
+
+class CheckTest(parameterized.TestCase):
+    def test_a_renamed_name_is_one_error_at_import(self):
+        # Names that are overridden here would silently not be called, and
+        # training would go on without its clipping, or its averages.
+        process = subprocess.run(
+            [sys.executable, "-c", _FORKED_IMPORTS],
+            input=json.dumps([(owner, name) for _, owner, name in ROWS]),
+            capture_output=True,
+            cwd=REPOSITORY,
+            text=True,
+        )
+        lines = process.stdout.splitlines()
+        self.assertLen(lines, len(ROWS), process.stderr)
+        versions = {"keras": keras.__version__, "tensorflow": tf.__version__}
+        for (package, owner, name), line in zip(ROWS, lines, strict=True):
+            with self.subTest(f"{owner}: {name}"):
+                self.assertRegex(
+                    json.loads(line),
+                    rf"(?s)^ImportError: tfscale relies on .* Received: .*"
+                    rf"{package} {versions.get(package, '')}.*"
+                    rf"`{owner}` has no `{name}` \(for: .*\)\n"
+                    r'Known to work: "keras==\d.*", "tensorflow==\d.*"',
+                )
+
+    @parameterized.parameters(
+        ("keras.src.no_such_module", "name"),
+        ("keras.src.layers.layer.NoSuchClass", "call"),
+        ("keras.src.layers.layer.Layer.no_such_method", "name"),
+        # `Layer` has one; a subclass that does not define its own has none.
+        ("keras.src.layers.core.dense.Dense", "_flatten_layers"),
+    )
+    def test_what_is_not_there_is_missing(self, owner, name):
+        self.assertFalse(check.has(owner, name))
+
+    def test_every_name_says_why(self):
+        for package, owner, name in ROWS:
+            self.assertTrue(TABLES[package][owner][name], f"{owner}: {name}")
+
+
+if __name__ == "__main__":
+    absltest.main()

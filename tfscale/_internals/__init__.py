@@ -1,0 +1,111 @@
+"""The only door to what is private in Keras and TensorFlow.
+
+Every private name that tfscale imports, reads, overrides or sets is in a table,
+with why: `keras_names`, `tensorflow_names`, `hub_names`. Where one is missing,
+importing tfscale is an error (`check`), and for each there is a contract in the
+tests: what it is relied on to do.
+
+Read against TensorFlow 2.21.0 and Keras 3.15.1.
+"""
+
+from tfscale._internals import check  # refuses, so first
+from tfscale._internals.attributes import asks_for_xla
+from tfscale._internals.attributes import autocast
+from tfscale._internals.attributes import devices_of
+from tfscale._internals.attributes import flat_losses
+from tfscale._internals.attributes import flatten_layers
+from tfscale._internals.attributes import functional_in
+from tfscale._internals.attributes import inputs_of
+from tfscale._internals.attributes import inputs_structure
+from tfscale._internals.attributes import keep_side_effects_of_branches
+from tfscale._internals.attributes import make_value_anew
+from tfscale._internals.attributes import name_scope_callers
+from tfscale._internals.attributes import nodes_of
+from tfscale._internals.attributes import noted_losses
+from tfscale._internals.attributes import outputs_structure
+from tfscale._internals.attributes import own_generators
+from tfscale._internals.attributes import own_variables
+from tfscale._internals.attributes import standardize_inputs
+from tfscale._internals.attributes import sublayers
+from tfscale._internals.attributes import value_of
+from tfscale._internals.attributes import variables_made_at_once
+from tfscale._internals.attributes import variant_of
+from tfscale._internals.attributes import with_flat_losses
+from tfscale._internals.symbols import DistributedVariable
+from tfscale._internals.symbols import FuncGraph
+from tfscale._internals.symbols import Functional
+from tfscale._internals.symbols import Mirrored
+from tfscale._internals.symbols import MirroredExtended
+from tfscale._internals.symbols import MirroredVariable
+from tfscale._internals.symbols import ResourceVariable
+from tfscale._internals.symbols import StructuredFunctionWrapper
+from tfscale._internals.symbols import SyncOnReadVariable
+from tfscale._internals.symbols import apply_mask
+from tfscale._internals.symbols import current_path
+from tfscale._internals.symbols import device_util
+from tfscale._internals.symbols import distribute_utils
+from tfscale._internals.symbols import eager_context
+from tfscale._internals.symbols import get_current_replica_id_as_int
+from tfscale._internals.symbols import get_distributed_dataset
+from tfscale._internals.symbols import get_distributed_datasets_from_function
+from tfscale._internals.symbols import get_keras_mask
+from tfscale._internals.symbols import get_update_replica_id
+from tfscale._internals.symbols import global_state
+from tfscale._internals.symbols import is_compiled_by_xla
+from tfscale._internals.symbols import model_supports_jit
+from tfscale._internals.symbols import operation_fn
+from tfscale._internals.symbols import set_keras_mask
+from tfscale._internals.symbols import tf_optimizer
+from tfscale._internals.symbols import unscale_loss_for_distribution
+
+__all__ = [
+    "DistributedVariable",
+    "FuncGraph",
+    "Functional",
+    "Mirrored",
+    "MirroredExtended",
+    "MirroredVariable",
+    "ResourceVariable",
+    "StructuredFunctionWrapper",
+    "SyncOnReadVariable",
+    "apply_mask",
+    "asks_for_xla",
+    "autocast",
+    "check",
+    "current_path",
+    "device_util",
+    "devices_of",
+    "distribute_utils",
+    "eager_context",
+    "flat_losses",
+    "flatten_layers",
+    "functional_in",
+    "get_current_replica_id_as_int",
+    "get_distributed_dataset",
+    "get_distributed_datasets_from_function",
+    "get_keras_mask",
+    "get_update_replica_id",
+    "global_state",
+    "inputs_of",
+    "inputs_structure",
+    "is_compiled_by_xla",
+    "keep_side_effects_of_branches",
+    "make_value_anew",
+    "model_supports_jit",
+    "name_scope_callers",
+    "nodes_of",
+    "noted_losses",
+    "operation_fn",
+    "outputs_structure",
+    "own_generators",
+    "own_variables",
+    "set_keras_mask",
+    "standardize_inputs",
+    "sublayers",
+    "tf_optimizer",
+    "unscale_loss_for_distribution",
+    "value_of",
+    "variables_made_at_once",
+    "variant_of",
+    "with_flat_losses",
+]

@@ -1,0 +1,165 @@
+"""Private attributes of objects of Keras and TensorFlow, read here only.
+
+Each is listed in the tables beside, with why.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import symbols
+
+_STATELESS_SCOPE = "stateless_scope"
+
+
+def name_scope_callers() -> list[Any]:
+    """The layers and optimizers that are open in this thread, outermost first.
+
+    What is inside of the last one is made or called by it.
+    """
+    scopes = symbols.global_state.get_global_attribute("name_scope_stack") or ()
+    return [scope.caller for scope in scopes]
+
+
+@contextlib.contextmanager
+def variables_made_at_once() -> Iterator[None]:
+    """Within it, variables are made even where Keras would wait."""
+    state = symbols.global_state
+    scope = state.get_global_attribute(_STATELESS_SCOPE)
+    state.set_global_attribute(_STATELESS_SCOPE, None)
+    try:
+        with tf.init_scope():
+            yield
+    finally:
+        state.set_global_attribute(_STATELESS_SCOPE, scope)
+
+
+def asks_for_xla(function: Any) -> bool:
+    """Whether it is a `tf.function` that was made with `jit_compile=True`."""
+    return bool(getattr(function, "_jit_compile", False))
+
+
+# --- layers and models ----------------------------------------------------
+
+
+def flatten_layers(
+    layer: keras.Layer, *, include_self: bool = True, recursive: bool = True
+) -> list[keras.Layer]:
+    """A layer and all layers in it, or those right below it."""
+    return list(
+        layer._flatten_layers(include_self=include_self, recursive=recursive)
+    )
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """The variables of a layer itself, without those of layers in it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def own_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
+    """The seed generators of a layer itself."""
+    return list(layer._seed_generators)
+
+
+def noted_losses(layer: keras.Layer) -> list[Any]:
+    """The list of what a layer gave to `add_loss`, the layer's own."""
+    return layer._losses
+
+
+def sublayers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers right below a layer."""
+    return list(layer._layers)
+
+
+def inputs_structure(functional: keras.Model) -> Any:
+    """The symbolic inputs of a functional model, as users give them."""
+    return functional._inputs_struct
+
+
+def outputs_structure(functional: keras.Model) -> Any:
+    """The symbolic outputs of a functional model, as it returns them."""
+    return functional._outputs_struct
+
+
+def standardize_inputs(functional: keras.Model, x: Any) -> list[tf.Tensor]:
+    """What a user feeds, one tensor for each input."""
+    return functional._standardize_inputs(x)
+
+
+def nodes_of(functional: keras.Model) -> list[Any]:
+    """The calls of a functional model, in an order in which they can run."""
+    by_depth = functional._nodes_by_depth
+    return [
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+    ]
+
+
+def functional_in(model: keras.Sequential) -> keras.Model | None:
+    """The functional model that a built sequential one is inside."""
+    return model._functional
+
+
+# --- variables ------------------------------------------------------------
+
+
+def value_of(variable: keras.Variable) -> Any:
+    """What holds the value of a Keras variable, also where a scope hides it.
+
+    `variable.value` may be a tensor that stands for it in a trace.
+    """
+    return variable._value
+
+
+def make_value_anew(variable: keras.Variable, value: Any) -> None:
+    """Gives a Keras variable another variable of TensorFlow.
+
+    It is Keras' own method for a variable without a value, which asks the
+    strategy in scope for one.
+    """
+    variable._initialize(value)
+
+
+def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+    """A value of a variable in the dtype that layers compute with."""
+    return variable._maybe_autocast(value)
+
+
+def devices_of(variable: Any) -> tuple[str, ...]:
+    """The devices of the components of a distributed variable."""
+    return variable._devices
+
+
+# --- losses and optimizers ------------------------------------------------
+
+
+def flat_losses(compile_loss: Any) -> list[Any]:
+    """The losses given to `compile`, each with its path and weight."""
+    return compile_loss._flat_losses
+
+
+def with_flat_losses(losses: list[Any]) -> dict[str, Any]:
+    """Members of a subclass of `CompileLoss` that has other losses."""
+    return {"_flat_losses": property(lambda self: losses)}
+
+
+# --- graphs and datasets --------------------------------------------------
+
+
+def keep_side_effects_of_branches(graph: tf.Graph) -> None:
+    """Has branches of a `tf.cond` in a graph keep assertions and prints."""
+    graph._add_control_dependencies = True
+
+
+def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
+    """The tensor that a dataset is."""
+    return dataset._variant_tensor
+
+
+def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The datasets that a dataset is made of."""
+    return dataset._inputs()

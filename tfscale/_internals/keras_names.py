@@ -1,0 +1,171 @@
+"""Every private name of Keras and keras_hub that tfscale relies on, and why.
+
+By what has it: a module, a class, or a function. Of a function it is a name
+that its code uses: an attribute that a method sets, a key of a dict.
+"""
+
+_LAYER = "keras.src.layers.layer.Layer"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
+_TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer.TFOptimizer"
+_TRAINER = "keras.src.trainers.trainer.Trainer"
+_ATTENTION = "keras.src.layers.attention."
+_CORE = "keras.src.layers.core."
+
+KERAS = {
+    # --- who makes what, and when ----------------------------------------
+    "keras.src.backend.common.global_state": {
+        "get_global_attribute": "layers and optimizers whose scopes are open",
+        "set_global_attribute": "variables are made at once, see below",
+    },
+    "keras.src.backend.common.name_scope": {
+        "current_path": "the path of a variable that is being made",
+    },
+    "keras.src.backend.common.name_scope.name_scope.__enter__": {
+        "name_scope_stack": "key of the scopes that are open in a thread",
+    },
+    "keras.src.backend.common.name_scope.name_scope.__init__": {
+        "caller": "the layer or optimizer that a scope was opened by",
+    },
+    "keras.src.backend.common.stateless_scope.StatelessScope.__enter__": {
+        "stateless_scope": "key of the scope in which variables are made late",
+    },
+    # --- layers and models -----------------------------------------------
+    _LAYER: {
+        "_flatten_layers": "all layers of a layer; no public way but of models",
+    },
+    f"{_LAYER}.__init__": {
+        "_losses": "what ranks noted down, each for itself",
+    },
+    f"{_LAYER}._initialize_tracker": {
+        "_layers": "the layers right below one",
+        "_seed_generators": "the generators that ranks draw apart from",
+        "_trainable_variables": "a layer's own variables, without sublayers'",
+        "_non_trainable_variables": "likewise",
+    },
+    "keras.src.models.functional": {
+        "Functional": "what `keras.Model(inputs, outputs)` makes",
+        "operation_fn": "calls a layer as a model does, with `training`",
+    },
+    "keras.src.models.functional.Functional": {
+        "call": "a subclass that overrides it is none that can be read",
+        "_standardize_inputs": "what a user feeds, one tensor per input",
+    },
+    "keras.src.ops.function.Function.__init__": {
+        "_inputs_struct": "the structure in which inputs are fed",
+        "_outputs_struct": "the structure in which outputs are returned",
+        "_nodes_by_depth": "calls of layers, in the order of Keras",
+    },
+    "keras.src.ops.node.Node": {
+        "input_tensors": "what a call takes",
+    },
+    "keras.src.ops.node.Node.__init__": {
+        "operation": "what is called",
+        "arguments": "with which arguments",
+        "outputs": "what a call makes",
+        "is_input": "a node that is no call",
+    },
+    "keras.src.ops.symbolic_arguments.SymbolicArguments": {
+        "fill_in": "the arguments of a call with others in their places",
+    },
+    "keras.src.models.sequential.Sequential._maybe_rebuild": {
+        "_functional": "the functional model inside, whose layers are cut",
+    },
+    "keras.src.backend": {
+        "get_keras_mask": "the mask of a tensor, which a stage passes on",
+        "set_keras_mask": "likewise",
+    },
+    # --- variables -------------------------------------------------------
+    "keras.src.backend.common.variables.Variable.__init__": {
+        "_value": "how a variable is divided, also where tensors stand for it",
+    },
+    "keras.src.backend.common.variables.Variable": {
+        "_maybe_autocast": "a shard in the dtype to compute with",
+    },
+    "keras.src.backend.tensorflow.core.Variable": {
+        "_initialize": "makes the value of a variable anew, on another device",
+    },
+    # --- training --------------------------------------------------------
+    f"{_TRAINER}.compile": {
+        "_compile_loss": "the losses of a batch out of those of microbatches",
+        "_compile_metrics": "whether something is left to build",
+        "_loss_tracker": "the loss that `fit` prints",
+    },
+    _TRAINER: {
+        "_assert_compile_called": "the error of Keras, in `timelines`",
+        "_symbolic_build": "builds metrics and losses for `timelines`",
+    },
+    "keras.src.trainers.trainer": {
+        "model_supports_jit": "Keras' rule for XLA, by which stages go",
+    },
+    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": {
+        "_maybe_symbolic_build": "left out where nothing is to be built",
+    },
+    "keras.src.trainers.compile_utils.CompileLoss.build": {
+        "_flat_losses": "which target and weight go with which loss",
+    },
+    "keras.src.losses.loss": {
+        "apply_mask": "the weights behind a mean over unmasked elements",
+        "unscale_loss_for_distribution": "undoes the division by replicas",
+    },
+    # --- optimizers ------------------------------------------------------
+    _OPTIMIZER: {
+        "_backend_apply_gradients": "after it, replicas exchange their parts",
+        "_clip_gradients": "left out: whole variables are clipped before",
+        "_update_model_variables_moving_average": "averages of parts",
+    },
+    f"{_OPTIMIZER}.__init__": {
+        "_trainable_variables": "what is updated, where nobody says what",
+    },
+    f"{_OPTIMIZER}.build": {
+        "_model_variables_moving_average": "averages of parts",
+    },
+    _TF_OPTIMIZER: {
+        "_apply_weight_decay": "on shards",
+        "_backend_update_step": "on shards",
+        "_overwrite_model_variables_with_average_value": "on shards",
+    },
+    f"{_TF_OPTIMIZER}._var_key": {
+        "_distributed_container": "by which a part is known as its variable",
+    },
+    # --- layers that run by a rule ---------------------------------------
+    f"{_CORE}dense.Dense.build": {"_kernel": "without what LoRA adds"},
+    f"{_CORE}einsum_dense.EinsumDense.build": {"_kernel": "likewise"},
+    f"{_CORE}embedding.Embedding.build": {"_embeddings": "likewise"},
+    "keras.src.layers.convolutional.base_conv.BaseConv.build": {
+        "_kernel": "likewise",
+    },
+    "keras.src.layers.convolutional.base_conv.BaseConv": {
+        "convolution_op": "a subclass that overrides it has no rule",
+    },
+    "keras.src.layers.convolutional.conv1d.Conv1D": {
+        "_compute_causal_padding": "of a causal convolution on shards",
+    },
+    "keras.src.layers.normalization.batch_normalization.BatchNormalization": {
+        "_moments": "the batch's mean and variance, of a rank's channels",
+    },
+    f"{_ATTENTION}multi_head_attention.MultiHeadAttention": {
+        "_compute_attention": "a subclass that overrides it has no rule",
+        "_masked_softmax": "likewise",
+        "_compute_attention_mask": "looks at whole shapes",
+    },
+    f"{_ATTENTION}multi_head_attention.MultiHeadAttention.build": {
+        "_query_dense": "whose heads are divided",
+        "_key_dense": "likewise",
+        "_value_dense": "likewise",
+        "_output_dense": "which adds up over heads",
+    },
+    f"{_ATTENTION}multi_head_attention.MultiHeadAttention.__init__": {
+        "_attention_axes": "how many dims of scores are positions",
+    },
+    f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention": {
+        "_compute_attention": "a subclass that overrides it has no rule",
+        "_masked_softmax": "likewise",
+        "_compute_attention_mask": "looks at whole shapes",
+    },
+    f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention.build": {
+        "_query_dense": "whose heads are divided",
+        "_key_dense": "likewise",
+        "_value_dense": "likewise",
+        "_output_dense": "which adds up over heads",
+    },
+}

@@ -1,0 +1,145 @@
+"""Every private name of TensorFlow that tfscale relies on, and why.
+
+By what has it: a module, a class, or a function. Of a function it is a name
+that its code uses: an attribute that a method sets, a key of a dict.
+"""
+
+_DISTRIBUTE = "tensorflow.python.distribute."
+_EXTENDED = f"{_DISTRIBUTE}distribute_lib.StrategyExtendedV2"
+_EXTENDED_V1 = f"{_DISTRIBUTE}distribute_lib.StrategyExtendedV1"
+_MIRRORED = f"{_DISTRIBUTE}mirrored_strategy.MirroredExtended"
+_VALUES = f"{_DISTRIBUTE}values"
+_DATASET = "tensorflow.python.data.ops.dataset_ops.DatasetV2"
+
+TENSORFLOW = {
+    # --- strategies ------------------------------------------------------
+    f"{_DISTRIBUTE}mirrored_strategy": {
+        "MirroredExtended": "one traced thread for each device",
+    },
+    _MIRRORED: {
+        "_call_for_each_replica": "ranks are called as replicas are",
+        "_create_variable": "of a single device; others are made here",
+        "_distribute_datasets_from_function": "an ordinary iterator for one",
+        "_experimental_distribute_dataset": "likewise",
+        "_get_cross_device_ops": "sums on each device that needs them",
+        "_get_local_replica_id": "the component of a thread",
+        "_get_replica_id_in_sync_group": "ranks of a replica have its number",
+        "_input_workers_with_options": "batches of CPUs stay where they are",
+        "_num_replicas_in_sync": "the data axis only; Keras divides by it",
+        "_reduce_to": "ranks count once",
+        "_replica_ctx_all_reduce": "sums that are made already",
+        "_replica_ctx_update": "a replica's part of a variable",
+        "_update": "weights by parts of slots",
+        "_use_merge_call": "no meeting where gradients are summed already",
+    },
+    f"{_MIRRORED}.__init__": {
+        "_collective_key_base": "of the strategy, which has to have it",
+        "_cross_device_ops": "those that the strategy was made with",
+    },
+    f"{_MIRRORED}._initialize_single_worker": {
+        "_devices": "a device for each thread",
+        "_input_workers_devices": "which devices get batches",
+    },
+    _EXTENDED: {
+        "_container_strategy": "the strategy of an extended",
+        "_local_results": "a value of each replica",
+    },
+    f"{_DISTRIBUTE}device_util": {
+        "canonicalize": "a host for a device",
+        "resolve": "the full name of a device",
+    },
+    f"{_DISTRIBUTE}distribute_lib": {
+        "get_update_replica_id": "the component that an update is for",
+    },
+    f"{_DISTRIBUTE}distribute_utils": {
+        "regroup": "what each replica has, as one value",
+        "create_mirrored_variable": "makes a variable out of components",
+        "VARIABLE_CLASS_MAPPING": "of which class",
+        "VARIABLE_POLICY_MAPPING": "with which policy",
+    },
+    f"{_DISTRIBUTE}input_util": {
+        "get_distributed_dataset": "with options that the public one refuses",
+        "get_distributed_datasets_from_function": "likewise",
+    },
+    f"{_DISTRIBUTE}values_util": {
+        "get_current_replica_id_as_int": "the component of this thread",
+    },
+    # --- variables and values --------------------------------------------
+    _VALUES: {
+        "DistributedVariable": "a variable with components",
+        "Mirrored": "a value with equal components",
+        "MirroredVariable": "a variable with equal components",
+        "SyncOnReadVariable": "a variable that is added up when read",
+    },
+    f"{_VALUES}.DistributedValues": {
+        "_devices": "on which a slot is made",
+        "_get_on_device_or_primary": "the component of this thread",
+        "_primary": "the first component",
+    },
+    f"{_VALUES}.DistributedValues.__init__": {
+        "_values": "the components",
+    },
+    f"{_VALUES}.DistributedDelegate": {
+        "_get_as_operand": "a shard put together in arithmetic",
+    },
+    f"{_VALUES}.DistributedVariable": {
+        "_export_to_saved_model_graph": "would take a shard for the value",
+        "_update_cross_replica": "cuts what is assigned",
+    },
+    f"{_VALUES}.DistributedVariable.__init__": {
+        "_policy": "none: variables of these classes act by themselves",
+    },
+    f"{_VALUES}.MirroredVariable": {
+        "_dense_var_to_tensor": "dense gradients; shards put together",
+        "_get_cross_replica": "a sharded value outside of replicas",
+        "_update_replica": "each replica its own component",
+    },
+    f"{_VALUES}.SyncOnReadVariable": {
+        "_get_cross_replica": "ranks of a replica count once",
+    },
+    "tensorflow.python.trackable.base.Trackable": {
+        "_serialize_to_tensors": "a checkpoint has whole values",
+        "_restore_from_tensors": "and is divided when it is read",
+    },
+    "tensorflow.python.ops.resource_variable_ops": {
+        "ResourceVariable": "of no strategy: a position in the data",
+    },
+    # --- graphs and functions --------------------------------------------
+    "tensorflow.python.framework.func_graph": {
+        "FuncGraph": "a graph to be let go of, which captures from others",
+    },
+    "tensorflow.python.ops.cond_v2.cond_v2": {
+        "_add_control_dependencies": "branches keep assertions and prints",
+    },
+    "tensorflow.python.ops.control_flow_util": {
+        "GraphOrParentsInXlaContext": "whether XLA is to compile a graph",
+    },
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function"
+    ".Function.__init__": {
+        "_jit_compile": "whether a function is to be compiled by XLA",
+    },
+    "tensorflow.python.eager.context": {
+        "context": "how the outermost function of a step is run",
+        "FunctionCallOptions": "without Grappler",
+    },
+    "tensorflow.python.eager.context.Context": {
+        "config": "the options of the process, which are kept",
+        "function_call_options": "where it is said",
+    },
+    "tensorflow.python.grappler.tf_optimizer": {
+        "OptimizeGraph": "Grappler, for one function at a time",
+    },
+    # --- data ------------------------------------------------------------
+    "tensorflow.python.data.ops.structured_function": {
+        "StructuredFunctionWrapper": "a function with attributes of its own",
+    },
+    _DATASET: {
+        "_common_args": "what every operation of a dataset takes",
+        "_functions": "the functions of a dataset, which tf.data looks at",
+        "_inputs": "the datasets that one is made of",
+        "_variant_tensor": "a dataset made of the same operation",
+    },
+    f"{_DATASET}._metadata": {
+        "_name": "the name of an operation of a dataset",
+    },
+}
