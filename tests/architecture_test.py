@@ -27,6 +27,7 @@ PURE = (
     "tfscale/pipeline/planning/schedule.py",
     "tfscale/pipeline/planning/simulate.py",
     "tfscale/pipeline/planning/timeline.py",
+    "tfscale/sharding/sharding.py",
     "tfscale/tensor_parallel/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
@@ -44,6 +45,7 @@ LAYERS = (
         "tfscale/formatting.py",
         "tfscale/thread_values.py",
     ),
+    ("tfscale/sharding/",),
     ("tfscale/tensor_parallel/",),
     ("tfscale/distribute/",),
     ("tfscale/data/sources/", "tfscale/data/single_device.py"),

@@ -40,7 +40,9 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
     def assert_parts(self, variable, value, num_ranks):
         """Each component is the part of the value that its rank has."""
         self.assertIsInstance(variable.value, ShardedVariable)
-        parts = np.split(value, num_ranks, axis=variable.value.split_dim)
+        parts = np.split(
+            value, num_ranks, axis=variable.value.sharding.model_dim
+        )
         found = components(variable)
         for index, component in enumerate(found):
             np.testing.assert_array_equal(component, parts[index % num_ranks])

@@ -61,7 +61,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
         if zero_stage:
             zero_test.check_parts(self, actual, data, model)
         for variable in actual.model.trainable_variables:
-            if getattr(variable.value, "split_dim", None) is None:
+            if variable.value.sharding.model_dim is None:
                 first, *others = variable.value.values
                 for other in others:
                     np.testing.assert_array_equal(first, other)

@@ -13,7 +13,6 @@ import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
 from tests.tensor_parallel import same_numbers_test
-from tfscale.distribute import zero
 
 OPTIMIZERS = keras.optimizers
 LAYOUTS = optimizer_test.LAYOUTS
@@ -119,7 +118,8 @@ def check_parts(test, outcome, data, model=1):
         )
         test.assertLen(weight.values, data * model)
         shard = weight.values[0].shape.as_list()
-        dim = zero.divided_dim(shard, data)
+        divided = (d for d, size in enumerate(shard) if size % data == 0)
+        dim = next(divided, None)
         if dim is None:
             whole.append(slot)
         else:
@@ -490,19 +490,6 @@ class RefusalTest(tf.test.TestCase, parameterized.TestCase):
             gradients = [tf.ones(v.shape) for v in model.variables]
             with self.assertRaisesRegex(ValueError, "strategy.run"):
                 optimizer.apply(gradients, model.trainable_variables)
-
-
-class DividedDimTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ((6, 4), 2, 0),
-        ((5, 4), 2, 1),
-        ((5, 7), 2, None),
-        ((), 2, None),
-        ((0, 4), 2, 1),
-        ((3, 2, 9), 3, 0),
-    )
-    def test_is_the_first_that_the_replicas_divide(self, shape, count, dim):
-        self.assertEqual(zero.divided_dim(shape, count), dim)
 
 
 if __name__ == "__main__":

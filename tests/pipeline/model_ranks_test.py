@@ -89,7 +89,7 @@ class PlacementTest(tf.test.TestCase):
                 [part.device for part in parts],
                 [device for replica in grid for device in replica[stage]],
             )
-            split = getattr(variable.value, "split_dim", None)
+            split = variable.value.sharding.model_dim
             sharded += split is not None
             whole = list(variable.shape)
             if split is not None:

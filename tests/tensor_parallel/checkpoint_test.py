@@ -65,7 +65,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
             slots = [v for v in model.optimizer.variables if "kernel" in v.path]
             self.assertLen(slots, 2 * len(kernels))
             for variable in (*kernels, *slots):
-                self.assertIsNotNone(variable.value.split_dim)
+                self.assertIsNotNone(variable.value.sharding.model_dim)
         # To trace a step takes longest: of all that is loaded onto one mesh,
         # which is equal to the last bit, one goes on.
         if (source, target) in GOES_ON:

@@ -112,8 +112,8 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
             @tf.function(autograph=False)
             def apply():
                 parts = [
-                    collectives.own_part(g, v.value.split_dim)
-                    if hasattr(v.value, "split_dim")
+                    collectives.own_part(g, v.value.sharding.model_dim)
+                    if v.value.sharding.is_sharded
                     else g
                     for g, v in zip(
                         [entry, *gradients[1:]], model.trainable_variables

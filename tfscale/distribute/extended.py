@@ -11,6 +11,7 @@ from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.variable_creator import VariableCreator
+from tfscale.sharding.shards import shard
 
 
 class MeshExtended(ModelRanks):
@@ -130,6 +131,18 @@ class MeshExtended(ModelRanks):
         for i, part in zip(divided, parts):
             sums[i] = part
         return sums
+
+    def shard_gradient(self, gradient, variable) -> tf.Tensor:
+        """This device's part of a gradient that all devices have whole.
+
+        It is what `optimizer.apply` takes within `reduced_gradients`.
+
+        Args:
+            gradient: A tensor.
+            variable: The trainable variable that it is of.
+        """
+        sharding = self.slot_parts.sharding_of(variable)
+        return shard(gradient, sharding, *self.place())
 
     def _update(self, var, fn, args, kwargs, group):
         update = mixed_update.of_parts(super()._update, self.slot_parts)

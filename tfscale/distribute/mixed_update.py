@@ -53,9 +53,11 @@ def _weights_of_slots(values):
         for value in tf.nest.flatten(values)
         if isinstance(value, MeshVariable)
     ]
-    shapes = [v.whole_shape for v in variables if v.replica_dim is not None]
+    shapes = [v.sharding.shape for v in variables if _over_data(v)]
     return [
-        v
-        for v in variables
-        if v.replica_dim is None and v.whole_shape in shapes
+        v for v in variables if not _over_data(v) and v.sharding.shape in shapes
     ]
+
+
+def _over_data(variable):
+    return variable.sharding.data_dim is not None

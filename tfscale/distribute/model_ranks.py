@@ -81,6 +81,11 @@ class ModelRanks(MirroredInputs):
     def _get_local_replica_id(self, replica_id_in_sync_group):
         return replica_id_in_sync_group.thread
 
+    def place(self) -> tuple[int, int]:
+        """Replica and model rank of this thread; in replica context."""
+        thread = _internals.get_current_replica_id_as_int()
+        return divmod(thread, self.num_model_ranks)
+
     def _call_for_each_replica(self, fn, args, kwargs):
         if self.num_model_ranks == 1:
             return super()._call_for_each_replica(fn, args, kwargs)

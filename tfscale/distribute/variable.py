@@ -18,7 +18,10 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import thread_values
 from tfscale.distribute import zero
-from tfscale.distribute.parts import Parts
+from tfscale.sharding.sharding import Sharding
+from tfscale.sharding.shards import shard
+from tfscale.sharding.shards import shards
+from tfscale.sharding.shards import unshard
 from tfscale.tensor_parallel import collectives
 
 # Under which a checkpoint of TensorFlow has the value of any variable.
@@ -68,8 +71,21 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
     Made by `MeshStrategy` for what is created in its scope, not by users.
     """
 
-    # The dim of a component that replicas divide, if they do.
-    replica_dim: int | None = None
+    @property
+    def sharding(self) -> Sharding:
+        """What each device has of it: here all."""
+        strategy = self.distribute_strategy
+        return Sharding(
+            tuple(self._primary.shape),
+            self.dtype.size,
+            strategy.num_replicas_in_sync,
+            strategy.extended.num_model_ranks,
+        )
+
+    @property
+    def state_sharding(self) -> Sharding:
+        """What each device has of an optimizer's state of it."""
+        return self.distribute_strategy.extended.slot_parts.sharding_of(self)
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
@@ -101,27 +117,31 @@ class ShardedVariable(MeshVariable):
     """
 
     def __init__(
-        self, strategy, values, aggregation, var_policy=None, *, parts: Parts
+        self,
+        strategy,
+        values,
+        aggregation,
+        var_policy=None,
+        *,
+        sharding: Sharding,
     ):
-        self._parts = parts
-        self.replica_dim = parts.replica_dim
-        self._whole_shape = parts.whole_shape(values[0].shape)
+        self._sharding = sharding
         super().__init__(strategy, values, aggregation, var_policy)
 
     @property
-    def split_dim(self) -> int | None:
-        """The dim that the model ranks divide, if they do."""
-        return self._parts.rank_dim
+    def sharding(self) -> Sharding:
+        """What each device has of it."""
+        return self._sharding
 
     @property
     def shape(self):
         """The whole shape, or the rank's where the shard is what is read."""
-        return self._primary.shape if self._is_local() else self._whole_shape
+        return self._primary.shape if self._is_local() else self.whole_shape
 
     @property
     def whole_shape(self) -> tf.TensorShape:
         """The shape of the value, of which components have parts."""
-        return self._whole_shape
+        return tf.TensorShape(self._sharding.shape)
 
     def get_shape(self):
         """See `shape`."""
@@ -166,10 +186,11 @@ class ShardedVariable(MeshVariable):
     def _gathered(self):
         """The value, put together by this replica."""
         value = super()._dense_var_to_tensor()
-        if self._parts.replica_dim is not None:
-            (value,) = zero.gather([value], [self._parts.replica_dim])
-        if self._parts.rank_dim is not None:
-            value = collectives.gather_from_ranks(value, self._parts.rank_dim)
+        sharding = self._sharding
+        if sharding.data_dim is not None:
+            (value,) = zero.gather([value], [sharding.data_dim])
+        if sharding.model_dim is not None:
+            value = collectives.gather_from_ranks(value, sharding.model_dim)
         return value
 
     def __array__(self, dtype=None):
@@ -196,7 +217,7 @@ class ShardedVariable(MeshVariable):
 
     def _restore_from_tensors(self, restored_tensors):
         value = restored_tensors[_CHECKPOINT_KEY]
-        parts = self._parts.split(self._checked(value))
+        parts = shards(self._checked(value), self._sharding)
         assigned = []
         for component, part in zip(self._values, parts):
             with tf.device(component.device):
@@ -215,18 +236,18 @@ class ShardedVariable(MeshVariable):
         )
 
     def _whole(self):
-        return self._parts.join([v.read_value() for v in self._values])
+        return unshard([v.read_value() for v in self._values], self._sharding)
 
     def _update_cross_replica(self, update_fn, value, **kwargs):
         value = _internals.distribute_utils.regroup(
-            tuple(self._parts.split(self._checked(value)))
+            tuple(shards(self._checked(value), self._sharding))
         )
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn, value, **kwargs):
         if not collectives.reads_shards():
-            index = _internals.get_current_replica_id_as_int()
-            value = self._parts.split(self._checked(value))[index]
+            replica, rank = self.distribute_strategy.extended.place()
+            value = shard(self._checked(value), self._sharding, replica, rank)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

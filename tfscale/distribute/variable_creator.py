@@ -12,11 +12,14 @@ from tfscale import thread_values
 from tfscale.distribute.late_variables import late_variable
 from tfscale.distribute.late_variables import layers_around
 from tfscale.distribute.optimizer import adapt_optimizer
-from tfscale.distribute.parts import Parts
 from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
 from tfscale.distribute.variable import ShardedVariable
 from tfscale.distribute.zero import SlotParts
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.of_variable import state_sharding_of
+from tfscale.sharding.sharding import Sharding
+from tfscale.sharding.shards import shards
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.layouts import Layouts
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
@@ -84,16 +87,17 @@ class VariableCreator:
         """
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
-        parts = values = None
+        sharding = values = None
         if self._layouts.size > 1 or (
             self._slot_parts.are_divided and _is_optimizer(callers)
         ):
             with tf.init_scope(), tf.device(_host_of(devices[0])):
                 initial = _as_tensor(**kwargs)
-                parts = self._parts(
+                sharding = self._sharding(
                     callers, path, initial, colocate_with, kwargs
                 )
-                values = parts.split(initial) if parts else None
+                if sharding.is_sharded:
+                    values = shards(initial, sharding)
             kwargs["initial_value"] = initial
 
         def create_components(**kwargs):
@@ -112,9 +116,9 @@ class VariableCreator:
             return components
 
         classes = _CLASSES
-        if parts:
+        if values:
             kwargs.pop("shape", None)
-            sharded = functools.partial(ShardedVariable, parts=parts)
+            sharded = functools.partial(ShardedVariable, sharding=sharding)
             classes = dict.fromkeys(classes, sharded)
         variable = _internals.distribute_utils.create_mirrored_variable(
             strategy,
@@ -125,7 +129,7 @@ class VariableCreator:
         )
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
-        elif callers and parts:
+        elif callers and values:
             _prepare_layers(callers, strategy.extended)
         return variable
 
@@ -143,26 +147,26 @@ class VariableCreator:
             return devices
         return [_host_of(device) for device in devices]
 
-    def _parts(self, callers, path, initial, colocate_with, kwargs):
-        """How a new variable is divided, or None if it is not."""
-        rank_dim = replica_dim = None
+    def _sharding(self, callers, path, initial, colocate_with, kwargs):
+        """How a new variable is divided."""
         like = colocate_with
         if like is None:
             like = getattr(self._local, "like", None)
+        model_dim = data_dim = None
         if like is None:
-            rank_dim = self._layout_dim(callers, path, initial, kwargs)
-        elif initial.shape == getattr(like, "whole_shape", None):
-            # Slots of an optimizer are divided like their variable, and more.
-            rank_dim = getattr(like, "split_dim", None)
-            if _is_optimizer(callers):
-                replica_dim = self._slot_parts.dim_of(like)
-        if rank_dim is None and replica_dim is None:
-            return None
-        return Parts(
+            model_dim = self._layout_dim(callers, path, initial, kwargs)
+        elif tuple(initial.shape) == sharding_of(like).shape:
+            # States of an optimizer are divided like their variable, and more.
+            is_state = _is_optimizer(callers)
+            found = state_sharding_of(like) if is_state else sharding_of(like)
+            model_dim, data_dim = found.model_dim, found.data_dim
+        return Sharding(
+            tuple(initial.shape),
+            initial.dtype.size,
             len(self._device_grid),
             len(self._device_grid[0][0]),
-            rank_dim,
-            replica_dim,
+            model_dim,
+            data_dim,
         )
 
     def _layout_dim(self, callers, path, initial, kwargs):

@@ -14,9 +14,8 @@ of the optimizer is
 No more is sent than for the all-reduce of gradients that replicas without it
 make, which is at best a reduce-scatter and an all-gather too.
 
-A part is one of D equal slices along the first dim that D divides, whose
-slices lie together in memory as far as that goes. A variable with no such dim
-(a scalar, a bias of odd size) stays whole, slots and all, on each replica.
+A part is one of D equal slices along a dim, see `Sharding.over_data`. A
+variable with no such dim stays whole, slots and all, on each replica.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models (2020), section 5.1 (P_os) and section 7.
@@ -31,14 +30,8 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import thread_values
-
-
-def divided_dim(shape: Sequence[int], num_replicas: int) -> int | None:
-    """Along which dim replicas divide the slots of a variable, if they do."""
-    for dim, size in enumerate(shape):
-        if size and size % num_replicas == 0:
-            return dim
-    return None
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.sharding import Sharding
 
 
 class SlotParts:
@@ -59,8 +52,8 @@ class SlotParts:
         """Whether replicas have parts at all."""
         return self.num_replicas > 1
 
-    def dim_of(self, variable) -> int | None:
-        """Which dim of its shard of a variable the replicas divide, if any.
+    def sharding_of(self, variable) -> Sharding:
+        """How the slots of a variable are divided.
 
         Args:
             variable: A trainable variable, of Keras or distributed.
@@ -70,9 +63,12 @@ class SlotParts:
         if not self.are_divided or getattr(
             variable, "overwrite_with_gradient", False
         ):
-            return None
-        shape = _distributed(variable).values[0].shape
-        return divided_dim(shape, self.num_replicas)
+            return sharding_of(variable)
+        return sharding_of(variable).over_data()
+
+    def dim_of(self, variable) -> int | None:
+        """Which dim of its shard of a variable the replicas divide, if any."""
+        return self.sharding_of(variable).data_dim
 
     def own_part(self, variable):
         """What this replica updates of a variable: a part, or its component.
@@ -82,20 +78,11 @@ class SlotParts:
         """
         thread = _internals.get_current_replica_id_as_int()
         component = _distributed(variable).values[thread]
-        dim = self.dim_of(variable)
-        if dim is None:
+        sharding = self.sharding_of(variable)
+        if sharding.data_dim is None:
             return component
         replica = thread // self._num_ranks
-        return OwnPart(variable, component, dim, replica, self.num_replicas)
-
-    def cut(self, gradient, variable):
-        """This replica's part of a gradient that all replicas have alike."""
-        dim = self.dim_of(variable)
-        if dim is None:
-            return gradient
-        thread = _internals.get_current_replica_id_as_int()
-        parts = tf.split(gradient, self.num_replicas, axis=dim)
-        return parts[thread // self._num_ranks]
+        return OwnPart(variable, component, sharding, replica)
 
     @property
     def are_updated(self) -> bool:
@@ -154,16 +141,15 @@ class OwnPart:
     Args:
         variable: The variable; optimizers know slots by it.
         component: The component of this replica and rank.
-        dim: The dim that the replicas divide.
+        sharding: That of the variable's slots.
         replica: Which replica this is.
-        num_replicas: Number of replicas.
     """
 
-    def __init__(self, variable, component, dim, replica, num_replicas):
+    def __init__(self, variable, component, sharding, replica):
         self._variable = _distributed(variable)
         self._component = component
-        rank = component.shape.rank
-        size = component.shape[dim] // num_replicas
+        rank, dim = component.shape.rank, sharding.data_dim
+        size = sharding.local_shape[dim]
         # Of all other dims everything: end 0 counts for nothing there.
         self._slice = dict(
             begin=[replica * size if d == dim else 0 for d in range(rank)],
@@ -172,9 +158,7 @@ class OwnPart:
             begin_mask=sum(1 << d for d in range(rank) if d != dim),
             end_mask=sum(1 << d for d in range(rank) if d != dim),
         )
-        sizes = component.shape.as_list()
-        sizes[dim] = size
-        self.shape = tf.TensorShape(sizes)
+        self.shape = tf.TensorShape(sharding.local_shape)
         self.dtype = component.dtype
         self.name = self._variable.name
         self.device = component.device

@@ -18,6 +18,7 @@ from tfscale.formatting import table_length
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.tracing import memory
 from tfscale.pipeline.tracing.plan import Plan
+from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
 
@@ -250,9 +251,7 @@ def _variables_at_home(plan, stage):
 
 def _has_ranks(plan):
     """Whether model ranks divide variables, and so may divide activations."""
-    return any(
-        tuple(memory.local_shape(v)) != tuple(v.shape) for v in plan.variables
-    )
+    return any(sharding_of(v).is_sharded for v in plan.variables)
 
 
 def _num_slots(optimizer, plan):

@@ -1,12 +1,12 @@
 """How each layer of a divided model runs, and what a device has of it."""
 
 import dataclasses
-import math
 
 import keras
-import tensorflow as tf
 
 from tfscale.formatting import readable_bytes
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
 
@@ -18,16 +18,12 @@ class Held:
     Attributes:
         name: Name of the variable.
         layout: `"replicated"`, or the axis of each dim.
-        shape: Of what the device has.
-        num_bytes: Of what the device has.
-        whole_bytes: Of the variable.
+        sharding: Shapes and bytes, of the variable and of what a device has.
     """
 
     name: str
     layout: str
-    shape: tuple[int, ...]
-    num_bytes: int
-    whole_bytes: int
+    sharding: Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +67,7 @@ def rows(model: keras.Model, plan: sequence.Plan | None) -> list[Row]:
         if not own and (call is None or call.rule is None):
             continue
         variables = [held(v) for v in own]
-        sharded = any(v.num_bytes < v.whole_bytes for v in variables)
+        sharded = any(v.sharding.is_sharded for v in variables)
         path = own[0].path.rpartition("/")[0] if own else layer.name
         row = Row(path, variables=variables, **_how(call, sharded, variables))
         if plan is not None:
@@ -83,22 +79,12 @@ def rows(model: keras.Model, plan: sequence.Plan | None) -> list[Row]:
 
 def held(variable: keras.Variable) -> Held:
     """What a device has of a variable."""
-    value = variable._value
-    shape = tuple(variable.shape)
-    split_dim = getattr(value, "split_dim", None)
-    layout, local = "replicated", tuple(value.values[0].shape)
-    if split_dim is not None:
-        axes = ["None"] * len(shape)
-        axes[split_dim] = "model"
-        layout = f"({', '.join(axes)}{',' * (len(axes) == 1)})"
-    size = tf.as_dtype(variable.dtype).size
-    return Held(
-        variable.name,
-        layout,
-        local,
-        math.prod(local) * size,
-        math.prod(shape) * size,
-    )
+    sharding = sharding_of(variable)
+    layout = "replicated"
+    if sharding.model_dim is not None:
+        axes = ", ".join(map(str, sharding.axes))
+        layout = f"({axes}{',' * (len(sharding.axes) == 1)})"
+    return Held(variable.name, layout, sharding)
 
 
 def _how(call, sharded, variables):
@@ -106,7 +92,9 @@ def _how(call, sharded, variables):
         return dict(how="replicated", exchanged=(), reason=None)
     rule = call.rule
     if rule is None:
-        missing = sum(v.whole_bytes - v.num_bytes for v in variables)
+        missing = sum(
+            v.sharding.num_bytes - v.sharding.local_bytes for v in variables
+        )
         return dict(
             how="gathered",
             exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
@@ -129,6 +117,6 @@ def _kind(rule):
     if rule.passes:
         return "local"
     if isinstance(rule.layer, keras.layers.Embedding):
-        by_rows = rule.layer._embeddings._value.split_dim == 0
+        by_rows = sharding_of(rule.layer._embeddings).model_dim == 0
         return "vocabulary-parallel" if by_rows else "column-parallel"
     return "row-parallel" if rule.source_dim is None else "column-parallel"

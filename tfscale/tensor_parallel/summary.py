@@ -140,7 +140,8 @@ def _render(console, model, extended, line_length):
 
 
 def _totals(console, title, variables, ranks, replicas):
-    whole = sum(v.whole_bytes for v in variables)
+    whole = sum(v.sharding.num_bytes for v in variables)
+    local = sum(v.sharding.local_bytes for v in variables)
     over = [
         f"{colored(count)} {what}"
         for count, what in ((ranks, "ranks"), (replicas, "replicas"))
@@ -148,7 +149,7 @@ def _totals(console, title, variables, ranks, replicas):
     ] or [f"{colored(1)} device"]
     console.print(
         f"[bold] {title}:[/] "
-        f"{colored(readable_bytes(sum(v.num_bytes for v in variables)))} of "
+        f"{colored(readable_bytes(local))} of "
         f"{colored(readable_bytes(whole))} (ideal for {' of '.join(over)}: "
         f"{colored(readable_bytes(whole / ranks / replicas))})",
         soft_wrap=True,
@@ -178,12 +179,15 @@ def _table(rows, line_length):
     )
     for row in rows:
         variables = row.variables
+        shardings = [v.sharding for v in variables]
         table.add_row(
             f"[bold]{rich.markup.escape(row.path)}[/]\n{row.how}",
             "\n".join(rich.markup.escape(v.name) for v in variables),
             "\n".join(v.layout for v in variables),
-            "\n".join(colored(v.shape) for v in variables),
-            "\n".join(colored(readable_bytes(v.num_bytes)) for v in variables),
+            "\n".join(colored(s.local_shape) for s in shardings),
+            "\n".join(
+                colored(readable_bytes(s.local_bytes)) for s in shardings
+            ),
             "\n".join(row.exchanged),
         )
     return table

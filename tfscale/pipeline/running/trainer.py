@@ -12,8 +12,6 @@ from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.plan import Plan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
-from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel.sharded_layers import rules
 
 
 class PipelineTrainer(keras.Model):
@@ -131,7 +129,7 @@ class PipelineTrainer(keras.Model):
 
     def _add_penalties(self, gradients, scale):
         """Adds weight regularisers' gradients, returns their sum."""
-        total = tf.zeros(())
+        total, extended = tf.zeros(()), self.distribute_strategy.extended
         for number, variable in enumerate(self._plan.variables):
             if variable.regularizer is None or not variable.trainable:
                 continue
@@ -142,11 +140,7 @@ class PipelineTrainer(keras.Model):
             total += tf.cast(penalty, tf.float32)
             if number in gradients:
                 gradient = tape.gradient(penalty, value)
-                dim = rules.split_dim(variable)
-                if dim is not None:
-                    gradient = collectives.own_part(gradient, dim)
-                slot_parts = self.distribute_strategy.extended.slot_parts
-                gradient = slot_parts.cut(gradient, variable)
+                gradient = extended.shard_gradient(gradient, variable)
                 gradients[number] += gradient * tf.cast(scale, gradient.dtype)
         return total
 

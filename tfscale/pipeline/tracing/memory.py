@@ -11,9 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 import keras
-import tensorflow as tf
 
-from tfscale.distribute.variable import MeshVariable
 from tfscale.pipeline.tracing.graph import Call
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
@@ -22,6 +20,8 @@ from tfscale.pipeline.tracing.single_call import SingleCall
 from tfscale.pipeline.tracing.single_call import map_calls
 from tfscale.pipeline.tracing.single_call import tensor_spec
 from tfscale.pipeline.tracing.trace import TracedStage
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.of_variable import state_sharding_of
 
 # Operations whose result is the buffer that they are given.
 _ALIASES = (
@@ -73,24 +73,17 @@ def training_bytes(
     variables = list(variables)
     trainable = [v for v in variables if v.trainable]
     return (
-        _variable_bytes(variables),
+        sum(sharding_of(v).local_bytes for v in variables),
         # Sums of gradients are never of less than float32.
         sum(
-            math.prod(local_shape(v)) * max(tf.as_dtype(v.dtype).size, 4)
+            math.prod(sharding_of(v).local_shape)
+            * max(sharding_of(v).itemsize, 4)
             for v in trainable
         ),
         int(
-            num_slots
-            * sum(_variable_bytes([v]) / _num_slot_parts(v) for v in trainable)
+            num_slots * sum(state_sharding_of(v).local_bytes for v in trainable)
         ),
     )
-
-
-def local_shape(variable: keras.Variable) -> Sequence[int]:
-    """What shape a device has of a variable: a shard's, if ranks divide it."""
-    if isinstance(variable.value, MeshVariable):
-        return variable.value.values[0].shape
-    return variable.shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,20 +135,6 @@ def kept_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
 def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     """Bytes of tensors of the model with `rows` examples."""
     return sum(_bytes(tensor_spec(graph, value, rows)) for value in values)
-
-
-def _variable_bytes(variables):
-    return sum(
-        math.prod(local_shape(v)) * tf.as_dtype(v.dtype).size for v in variables
-    )
-
-
-def _num_slot_parts(variable):
-    """Into how many parts replicas divide what a rank has of a slot."""
-    if not isinstance(variable.value, MeshVariable):
-        return 1
-    parts = variable.value.distribute_strategy.extended.slot_parts
-    return 1 if parts.dim_of(variable) is None else parts.num_replicas
 
 
 def _kept_by_call(single: SingleCall):

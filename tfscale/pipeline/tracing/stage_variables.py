@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.pipeline.tracing.stages import Stage
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sharded_layers import rules
 
@@ -92,10 +93,10 @@ class _Scope(keras.StatelessScope):
 def _shard_dim(variable):
     if collectives.num_ranks() == 1:
         return None
-    return rules.split_dim(variable)
+    return sharding_of(variable).model_dim
 
 
 def _rank_shape(variable):
     if _shard_dim(variable) is None:
         return variable.shape
-    return variable._value.values[0].shape
+    return sharding_of(variable).local_shape

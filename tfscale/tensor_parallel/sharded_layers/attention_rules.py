@@ -18,6 +18,7 @@ import inspect
 import keras
 import tensorflow as tf
 
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -96,7 +97,7 @@ def _gives_heads(dense):
 
 def _is_whole(dense):
     return (
-        all(rules.split_dim(v) is None for v in dense.weights)
+        all(sharding_of(v).model_dim is None for v in dense.weights)
         and dense.activity_regularizer is None
         and not dense.lora_enabled
         and dense.quantization_mode is None

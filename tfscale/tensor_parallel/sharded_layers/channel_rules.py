@@ -12,6 +12,7 @@ import abc
 import keras
 import tensorflow as tf
 
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
@@ -25,7 +26,7 @@ def make_rule(layer) -> rules.Rule | None:
     if rules.runs_as(layer, _CONVOLUTIONS, "kernel", "convolution_op"):
         return _convolution(layer)
     if rules.runs_as(layer, _DEPTHWISE):
-        if rules.split_dim(layer.kernel) == len(
+        if sharding_of(layer.kernel).model_dim == len(
             layer.kernel.shape
         ) - 2 and rules.is_elementwise(layer.activation):
             return _Depthwise(layer, _channel_dim(layer))
@@ -40,7 +41,7 @@ def make_rule(layer) -> rules.Rule | None:
 def _convolution(layer):
     if layer.groups != 1:
         return None
-    dim = rules.split_dim(layer._kernel)
+    dim = sharding_of(layer._kernel).model_dim
     rank = len(layer._kernel.shape)
     if dim == rank - 1:
         return _OutputChannels(layer, _channel_dim(layer))
@@ -53,7 +54,7 @@ def _batch_normalization(layer):
     variables = layer.weights
     if layer.renorm or layer.synchronized or layer.axis != -1:
         return None
-    if any(rules.split_dim(v) != 0 for v in variables):
+    if any(sharding_of(v).model_dim != 0 for v in variables):
         return None
     return _BatchNormalization(layer)
 
@@ -61,7 +62,7 @@ def _batch_normalization(layer):
 def _layer_normalization(layer):
     variables = layer.weights
     last = layer.axis in (-1, [-1])
-    if not last or any(rules.split_dim(v) != 0 for v in variables):
+    if not last or any(sharding_of(v).model_dim != 0 for v in variables):
         return None
     return _LayerNormalization(layer)
 

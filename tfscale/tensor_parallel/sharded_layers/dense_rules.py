@@ -12,6 +12,7 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
 import keras
 import tensorflow as tf
 
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import low_rank
@@ -26,7 +27,7 @@ def make_rule(layer) -> rules.Rule | None:
         return None
     if layer.quantization_mode is not None:
         return None
-    dim = rules.split_dim(layer._kernel)
+    dim = sharding_of(layer._kernel).model_dim
     if dim is None:
         return None
     inputs, kernel, output = _subscripts(layer)

@@ -11,6 +11,7 @@ embedding.
 import keras
 
 from tfscale import _internals
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import low_rank
@@ -26,13 +27,13 @@ def make_rule(layer) -> rules.Rule | None:
         return None
     if layer.quantization_mode is not None:
         return None
-    dim = rules.split_dim(layer._embeddings)
+    dim = sharding_of(layer._embeddings).model_dim
     if dim is None:
         return None
     if type(layer).call is _REVERSIBLE.call:
         tied = layer.tie_weights
         if dim == 0 and (
-            tied or rules.split_dim(layer.reverse_embeddings) == 1
+            tied or sharding_of(layer.reverse_embeddings).model_dim == 1
         ):
             return _VocabularyParallel(layer)
         return None

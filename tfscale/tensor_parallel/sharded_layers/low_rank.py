@@ -12,6 +12,7 @@ equation 3.
 import keras
 import tensorflow as tf
 
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sharded_layers import rules
 
@@ -28,7 +29,7 @@ def shard_of(layer, name: str):
     if not layer.lora_enabled:
         return shard
     a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
-    dim = rules.split_dim(weight)
+    dim = sharding_of(weight).model_dim
     if dim == len(weight.shape) - 1:
         a, b = _for_parts(a), rules.part_of(b, 1)
     else:

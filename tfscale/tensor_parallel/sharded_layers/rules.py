@@ -27,6 +27,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import thread_values
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 
 _thread = threading.local()
@@ -215,15 +216,9 @@ def given_shards(shards: dict[int, tf.Tensor]):
         yield
 
 
-def split_dim(variable) -> int | None:
-    """Along which dim a Keras variable is sharded, if it is."""
-    # `value` may be a tensor that stands for it in a trace.
-    return getattr(variable._value, "split_dim", None)
-
-
 def part_of(variable, dim):
     """This rank's part of a variable, sharded along `dim` or replicated."""
-    if split_dim(variable) == dim:
+    if sharding_of(variable).model_dim == dim:
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
     return collectives.split_to_ranks(whole, dim)

@@ -1,0 +1,117 @@
+"""How a variable is divided over the devices of a mesh, in integers."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """What each replica and model rank has of a variable.
+
+    The model ranks of a replica divide a variable along one dim; what a rank
+    has, its shard, the replicas divide along a dim of it, where they divide
+    optimizer states (ZeRO):
+
+        device    replica 0, rank 0   replica 0, rank 1   replica 1, rank 0
+        has       part 0 of shard 0   part 0 of shard 1   part 1 of shard 0
+
+    A variable that is not divided at all, on a mesh or on one device, has one
+    too: everybody asks the same object. Devices are named by their place on
+    the mesh, wherever they are; which of them a process holds is not its
+    affair.
+
+    Attributes:
+        shape: Of the whole variable.
+        itemsize: Bytes of an element.
+        num_replicas: Size of the data axis.
+        num_ranks: Size of the model axis.
+        model_dim: The dim that the model axis divides, or None.
+        data_dim: The dim that the data axis divides, or None.
+
+    Example:
+
+    >>> kernel = Sharding((8, 6), 4, num_replicas=2, num_ranks=3, model_dim=1)
+    >>> kernel.local_shape, kernel.local_bytes
+    ((8, 2), 64)
+    >>> momentum = kernel.over_data()
+    >>> momentum.local_shape, momentum.slices(replica=1, rank=2)
+    ((4, 2), (slice(4, 8, None), slice(4, 6, None)))
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    num_replicas: int = 1
+    num_ranks: int = 1
+    model_dim: int | None = None
+    data_dim: int | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a device has less than the whole."""
+        return self.model_dim is not None or self.data_dim is not None
+
+    @property
+    def places(self) -> Iterator[tuple[int, int]]:
+        """`(replica, rank)` of each device, in the order of components."""
+        for replica in range(self.num_replicas):
+            for rank in range(self.num_ranks):
+                yield replica, rank
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The shape that a model rank has, all replicas together."""
+        return _divided(self.shape, self.model_dim, self.num_ranks)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape that a device has."""
+        return _divided(self.shard_shape, self.data_dim, self.num_replicas)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole variable."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def local_bytes(self) -> int:
+        """Of what a device has."""
+        return math.prod(self.local_shape) * self.itemsize
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """The axis of the mesh that divides each dim over model ranks."""
+        return tuple(
+            "model" if dim == self.model_dim else None
+            for dim in range(len(self.shape))
+        )
+
+    def slices(self, replica: int, rank: int) -> tuple[slice, ...]:
+        """Which part of the whole a device has, one slice for each dim."""
+        starts = [0] * len(self.shape)
+        if self.model_dim is not None:
+            starts[self.model_dim] += rank * self.shard_shape[self.model_dim]
+        if self.data_dim is not None:
+            starts[self.data_dim] += replica * self.local_shape[self.data_dim]
+        return tuple(
+            slice(start, start + size)
+            for start, size in zip(starts, self.local_shape)
+        )
+
+    def over_data(self) -> "Sharding":
+        """The same, divided over the data axis too, as optimizer states are.
+
+        It is the first dim that the replicas divide, whose slices lie together
+        in memory as far as that goes. With no such dim (a scalar, a bias of
+        odd size) each replica has what it had.
+        """
+        for dim, size in enumerate(self.shard_shape):
+            if size and size % self.num_replicas == 0 and self.num_replicas > 1:
+                return dataclasses.replace(self, data_dim=dim)
+        return self
+
+
+def _divided(shape, dim, count):
+    if dim is None:
+        return shape
+    return (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])
