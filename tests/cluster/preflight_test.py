@@ -1,0 +1,115 @@
+"""Who is missing, or does not agree, is named within seconds."""
+
+import socket
+import threading
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale.cluster import Cluster
+from tfscale.cluster import preflight
+
+
+def _free_addresses(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return tuple(f"localhost:{port}" for port in ports)
+
+
+def _run_all(addresses, facts, delays=()):
+    """What each of the processes, here threads, got: an error or None."""
+    errors = [None] * len(addresses)
+
+    def run(index):
+        if delays:
+            time.sleep(delays[index])
+        try:
+            cluster = Cluster({"worker": addresses}, "worker", index)
+            preflight(cluster, facts[index], timeout=10.0)
+        except Exception as error:
+            errors[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(i,)) for i in range(len(addresses))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+class PreflightTest(parameterized.TestCase):
+    def test_all_meet_though_they_come_one_after_the_other(self):
+        addresses = _free_addresses(4)
+        errors = _run_all(addresses, [{"version": "1"}] * 4, (0, 0.5, 0.1, 0))
+        self.assertEqual(errors, [None] * 4)
+
+    def test_the_ports_are_free_again(self):
+        (address, other) = _free_addresses(2)
+        _run_all((address, other), [{}] * 2)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", int(address.split(":")[1])))
+
+    def test_another_version_is_named_everywhere(self):
+        addresses = _free_addresses(3)
+        facts = [{"version of Keras": v} for v in ("3.15", "3.14", "3.15")]
+        for error in _run_all(addresses, facts):
+            self.assertRegex(
+                str(error),
+                "the same version of Keras. Received: 3.1[45] at .*, 3.1[45] ",
+            )
+            self.assertIn(addresses[1], str(error))
+
+    @parameterized.parameters(
+        ("localhost:9", "nothing listens at its port"),
+        ("no-such-host.invalid:2222", "its name cannot be resolved"),
+    )
+    def test_who_is_not_there_is_named(self, missing, reason):
+        (own,) = _free_addresses(1)
+        cluster = Cluster({"worker": (own, missing)}, "worker", 0)
+        said, start = [], time.monotonic()
+        with self.assertRaisesRegex(
+            ConnectionError, rf"still missing: {missing} \({reason}\)"
+        ):
+            preflight(cluster, {}, timeout=1.0, patience=0.3, say=said.append)
+        self.assertLess(time.monotonic() - start, 10.0)
+        (line,) = said
+        self.assertIn(missing, line)
+
+    def test_a_port_in_use_is_named_at_once(self):
+        own, other = _free_addresses(2)
+        with socket.socket() as server:
+            server.bind(("", int(own.split(":")[1])))
+            server.listen()
+            with self.assertRaisesRegex(OSError, f"{own}.*cannot be had"):
+                preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
+
+    def test_something_else_at_the_port_is_no_worker(self):
+        own, other = _free_addresses(2)
+        with socket.socket() as server:
+            server.bind(("localhost", int(other.split(":")[1])))
+            server.listen()
+
+            def answer():
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+            threading.Thread(target=answer, daemon=True).start()
+            with self.assertRaisesRegex(ConnectionError, other):
+                preflight(
+                    Cluster({"worker": (own, other)}, "worker", 0),
+                    {},
+                    timeout=0.5,
+                )
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,251 @@
+"""Real processes, started and killed by the launcher and under it."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+
+from tests.source_files import REPOSITORY
+from tfscale.launch.launcher import Launcher
+from tfscale.launch.launcher import Task
+
+_COMMAND = [sys.executable, "-m", "tfscale.launch", "--grace_seconds=1"]
+_HEAD = """
+import json, os, signal, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+job, index = config["task"]["type"], config["task"]["index"]
+print("pid", os.getpid(), flush=True)
+"""
+
+
+def _is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def read_until(process, text, count):
+    """What a process printed up to the `count`-th `text`."""
+    output = ""
+    while output.count(text) < count:
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(output)
+        output += line
+    return output
+
+
+class _LaunchTest(absltest.TestCase):
+    def program(self, text):
+        file = self.create_tempfile(content=_HEAD + text)
+        return file.full_path
+
+    def assert_all_ended(self, output):
+        pids = [int(pid) for pid in re.findall(r"\] pid (\d+)", output)]
+        self.assertNotEmpty(pids)
+        end = time.monotonic() + 5.0
+        while any(map(_is_alive, pids)) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual([pid for pid in pids if _is_alive(pid)], [])
+
+
+class CommandTest(_LaunchTest):
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [*_COMMAND, *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def test_the_first_failure_is_reported_and_nobody_is_left(self):
+        program = self.program("""
+if index == 1:
+    print("the cause")
+    sys.exit(3)
+time.sleep(60)
+""")
+        process = self.start("--num_workers=3", program)
+        output, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3, output)
+        self.assertRegex(
+            output, r"\[launch\] worker 1 exited with 3, as the first.*\n.*\n"
+        )
+        self.assertIn("    the cause", output)
+        self.assertEqual(output.count("as the first"), 1)
+        self.assert_all_ended(output)
+
+    def test_a_killed_launcher_takes_its_workers_with_it(self):
+        program = self.program("time.sleep(60)")
+        process = self.start("--num_workers=2", program)
+        output = read_until(process, "] pid", 2)
+        process.kill()
+        self.assert_all_ended(output)
+        process.communicate()
+
+    def test_sigterm_is_passed_on_with_time_to_end(self):
+        program = self.program("""
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end if index == 0 else signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+""")
+        process = self.start("--num_workers=2", program)
+        output = read_until(process, "ready", 2)
+        process.terminate()
+        rest, _ = process.communicate(timeout=30)
+        self.assertIn("[worker 0] saved", rest)
+        self.assertIn("worker 1 is there after 1 s: killed", rest)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+        self.assert_all_ended(output)
+
+    def test_a_wrong_host_is_named_within_seconds(self):
+        process = self.start(
+            "--hosts=localhost:28731,no-such-host.invalid:2222",
+            "--preflight_seconds=4",
+            self.program(""),
+        )
+        output, _ = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("Waiting for no-such-host.invalid:2222", output)
+        self.assertIn("its name cannot be resolved", output)
+        self.assertNotIn("] pid", output)
+
+
+class LauncherTest(_LaunchTest):
+    """The launcher without a process of its own."""
+
+    def launch(self, text, jobs, **options):
+        """The exit code and what was printed by and of all processes."""
+        command = [sys.executable, self.program(text)]
+
+        def make_tasks(attempt):
+            return [
+                Task(job, index, self.environ(job, index, attempt))
+                for job, count in jobs.items()
+                for index in range(count)
+            ]
+
+        output = io.StringIO()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            launcher = Launcher(command, make_tasks, grace=1.0, **options)
+            code = launcher.run()
+        self.assert_all_ended(output.getvalue())
+        return code, output.getvalue()
+
+    @staticmethod
+    def environ(job, index, attempt):
+        config = {"task": {"type": job, "index": index}}
+        return {
+            **os.environ,
+            "ATTEMPT": str(attempt),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CONFIG": json.dumps(config),
+        }
+
+    def test_all_end_well(self):
+        code, output = self.launch("print('done')", {"worker": 2})
+        self.assertEqual(code, 0)
+        self.assertIn("[worker 0] done", output)
+        self.assertIn("[worker 1] done", output)
+
+    def test_a_killed_worker_is_reported_by_its_signal(self):
+        start = time.monotonic()
+        code, output = self.launch(
+            """
+if index == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+""",
+            {"worker": 2},
+        )
+        self.assertEqual(code, 128 + signal.SIGKILL)
+        self.assertIn("worker 0 was killed by SIGKILL, as the first", output)
+        self.assertLess(time.monotonic() - start, 15.0)
+
+    def test_all_start_again_after_a_failure(self):
+        code, output = self.launch(
+            """
+attempt = int(os.environ["ATTEMPT"])
+print("attempt", attempt)
+if index == 1 and attempt < 2:
+    sys.exit(1)
+time.sleep(0.2)
+""",
+            {"worker": 2},
+            max_restarts=3,
+            first_pause=0.05,
+        )
+        self.assertEqual(code, 0)
+        self.assertIn("starting again in 0.05 s, number 1 of at most 3", output)
+        self.assertIn("starting again in 0.1 s, number 2", output)
+        self.assertIn("[worker 0] attempt 2", output)
+
+    def test_restarts_come_to_an_end(self):
+        code, output = self.launch(
+            "sys.exit(5)", {"worker": 1}, max_restarts=1, first_pause=0.05
+        )
+        self.assertEqual(code, 5)
+        self.assertEqual(output.count("] pid"), 2)
+
+    def test_with_servers_a_worker_starts_again_alone(self):
+        code, output = self.launch(
+            f"""
+mark = {self.create_tempdir().full_path!r} + "/failed"
+if job == "worker" and index == 1 and not os.path.exists(mark):
+    open(mark, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1.0 if job == "chief" else 60)
+""",
+            {"chief": 1, "worker": 2, "ps": 1},
+            max_restarts=1,
+            first_pause=0.05,
+        )
+        self.assertEqual(code, 0)
+        self.assertEqual(output.count("[worker 1] pid"), 2)
+        self.assertEqual(output.count("[worker 0] pid"), 1)
+
+    def test_with_servers_the_others_go_on_without_a_worker(self):
+        code, output = self.launch(
+            """
+if job == "worker" and index == 0:
+    sys.exit(7)
+time.sleep(0.6 if job == "chief" else 60)
+""",
+            {"chief": 1, "worker": 2, "ps": 1},
+        )
+        self.assertEqual(code, 0)
+        self.assertIn("going on without worker 0", output)
+
+    def test_a_lost_server_ends_all(self):
+        code, output = self.launch(
+            """
+if job == "ps":
+    sys.exit(9)
+time.sleep(60)
+""",
+            {"chief": 1, "worker": 1, "ps": 1},
+            max_restarts=3,
+        )
+        self.assertEqual(code, 9)
+        self.assertIn("ps 0 exited with 9", output)
+
+
+if __name__ == "__main__":
+    absltest.main()

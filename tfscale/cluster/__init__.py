@@ -1,0 +1,7 @@
+"""Which processes work together: who they are, whether all can be reached."""
+
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.environment import cluster_from_environment
+from tfscale.cluster.preflight import preflight
+
+__all__ = ["Cluster", "cluster_from_environment", "preflight"]

@@ -1,0 +1,153 @@
+"""A cluster as data: the addresses of its processes, and which one this is."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What `TF_CONFIG` says, checked.
+
+    Args:
+        jobs: For each job, "chief", "worker", "ps" or "evaluator", the
+            addresses `host:port` of its tasks. They are the same, in the same
+            order, in all processes.
+        job: The job of this process.
+        index: Its place in the addresses of its job.
+
+    Raises:
+        ValueError: If the jobs make no cluster, or the task is none of them.
+
+    Example:
+
+    >>> cluster = Cluster({"worker": ("a:2222", "b:2222")}, "worker", 1)
+    >>> cluster.address
+    'b:2222'
+    >>> Cluster.from_tf_config(cluster.to_tf_config()) == cluster
+    True
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    job: str
+    index: int
+
+    def __post_init__(self):
+        unknown = [job for job in self.jobs if job not in JOBS]
+        if unknown or not self.jobs:
+            raise ValueError(
+                f"The jobs of a cluster are some of {JOBS}. "
+                f"Received: {unknown or self.jobs!r}."
+            )
+        for job, addresses in self.jobs.items():
+            for address in addresses:
+                host, _, port = address.rpartition(":")
+                if not host or not port.isdecimal():
+                    raise ValueError(
+                        "An address of a cluster must be 'host:port'. "
+                        f"Received: {address!r} in job {job!r}."
+                    )
+        counts = collections.Counter(self.addresses)
+        twice = [address for address, count in counts.items() if count > 1]
+        if twice:
+            raise ValueError(
+                "Each process of a cluster must have an address of its own. "
+                f"Received: {twice[0]!r} more than once."
+            )
+        size = len(self.jobs.get(self.job, ()))
+        if not (type(self.index) is int and 0 <= self.index < size):
+            raise ValueError(
+                "The task of a process must be one of its cluster. Received: "
+                f"task {self.index!r} of job {self.job!r}, which has {size} "
+                f"tasks; the cluster is {self._shape()}."
+            )
+
+    def _shape(self):
+        return {job: len(addresses) for job, addresses in self.jobs.items()}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of all processes, job by job."""
+        return tuple(a for job in self.jobs.values() for a in job)
+
+    @property
+    def address(self) -> str:
+        """The address of this process."""
+        return self.jobs[self.job][self.index]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is written once."""
+        if "chief" in self.jobs:
+            return self.job == "chief"
+        return self.job == "worker" and self.index == 0
+
+    def to_tf_config(self) -> str:
+        """The JSON that TensorFlow expects in the variable `TF_CONFIG`."""
+        jobs = {job: list(addresses) for job, addresses in self.jobs.items()}
+        return json.dumps(
+            {
+                "cluster": jobs,
+                "task": {"type": self.job, "index": self.index},
+                "rpc_layer": "grpc",
+            }
+        )
+
+    @classmethod
+    def from_tf_config(cls, text: str) -> "Cluster | None":
+        """Reads `TF_CONFIG`.
+
+        Args:
+            text: JSON with "cluster" and "task".
+
+        Returns:
+            The cluster; None if it names no process at all, as `{}` does.
+
+        Raises:
+            ValueError: If it is no JSON, or lacks what makes a cluster.
+        """
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"TF_CONFIG must be JSON. Received: {text!r}, which is none "
+                f"at character {error.pos}: {error.msg}."
+            ) from None
+        if not isinstance(config, dict):
+            raise ValueError(f"TF_CONFIG must be a JSON object. {_got(config)}")
+        jobs = config.get("cluster") or {}
+        if not jobs:
+            return None
+        task = config.get("task")
+        if (
+            not isinstance(task, dict)
+            or not isinstance(task.get("type"), str)
+            or "index" not in task
+        ):
+            raise ValueError(
+                "TF_CONFIG must say which task of the cluster this process is, "
+                'as in {"cluster": ..., "task": {"type": "worker", "index": 0}}'
+                f". {_got(config)}"
+            )
+        if not isinstance(jobs, dict) or not all(
+            isinstance(addresses, list)
+            and all(isinstance(address, str) for address in addresses)
+            for addresses in jobs.values()
+        ):
+            raise ValueError(
+                "The cluster of TF_CONFIG must be lists of addresses by job, "
+                'as in {"worker": ["host:2222", "other:2222"]}. '
+                f"{_got(jobs)}"
+            )
+        jobs = {job: tuple(addresses) for job, addresses in jobs.items()}
+        index = task["index"]
+        if isinstance(index, str) and index.isdecimal():  # as TensorFlow does
+            index = int(index)
+        return cls(jobs, task["type"], index)
+
+
+def _got(value):
+    return f"Received: {value!r}."

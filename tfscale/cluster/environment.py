@@ -1,0 +1,141 @@
+"""Finds the cluster that a process was started in: what is set says it.
+
+`TF_CONFIG` comes first, since whoever sets it means it; then Slurm; then an
+indexed job of Kubernetes. TensorFlow's `SlurmClusterResolver` is not asked: it
+sorts hosts as text, so that on `n[9-10]` task 0 gets the address of `n10`, has
+one port for all jobs, and runs `nvidia-smi`. Its resolver for Kubernetes lists
+pods by their phase and cannot say which one this is.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+
+from tfscale.cluster.cluster import Cluster
+
+KUBERNETES_PORT = 2222
+
+
+def cluster_from_environment(
+    environ: Mapping[str, str] = os.environ,
+) -> Cluster | None:
+    """The cluster of this process, or None where there is none.
+
+    * `TF_CONFIG`, as TensorFlow documents it.
+    * Slurm: a step of several tasks (`srun`). A port of its own for each job:
+      10,000 to 39,999, by the number of the job and of the step.
+    * Kubernetes: an indexed job (`completionMode: Indexed`) whose pods have
+      `TFSCALE_NUM_WORKERS` set to its number of completions and
+      `TFSCALE_SERVICE` to the name of its headless service; port 2222.
+
+    Args:
+        environ: Environment variables.
+
+    Raises:
+        ValueError: If what is set makes no cluster.
+
+    Example:
+
+    >>> cluster = cluster_from_environment(
+    ...     {
+    ...         "SLURM_JOB_ID": "7",
+    ...         "SLURM_STEP_ID": "0",
+    ...         "SLURM_PROCID": "2",
+    ...         "SLURM_STEP_NUM_TASKS": "3",
+    ...         "SLURM_STEP_NODELIST": "n[9-10]",
+    ...         "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    ...     }
+    ... )
+    >>> cluster.jobs
+    {'worker': ('n9:10112', 'n9:10113', 'n10:10112')}
+    >>> cluster.address
+    'n10:10112'
+    """
+    if environ.get("TF_CONFIG"):
+        return Cluster.from_tf_config(environ["TF_CONFIG"])
+    if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return _slurm(environ)
+    if "JOB_COMPLETION_INDEX" in environ and "TFSCALE_NUM_WORKERS" in environ:
+        return _kubernetes(environ)
+    return None
+
+
+def _slurm(environ):
+    def read(name):
+        if name not in environ:
+            raise ValueError(
+                "A Slurm step of several tasks must say who they are. "
+                f"Received: SLURM_STEP_NUM_TASKS without {name}. Start the "
+                "program with `srun`, or set TF_CONFIG."
+            )
+        return environ[name]
+
+    hosts = expand_hosts(read("SLURM_STEP_NODELIST"))
+    counts = expand_counts(read("SLURM_STEP_TASKS_PER_NODE"))
+    total = int(environ["SLURM_STEP_NUM_TASKS"])
+    if len(hosts) != len(counts) or sum(counts) != total:
+        raise ValueError(
+            "The hosts of a Slurm step must have its tasks. Received: hosts "
+            f"{hosts} with {counts} tasks, of {total}."
+        )
+    # Tasks are taken to lie in blocks, as `srun` lays them by default.
+    job, step = int(read("SLURM_JOB_ID")), int(environ.get("SLURM_STEP_ID", 0))
+    first_port = 10_000 + 16 * ((job + step) % 1_875)
+    addresses = [
+        f"{host}:{first_port + task}"
+        for host, count in zip(hosts, counts)
+        for task in range(count)
+    ]
+    index = int(read("SLURM_PROCID"))
+    here = environ.get("SLURMD_NODENAME")
+    if here and addresses[index].rpartition(":")[0] != here:
+        raise ValueError(
+            "Slurm must lay tasks in blocks, the first ones on the first host. "
+            f"Received: task {index} on {here!r}, in place of "
+            f"{addresses[index]!r}. Use `srun --distribution=block`."
+        )
+    return Cluster({"worker": tuple(addresses)}, "worker", index)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a Slurm list such as `gpu[08-10,12],login`, in its order."""
+    hosts = []
+    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
+        found = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", part)
+        if not found:
+            hosts.append(part)
+            continue
+        before, ranges, behind = found.groups()
+        for item in ranges.split(","):
+            first, _, last = item.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                hosts.append(f"{before}{number:0{len(first)}}{behind}")
+    return hosts
+
+
+def expand_counts(text: str) -> list[int]:
+    """The tasks of each host, of a Slurm list such as `2(x3),1`."""
+    counts = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def _kubernetes(environ):
+    index = int(environ["JOB_COMPLETION_INDEX"])
+    count = int(environ["TFSCALE_NUM_WORKERS"])
+    host = environ.get("HOSTNAME", "")
+    job, _, number = host.rpartition("-")
+    service = environ.get("TFSCALE_SERVICE")
+    if not service or number != str(index):
+        raise ValueError(
+            "Pods of an indexed job find each other by a headless service. "
+            f"Received: HOSTNAME={host!r}, JOB_COMPLETION_INDEX={index}, "
+            f"TFSCALE_SERVICE={service!r}. Give the job's pod template a "
+            "`subdomain`, make a headless service of that name, and set "
+            "TFSCALE_SERVICE to it."
+        )
+    addresses = tuple(
+        f"{job}-{i}.{service}:{KUBERNETES_PORT}" for i in range(count)
+    )
+    return Cluster({"worker": addresses}, "worker", index)

@@ -1,0 +1,210 @@
+"""Before TensorFlow starts: can every process be reached, and do all agree?
+
+TensorFlow waits without a word for a host that is not there. Here each process
+listens at its own address and calls on every other one:
+
+        a:2222                    b:2222
+    listens, calls b  ──facts──►  answers with its own facts
+    answers           ◄──facts──  listens, calls a
+
+It is over for a process once it has reached all and all have reached it, so
+nobody leaves who is still to be called on. The ports are then free again for
+TensorFlow's own servers.
+"""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+
+from tfscale.cluster.cluster import Cluster
+
+_SECONDS_BETWEEN_CALLS = 0.2
+
+
+def preflight(
+    cluster: Cluster,
+    facts: Mapping[str, str],
+    *,
+    timeout: float = 60.0,
+    patience: float = 3.0,
+    say: Callable[[str], None] = logging.warning,
+) -> None:
+    """Returns once all processes of a cluster have reached each other.
+
+    Args:
+        cluster: The cluster.
+        facts: What must be equal in all of them, by name: versions and the
+            like.
+        timeout: Seconds after which a process that was not reached, or did
+            not call, is an error.
+        patience: Seconds after which those that are waited for are named.
+        say: Is told who is waited for.
+
+    Raises:
+        ConnectionError: If a process is missing; says which, and why.
+        OSError: If this process' own port is in use.
+        ValueError: If a fact differs; says where, and what it is there.
+
+    Example:
+
+    >>> preflight(Cluster({"worker": ("localhost:0",)}, "worker", 0), {})
+    """
+    others = [a for a in cluster.addresses if a != cluster.address]
+    if not others:
+        return
+    _Preflight(cluster, others, dict(facts)).run(timeout, patience, say)
+
+
+class _Preflight:
+    def __init__(self, cluster, others, facts):
+        self._address = cluster.address
+        self._facts = facts
+        self._lock = threading.Lock()
+        # Of each other process: why it was not reached so far, its facts.
+        self._unreached = {address: "not tried yet" for address in others}
+        self._silent = set(others)
+        self._found = {}
+        self._over = threading.Event()
+
+    def run(self, timeout, patience, say):
+        start = time.monotonic()
+        with self._listen() as listener:
+            threads = [
+                threading.Thread(target=self._call, args=(a,), daemon=True)
+                for a in self._unreached
+            ]
+            threads.append(
+                threading.Thread(
+                    target=self._answer, args=(listener,), daemon=True
+                )
+            )
+            for thread in threads:
+                thread.start()
+            said = False
+            try:
+                while not self._is_done():
+                    waited = time.monotonic() - start
+                    if waited > timeout:
+                        raise ConnectionError(
+                            "All processes of a cluster must be there. "
+                            f"Received: after {timeout:g} s, at "
+                            f"{self._address}, still missing: "
+                            f"{self._missing()}. Start them, or correct the "
+                            "addresses."
+                        )
+                    if waited > patience and not said:
+                        said = True
+                        say(f"Waiting for {self._missing()}.")
+                    time.sleep(0.02)
+                self._compare()
+            finally:
+                self._over.set()
+                for thread in threads:
+                    thread.join()
+
+    def _listen(self):
+        port = self._address.rpartition(":")[2]
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", int(port)))
+        except OSError as error:
+            listener.close()
+            raise OSError(
+                "A process of a cluster must have its port for itself. "
+                f"Received: {self._address}, and port {port} of this machine "
+                f"cannot be had ({error.strerror}). End what uses it, or take "
+                "another port."
+            ) from None
+        listener.listen(128)
+        listener.settimeout(_SECONDS_BETWEEN_CALLS)
+        return listener
+
+    def _answer(self, listener):
+        while not self._over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(
+                target=self._greet, args=(connection,), daemon=True
+            ).start()
+
+    def _greet(self, connection):
+        with connection:
+            try:
+                connection.settimeout(2.0)
+                reader = connection.makefile()
+                caller = json.loads(reader.readline())
+                connection.sendall(self._message())
+                # Counts only once the caller has heard the answer.
+                if reader.readline().strip() == "heard":
+                    with self._lock:
+                        self._found[caller["address"]] = caller["facts"]
+                        self._silent.discard(caller["address"])
+            except (OSError, ValueError, KeyError, TypeError):
+                return  # Not one of us, or one that calls again.
+
+    def _call(self, address):
+        host, _, port = address.rpartition(":")
+        while not self._over.is_set():
+            reason = self._call_once(address, host, int(port))
+            with self._lock:
+                if reason is None:
+                    del self._unreached[address]
+                    return
+                self._unreached[address] = reason
+            self._over.wait(_SECONDS_BETWEEN_CALLS)
+
+    def _call_once(self, address, host, port):
+        """Returns why the process was not reached, or None."""
+        try:
+            with socket.create_connection((host, port), 2.0) as connection:
+                connection.settimeout(2.0)
+                connection.sendall(self._message())
+                answer = json.loads(connection.makefile().readline())
+                if answer["address"] != address:
+                    return f"{answer['address']} answers there"
+                connection.sendall(b"heard\n")
+                with self._lock:
+                    self._found[address] = answer["facts"]
+                return None
+        except socket.gaierror:
+            return "its name cannot be resolved"
+        except ConnectionRefusedError:
+            return "nothing listens at its port"
+        except TimeoutError:
+            return "no answer"
+        except (ValueError, KeyError, TypeError):
+            return "something else listens at its port"
+        except OSError as error:
+            return error.strerror or str(error)
+
+    def _message(self):
+        text = json.dumps({"address": self._address, "facts": self._facts})
+        return text.encode() + b"\n"
+
+    def _is_done(self):
+        with self._lock:
+            return not self._unreached and not self._silent
+
+    def _missing(self):
+        with self._lock:
+            reasons = dict.fromkeys(sorted(self._silent), "it did not call")
+            reasons.update(self._unreached)
+        return "; ".join(f"{a} ({why})" for a, why in reasons.items())
+
+    def _compare(self):
+        for address, facts in sorted(self._found.items()):
+            for name in sorted({*facts, *self._facts}):
+                here, there = self._facts.get(name), facts.get(name)
+                if here != there:
+                    raise ValueError(
+                        "All processes of a cluster must have the same "
+                        f"{name}. Received: {here} at {self._address}, "
+                        f"{there} at {address}."
+                    )

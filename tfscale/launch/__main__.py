@@ -1,0 +1,215 @@
+"""Starts a program in all processes of a cluster.
+
+    python -m tfscale.launch --num_workers=2 train.py --its_own_flag=1
+    python -m tfscale.launch --hosts=a:2222,b:2222 train.py     (on a and on b)
+    srun python -m tfscale.launch train.py                      (Slurm)
+
+The program finds out about the cluster by `tfscale.initialize()`, and runs
+unchanged without the launcher.
+"""
+
+import os
+import platform
+import socket
+import sys
+
+import keras
+import tensorflow as tf
+from absl import app
+from absl import flags
+
+import tfscale
+from tfscale.cluster import Cluster
+from tfscale.cluster import cluster_from_environment
+from tfscale.cluster import preflight
+from tfscale.launch.launcher import Launcher
+from tfscale.launch.launcher import Task
+
+NUM_WORKERS = flags.DEFINE_integer(
+    "num_workers", None, "Workers on this machine.", lower_bound=1
+)
+NUM_PS = flags.DEFINE_integer(
+    "num_ps",
+    0,
+    "Parameter servers on this machine, beside the workers and a chief.",
+    lower_bound=0,
+)
+DEVICES_PER_WORKER = flags.DEFINE_integer(
+    "devices_per_worker",
+    None,
+    "GPUs of this machine for each worker, in turn; where it has none, as "
+    "many virtual CPU devices.",
+    lower_bound=1,
+)
+HOSTS = flags.DEFINE_list(
+    "hosts",
+    None,
+    "Addresses host:port of one worker each. The same command is started on "
+    "each of the hosts.",
+)
+HOST_INDEX = flags.DEFINE_integer(
+    "host_index",
+    None,
+    "Which of --hosts this is; found by name and address if left out.",
+    lower_bound=0,
+)
+MAX_RESTARTS = flags.DEFINE_integer(
+    "max_restarts", 0, "How often to start again.", lower_bound=0
+)
+GRACE = flags.DEFINE_float(
+    "grace_seconds", 15.0, "From SIGTERM to SIGKILL.", lower_bound=0.0
+)
+PREFLIGHT = flags.DEFINE_float(
+    "preflight_seconds",
+    60.0,
+    "How long to wait for other hosts. Who is missing is said after 3 s.",
+    lower_bound=0.0,
+)
+MODULE = flags.DEFINE_boolean(
+    "module",
+    False,
+    "The program is a module, as of `python -m`.",
+    short_name="m",
+)
+
+
+def main(arguments):
+    """Runs the launcher until all processes have ended."""
+    program = arguments[1:]
+    if not program:
+        raise app.UsageError("Say which program to run, behind the flags.")
+    command = [sys.executable, *(["-m"] if MODULE.value else []), *program]
+    cluster = _cluster_of_several_machines()
+    if cluster is not None:
+        preflight(
+            cluster,
+            versions(),
+            timeout=PREFLIGHT.value,
+            say=lambda text: print(f"[launch] {text}", file=sys.stderr),
+        )
+
+    def make_tasks(attempt):
+        del attempt
+        if cluster is not None:
+            return [_task(cluster, 0)]
+        return _local_tasks(NUM_WORKERS.value or 1, NUM_PS.value)
+
+    launcher = Launcher(
+        command,
+        make_tasks,
+        max_restarts=MAX_RESTARTS.value,
+        grace=GRACE.value,
+    )
+    sys.exit(launcher.run())
+
+
+def versions():
+    """What has to be equal on all hosts."""
+    return {
+        "version of Python": ".".join(platform.python_version_tuple()[:2]),
+        "version of TensorFlow": tf.__version__,
+        "version of Keras": keras.__version__,
+        "version of tfscale": tfscale.__version__,
+    }
+
+
+def _cluster_of_several_machines():
+    if HOSTS.value:
+        if NUM_WORKERS.value or NUM_PS.value:
+            raise app.UsageError(
+                "--hosts has one worker each: leave --num_workers and --num_ps "
+                "out."
+            )
+        index = HOST_INDEX.value
+        if index is None:
+            index = _own_index(HOSTS.value)
+        return Cluster({"worker": tuple(HOSTS.value)}, "worker", index)
+    if NUM_WORKERS.value or NUM_PS.value:
+        return None
+    return cluster_from_environment()
+
+
+def _own_index(addresses):
+    """The place of the one address whose host is this machine."""
+    names = {"localhost", socket.gethostname(), socket.getfqdn()}
+    found = []
+    for index, address in enumerate(addresses):
+        host = address.rpartition(":")[0]
+        if host in names or _is_own_address(host):
+            found.append(index)
+    if len(found) != 1:
+        raise app.UsageError(
+            "One of --hosts must be this machine. Received: "
+            f"{','.join(addresses)}; this is {socket.gethostname()}, which "
+            f"fits {len(found)} of them. Pass --host_index."
+        )
+    return found[0]
+
+
+def _is_own_address(host):
+    """Whether a socket can be bound to it, which it can to one's own only."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as found:
+            found.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _local_tasks(num_workers, num_ps):
+    jobs = {"worker": num_workers}
+    if num_ps:
+        jobs = {"chief": 1, **jobs, "ps": num_ps}
+    ports = iter(_free_ports(sum(jobs.values())))
+    addresses = {
+        job: tuple(f"localhost:{next(ports)}" for _ in range(count))
+        for job, count in jobs.items()
+    }
+    return [
+        _task(Cluster(addresses, job, index), index)
+        for job, count in jobs.items()
+        for index in range(count)
+    ]
+
+
+def _task(cluster, local_index):
+    environ = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "TF_CONFIG": cluster.to_tf_config(),
+    }
+    count = DEVICES_PER_WORKER.value
+    if count and cluster.job in ("worker", "chief"):
+        gpus = tf.config.list_physical_devices("GPU")
+        if not gpus:
+            environ["TFSCALE_VIRTUAL_DEVICES"] = str(count)
+        elif (local_index + 1) * count > len(gpus):
+            raise app.UsageError(
+                "Each worker must have GPUs of its own. Received: "
+                f"--devices_per_worker={count} for worker {local_index}, on a "
+                f"machine of {len(gpus)} GPUs."
+            )
+        else:
+            own = range(local_index * count, (local_index + 1) * count)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else list(map(str, own))
+            if visible:
+                names = [names[i] for i in own]
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    return Task(cluster.job, cluster.index, environ)
+
+
+def _free_ports(count):
+    """Ports that nobody uses now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+if __name__ == "__main__":
+    app.run(main)

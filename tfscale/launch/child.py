@@ -1,0 +1,90 @@
+"""A process of the cluster that the launcher started, and what it printed."""
+
+import collections
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+_NUM_LAST_LINES = 15
+
+
+class Child:
+    """Runs a command; its lines are printed behind its name.
+
+    It is killed by the kernel when the launcher dies, however that is
+    (`PR_SET_PDEATHSIG`, see prctl(2); Linux), and has a process group of its
+    own, so that a signal reaches what it has started too.
+
+    Args:
+        name: Printed before each of its lines.
+        command: Program and arguments.
+        environ: All of its environment variables.
+
+    Attributes:
+        exit_code: What it ended with, minus the signal that killed it; None
+            as long as it runs.
+        ended_at: When that was, in seconds of `time.monotonic()`.
+        last_lines: The last of its lines.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str]
+    ):
+        self.name = name
+        self.last_lines = collections.deque(maxlen=_NUM_LAST_LINES)
+        parent = os.getpid()
+        libc = ctypes.CDLL(None)
+
+        def die_with_the_launcher():
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # It died in between.
+                os._exit(1)
+
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_the_launcher,
+        )
+        self.exit_code = None
+        self.ended_at = None
+        self._reader = threading.Thread(target=self._print, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self):
+        code = self._process.wait()
+        self.ended_at = time.monotonic()
+        self.exit_code = code
+
+    def _print(self):
+        with self._process.stdout as stdout:
+            for line in stdout:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                # Progress bars write over their line; its last state counts.
+                text = text.rpartition("\r")[2]
+                self.last_lines.append(text)
+                # One write for a line: those of two processes do not mix.
+                sys.stdout.write(f"[{self.name}] {text}\n")
+                sys.stdout.flush()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process and to what it has started."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def wait_for_output(self) -> None:
+        """Waits until all that it printed is printed here."""
+        self._reader.join(timeout=2.0)

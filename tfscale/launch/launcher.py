@@ -1,0 +1,198 @@
+"""Runs the processes of a cluster as one: all end well, or all are ended.
+
+    start ──► all exit with 0 ──────────────────────────────► 0
+      ▲   ──► one fails ──► report it, end the others ──► its exit code
+      └────── --max_restarts, after a pause ──┘
+      SIGTERM, SIGINT: passed on; who is there after the grace is killed
+
+With parameter servers each process stands for itself: a worker that fails is
+started again alone, the program is over when its chief is, and workers and
+servers, which serve for ever, are ended then.
+"""
+
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from tfscale.launch.child import Child
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """A process to be started.
+
+    Args:
+        job: "worker", "chief" or "ps".
+        index: Its number in the job.
+        environ: All of its environment variables.
+    """
+
+    job: str
+    index: int
+    environ: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """How its lines and reports begin."""
+        return f"{self.job} {self.index}"
+
+
+class Launcher:
+    """Starts tasks, watches them and ends them.
+
+    Args:
+        command: Program and arguments, the same for all.
+        make_tasks: Called before each start, with the number of the attempt;
+            returns the tasks. So each attempt can have ports of its own.
+        max_restarts: How often a failure is followed by another start: of all
+            tasks or, with parameter servers, of the worker that failed.
+        grace: Seconds between SIGTERM and SIGKILL.
+        first_pause: Seconds before the first restart; each pause is twice as
+            long as the one before, 60 s at most.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        make_tasks: Callable[[int], Sequence[Task]],
+        *,
+        max_restarts: int = 0,
+        grace: float = 15.0,
+        first_pause: float = 1.0,
+    ):
+        self._command = list(command)
+        self._make_tasks = make_tasks
+        self._max_restarts = max_restarts
+        self._grace = grace
+        self._first_pause = first_pause
+        self._num_restarts = 0
+        self._signal = None
+        self._children = {}
+
+    def run(self) -> int:
+        """Runs to the end.
+
+        Returns:
+            The exit code of the launcher: 0, that of the first process that
+            failed, or 128 plus the signal that ended it.
+        """
+        handlers = {
+            number: signal.signal(number, self._note_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            while True:
+                code = self._run_once()
+                if code == 0 or self._signal or not self._may_restart():
+                    return 128 + self._signal if self._signal else code
+        finally:
+            self._end_all()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _note_signal(self, number, frame):
+        self._signal = number
+
+    def _may_restart(self):
+        if self._num_restarts >= self._max_restarts:
+            return False
+        pause = min(self._first_pause * 2**self._num_restarts, 60.0)
+        self._num_restarts += 1
+        _say(
+            f"starting again in {pause:g} s, number {self._num_restarts} of at "
+            f"most {self._max_restarts} restarts"
+        )
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not self._signal:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return not self._signal
+
+    def _run_once(self):
+        tasks = self._make_tasks(self._num_restarts)
+        for task in tasks:  # one by one: those that run can be ended
+            self._children[task] = self._start(task)
+        has_servers = any(task.job == "ps" for task in tasks)
+        while not self._signal:
+            code = self._look_by_one() if has_servers else self._look()
+            if code is not None:
+                self._end_all()
+                return code
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        _say(f"received {signal.Signals(self._signal).name}, passing it on")
+        self._end_all(self._signal)
+        return 128 + self._signal
+
+    def _start(self, task):
+        return Child(task.name, self._command, task.environ)
+
+    def _look(self):
+        """The exit code if all have ended well, or one has not."""
+        codes = {t: child.exit_code for t, child in self._children.items()}
+        failed = [task for task, code in codes.items() if code]
+        if failed:
+            first = min(failed, key=lambda t: self._children[t].ended_at)
+            self._report(first, codes[first])
+            return _as_exit_code(codes[first])
+        return None if None in codes.values() else 0
+
+    def _look_by_one(self):
+        """Likewise where parameter servers keep what workers share."""
+        for task, child in list(self._children.items()):
+            code = child.exit_code
+            if code is None:
+                continue
+            if task.job == "chief" and code == 0:
+                return 0
+            if code:
+                self._report(task, code)
+            if task.job != "worker":
+                return _as_exit_code(code)
+            del self._children[task]
+            if code and self._may_restart():
+                self._children[task] = self._start(task)
+            elif code:
+                _say(f"going on without {task.name}")
+        return None
+
+    def _report(self, task, code):
+        child = self._children[task]
+        child.wait_for_output()
+        how = f"exited with {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        lines = "".join(f"\n    {line}" for line in child.last_lines)
+        _say(f"{task.name} {how}, as the first. Its last lines:{lines}")
+
+    def _end_all(self, number=signal.SIGTERM):
+        """Ends those who run: a signal, a grace, SIGKILL."""
+        children = self._children.values()
+        for child in children:
+            if child.exit_code is None:
+                child.send(number)
+        end = time.monotonic() + self._grace
+        while time.monotonic() < end and self._running():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        for child in self._running():
+            _say(f"{child.name} is there after {self._grace:g} s: killed")
+        for child in children:
+            child.send(signal.SIGKILL)  # and what it may have left behind
+            child.wait_for_output()
+        self._children = {}
+
+    def _running(self):
+        return [c for c in self._children.values() if c.exit_code is None]
+
+
+def _as_exit_code(code):
+    """What a shell makes of it: 128 plus the signal that killed a process."""
+    return 128 - code if code < 0 else code
+
+
+def _say(text):
+    print(f"[launch] {text}", file=sys.stderr, flush=True)
