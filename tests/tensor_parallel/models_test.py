@@ -113,6 +113,22 @@ def looked_up():
     return keras.Model(inputs, LAYERS.Dense(24, name="logits")(x))
 
 
+class Table(LAYERS.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=(24, 8), name="table")
+
+    def call(self, tokens):
+        return keras.ops.take(self.table, tokens, axis=0)
+
+
+def taken():
+    """Gradients of rows, of a weight and of an output put together for it."""
+    x = inputs = keras.Input((6,), dtype="int32")
+    x = LAYERS.Dense(12, name="split")(Table(name="own")(x))
+    x = keras.ops.take(x, [1, 1, 4], axis=-1)
+    return keras.Model(inputs, LAYERS.Dense(24, name="logits")(x))
+
+
 def recurrent():
     x = inputs = keras.Input((5, 4))
     x = LAYERS.GRU(8, return_sequences=True, name="gru")(x)
@@ -210,6 +226,10 @@ JOBS = {
     "rows": (
         same_numbers_test.tokens(looked_up),
         {"table/embeddings": ("model", None), "logits/kernel": (None, "model")},
+    ),
+    "taken": (
+        same_numbers_test.tokens(taken),
+        {"own/table": ("model", None), "split/kernel": (None, "model")},
     ),
     "recurrent": (of_shape(recurrent, (5, 4), (4,)), ROWS),
     "subclassed": (of_shape(Subclassed, (12,), (12,)), PAIR),

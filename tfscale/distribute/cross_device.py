@@ -1,4 +1,4 @@
-"""How tensors are summed over replicas: on every device that needs the sum."""
+"""How tensors of replicas are put together: on each device that needs it."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tfscale import _internals
 
 
 class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
-    """Reduces a batch of tensors on every device that holds one of them.
+    """Reduces or gathers tensors on every device that holds one of them.
 
     Each device gets the others' tensors and adds them up in the order of the
     replicas, so results are equal to the last bit, and no device waits for
@@ -32,15 +32,35 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
 
     def reduce_on_each(self, reduce_op, value):
         """The sum or mean of a value, a copy on each of its devices."""
+
+        def reduce(replicas):
+            total = tf.add_n(replicas)
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                total /= tf.cast(len(replicas), total.dtype)
+            return total
+
+        return self._on_each(reduce, value)
+
+    def reduce_shared(self, reduce_op, value, num_replicas):
+        """The sum or mean of one tensor that is the value of all replicas."""
+        total = tf.convert_to_tensor(value)
+        if reduce_op == tf.distribute.ReduceOp.SUM:
+            total *= tf.cast(num_replicas, total.dtype)
+        return total
+
+    def gather_on_each(self, value, axis):
+        """The replicas' values one after the other, on each of the devices."""
+        return self._on_each(lambda tensors: tf.concat(tensors, axis), value)
+
+    def _on_each(self, compute, value):
+        """Calls `compute(tensors of all replicas)` on each rank's device."""
         tensors = [tf.convert_to_tensor(v) for v in value.values]
         results = []
         for index, tensor in enumerate(tensors):
-            replicas = tensors[index % self._num_ranks :: self._num_ranks]
             with tf.device(tensor.device):
-                total = tf.add_n(replicas)
-                if reduce_op == tf.distribute.ReduceOp.MEAN:
-                    total /= tf.cast(len(replicas), total.dtype)
-                results.append(total)
+                results.append(
+                    compute(tensors[index % self._num_ranks :: self._num_ranks])
+                )
         return _internals.distribute_utils.regroup(
             tuple(results), wrap_class=_internals.Mirrored
         )

@@ -140,6 +140,50 @@ class ModelRanks(MirroredInputs):
             return self._cross_device_ops.reduce_on_each(reduce_op, value)
         return super()._reduce_to(reduce_op, value, destinations, options)
 
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        # A tensor that threads share comes as itself, for all replicas.
+        values = [value for value, _ in value_destination_pairs]
+        replicas = self._num_replicas
+        results = [
+            self._cross_device_ops.reduce_shared(reduce_op, value, replicas)
+            if _is_shared(value)
+            else None
+            for value in values
+        ]
+        others = [
+            pair for pair in value_destination_pairs if not _is_shared(pair[0])
+        ]
+        if others:
+            reduced = iter(super()._batch_reduce_to(reduce_op, others, options))
+            results = [next(reduced) if r is None else r for r in results]
+        return results
+
+    def _batch_gather_to(self, value_destination_pairs, axis, options=None):
+        # What `all_gather` calls, where all threads meet.
+        return [
+            tf.concat([value] * self._num_replicas, axis)
+            if _is_shared(value)
+            else self._gather_to(value, destination, axis, options)
+            for value, destination in value_destination_pairs
+        ]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if _is_per_replica(value, len(self._devices)):
+            return self._cross_device_ops.gather_on_each(value, axis)
+        return super()._gather_to_implementation(
+            value, destinations, axis, options
+        )
+
+    def _local_results(self, value):
+        # Where threads meet there is a value of each rank.
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        with thread_values.within(self._thread, calls_ranks=False):
+            return super()._local_results(value)
+
+
+def _is_shared(value):
+    return not isinstance(value, tf.distribute.DistributedValues)
+
 
 def _is_per_replica(value, count):
     return (

@@ -251,7 +251,7 @@ def _exchange(compute, tensors, dims):
     def merge(strategy, *tensors):
         return [
             of_all(
-                strategy.experimental_local_results(each),
+                each.values,
                 dim,
                 strategy.extended.num_model_ranks,
             )
@@ -270,4 +270,5 @@ def _exchange(compute, tensors, dims):
         return _internals.distribute_utils.regroup(tuple(results))
 
     context = tf.distribute.get_replica_context()
-    return context.merge_call(merge, args=tuple(tensors))
+    # Of this replica, where all have the same tensor object.
+    return context.merge_call(merge, args=tuple(map(tf.identity, tensors)))

@@ -108,19 +108,19 @@ def meeting_place():
 @tf.custom_gradient
 def copy_to_ranks(x):
     """The same tensor, whose gradient is the sum over the ranks (f)."""
-    return tf.identity(x), reduce_from_ranks
+    return tf.identity(x), _of_dense(reduce_from_ranks)
 
 
 @tf.custom_gradient
 def reduce_from_ranks(x):
     """The sum over the ranks, whose gradient is every rank's own (g)."""
-    return sum_over_ranks(x), copy_to_ranks
+    return sum_over_ranks(x), _of_dense(copy_to_ranks)
 
 
 @tf.custom_gradient
 def total_over_ranks(x):
     """The sum over the ranks, of which each rank makes its own use."""
-    return sum_over_ranks(x), total_over_ranks
+    return sum_over_ranks(x), _of_dense(total_over_ranks)
 
 
 def split_to_ranks(x, dim: int):
@@ -128,7 +128,9 @@ def split_to_ranks(x, dim: int):
 
     @tf.custom_gradient
     def split(x):
-        return own_part(x, dim), lambda dy: gather_from_ranks(dy, dim)
+        return own_part(x, dim), _of_dense(
+            lambda dy: gather_from_ranks(dy, dim)
+        )
 
     return split(x) if num_ranks() > 1 else x
 
@@ -138,7 +140,9 @@ def gather_from_ranks(x, dim: int):
 
     @tf.custom_gradient
     def gather(x):
-        return concat_over_ranks(x, dim), lambda dy: split_to_ranks(dy, dim)
+        return concat_over_ranks(x, dim), _of_dense(
+            lambda dy: split_to_ranks(dy, dim)
+        )
 
     if num_ranks() == 1:
         return x
@@ -182,7 +186,7 @@ def reduce_scatter(x, dim: int):
 
     @tf.custom_gradient
     def scatter(x):
-        return sum_of_parts(x, dim), lambda dy: all_gather(dy, dim)
+        return sum_of_parts(x, dim), _of_dense(lambda dy: all_gather(dy, dim))
 
     return scatter(x) if num_ranks() > 1 else x
 
@@ -192,9 +196,16 @@ def all_gather(x, dim: int):
 
     @tf.custom_gradient
     def gather(x):
-        return concat_over_ranks(x, dim), lambda dy: reduce_scatter(dy, dim)
+        return concat_over_ranks(x, dim), _of_dense(
+            lambda dy: reduce_scatter(dy, dim)
+        )
 
     return gather(x) if num_ranks() > 1 else x
+
+
+def _of_dense(backward):
+    """The backward, of what may have been looked up in: rows of a gradient."""
+    return lambda dy: backward(tf.convert_to_tensor(dy))
 
 
 def own_part(x, dim: int):
@@ -239,8 +250,8 @@ def _exchange(compute, x):
         return x
 
     def merge(strategy, values):
-        values = strategy.experimental_local_results(values)
-        results = []
+        del strategy
+        values, results = values.values, []
         for index, value in enumerate(values):
             first = index // count * count
             with tf.device(value.device):
