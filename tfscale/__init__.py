@@ -2,6 +2,7 @@
 
 from tfscale import _version_check as _version_check  # refuses, so first
 from tfscale import callbacks
+from tfscale import collectives
 from tfscale import data
 from tfscale import layers
 from tfscale import losses
@@ -20,6 +21,7 @@ __all__ = [
     "__version__",
     "auto_layout_map",
     "callbacks",
+    "collectives",
     "data",
     "device_mesh",
     "layers",

@@ -1,0 +1,70 @@
+"""Pictures of plans: text to the letter, a PNG that is one."""
+
+import os
+import sys
+from unittest import mock
+
+from absl.testing import absltest
+
+from tfscale import collectives
+
+
+class AsTextTest(absltest.TestCase):
+    def test_a_ring(self):
+        plan = collectives.ring("all_reduce", 3)
+        self.assertEqual(
+            collectives.as_text(plan).splitlines(),
+            [
+                "ring all_reduce: 3 devices, 3 chunks, 4 rounds",
+                "  device 0  2+1  2+0  2:2  2:1",
+                "  device 1  0+2  0+1  0:0  0:2",
+                "  device 2  1+0  1+2  1:1  1:0",
+            ],
+        )
+
+    def test_a_tree(self):
+        plan = collectives.tree("broadcast", 4, root=1)
+        self.assertEqual(
+            collectives.as_text(plan).splitlines(),
+            [
+                "tree broadcast from device 1: 4 devices, 1 chunk, 2 rounds",
+                "  device 0       3:0",
+                "  device 1",
+                "  device 2       1:0",
+                "  device 3  1:0",
+            ],
+        )
+
+    def test_one_device(self):
+        plan = collectives.ring("all_reduce", 1)
+        self.assertEqual(
+            collectives.as_text(plan).splitlines(),
+            ["ring all_reduce: 1 device, 1 chunk, 0 rounds", "  device 0"],
+        )
+
+
+class SavePngTest(absltest.TestCase):
+    def test_it_is_a_small_picture(self):
+        folder = self.create_tempdir()
+        for plan in (
+            collectives.ring("all_reduce", 4),
+            collectives.tree("broadcast", 8),
+            collectives.direct("all_reduce", 1),
+        ):
+            path = os.path.join(folder, f"{plan.name}.png")
+            collectives.save_png(plan, path)
+            with open(path, "rb") as file:
+                content = file.read()
+            self.assertEqual(content[:8], b"\x89PNG\r\n\x1a\n")
+            self.assertLess(len(content), 100_000)
+
+    def test_without_matplotlib_the_extra_is_named(self):
+        with (
+            mock.patch.dict(sys.modules, {"matplotlib.figure": None}),
+            self.assertRaisesRegex(ImportError, r"tfscale\[plot\]"),
+        ):
+            collectives.save_png(collectives.ring("gather", 2), "unused.png")
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,204 @@
+"""The simulator against closed forms of the literature."""
+
+import math
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import collectives
+from tfscale.collectives import Costs
+from tfscale.collectives import simulate
+
+BYTES = 840e6  # divisible by 2 to 8
+LATENCY, BANDWIDTH = 3e-3, 1e9
+COSTS = Costs(LATENCY, BANDWIDTH)
+WHOLE = BYTES / BANDWIDTH
+
+
+def makespan(name, operation, num_devices, costs=COSTS, num_bytes=BYTES):
+    plan = getattr(collectives, name)(operation, num_devices)
+    return simulate(plan, num_bytes, costs).makespan
+
+
+class ClosedFormsTest(parameterized.TestCase):
+    @parameterized.parameters(*range(1, 10))
+    def test_for_any_number_of_devices(self, n):
+        a, t, part = LATENCY, WHOLE, (n - 1) / n
+        expected = {
+            ("direct", "all_reduce"): a + (n - 1) * t,
+            ("parameter_server", "all_reduce"): 2 * (a + (n - 1) * t),
+            ("two_shot", "all_reduce"): 2 * (a + part * t),
+            ("ring", "all_reduce"): 2 * (n - 1) * (a + t / n),
+            ("ring", "reduce_scatter"): (n - 1) * (a + t / n),
+            ("ring", "all_gather"): (n - 1) * (a + t / n),
+            ("ring", "broadcast"): (n - 1) * (a + t / n) + part * t,
+            ("direct", "broadcast"): a + (n - 1) * t,
+            ("direct", "gather"): a + part * t,
+            ("direct", "all_gather"): a + part * t,
+        }
+        for (name, operation), time in expected.items():
+            if n == 1:
+                time = 0
+            self.assertAlmostEqual(
+                makespan(name, operation, n), time, msg=f"{name} {operation}"
+            )
+
+    @parameterized.parameters(2, 4, 8, 16)
+    def test_for_powers_of_two(self, n):
+        a, t, log = LATENCY, WHOLE, math.log2(n)
+        part = (n - 1) / n
+        expected = {
+            ("tree", "broadcast"): log * (a + t),
+            ("tree", "reduce"): log * (a + t),
+            ("tree", "all_reduce"): 2 * log * (a + t),
+            ("tree", "gather"): log * a + part * t,
+            ("halving_doubling", "all_gather"): log * a + part * t,
+            ("halving_doubling", "reduce_scatter"): log * a + part * t,
+            ("halving_doubling", "all_reduce"): 2 * (log * a + part * t),
+        }
+        for (name, operation), time in expected.items():
+            self.assertAlmostEqual(
+                makespan(name, operation, n), time, msg=f"{name} {operation}"
+            )
+
+    @parameterized.parameters(*range(2, 10))
+    def test_no_all_reduce_is_faster_than_the_bound(self, n):
+        for name in ("direct", "two_shot", "ring", "tree", "halving_doubling"):
+            time = makespan(name, "all_reduce", n, Costs(0, BANDWIDTH))
+            bound = 2 * (n - 1) / n * WHOLE
+            if name == "direct":
+                bound = min(bound, WHOLE)
+            self.assertGreaterEqual(time, bound * (1 - 1e-9), name)
+
+    def test_a_fast_server_is_overtaken_as_workers_become_more(self):
+        # Device 0, whose port has eight times the bandwidth, serves N - 1
+        # others: t_ps = 2 (a + max(1, (N - 1) / 8) S / B) grows with N, and
+        # t_ar = 2 (N - 1) (a + S / (N B)) with the latency only. The server is
+        # faster from where that weighs more than the N-th part that a ring
+        # need not send, until its port is full.
+        latency = WHOLE / 20
+        winners = []
+        for n in range(2, 17):
+            ports = [8 * BANDWIDTH] + [BANDWIDTH] * (n - 1)
+            costs = Costs(latency, BANDWIDTH, port_bandwidth=ports)
+            t_ps = makespan("parameter_server", "all_reduce", n, costs)
+            self.assertAlmostEqual(
+                t_ps, 2 * (latency + max(1, (n - 1) / 8) * WHOLE)
+            )
+            costs = Costs(latency, BANDWIDTH)
+            t_ar = makespan("ring", "all_reduce", n, costs)
+            self.assertAlmostEqual(t_ar, 2 * (n - 1) * (latency + WHOLE / n))
+            winners.append("server" if t_ps < t_ar else "ring")
+        self.assertEqual(winners, ["ring"] * 4 + ["server"] * 7 + ["ring"] * 4)
+
+    def test_latency_lets_a_server_win_where_there_are_many_workers(self):
+        # t_ar > t_ps where a B / S > (N - 1)^2 / (N (N - 2)), which falls to 1.
+        costs = Costs(latency=1.1 * WHOLE, bandwidth=BANDWIDTH)
+        winners = [
+            "ring"
+            if makespan("ring", "all_reduce", n, costs)
+            < makespan("parameter_server", "all_reduce", n, costs)
+            else "server"
+            for n in range(2, 9)
+        ]
+        self.assertEqual(winners, ["ring"] * 3 + ["server"] * 4)
+
+
+class CostsTest(absltest.TestCase):
+    def test_bytes_are_those_of_the_plan(self):
+        for name, num_devices in (("ring", 5), ("halving_doubling", 8)):
+            plan = getattr(collectives, name)("all_reduce", num_devices)
+            simulation = simulate(plan, BYTES, COSTS)
+            for bytes_, chunks in (
+                (simulation.bytes_sent, plan.chunks_sent),
+                (simulation.bytes_received, plan.chunks_received),
+            ):
+                for found, count in zip(bytes_, chunks, strict=True):
+                    self.assertAlmostEqual(
+                        found, count * BYTES / plan.num_chunks
+                    )
+
+    def test_links_of_their_own_make_the_hierarchical_one_faster(self):
+        def bandwidth(source, target):
+            return 100e9 if source // 4 == target // 4 else 1e9
+
+        costs = Costs(LATENCY, bandwidth)
+        flat = simulate(collectives.ring("all_reduce", 8), BYTES, costs)
+        levels = simulate(
+            collectives.hierarchical("all_reduce", 8, devices_per_machine=4),
+            BYTES,
+            costs,
+        )
+        # 2 (m - 1) / m S / g over the slow wire, where a ring sends
+        # 2 (n - 1) / n S.
+        self.assertGreater(flat.makespan, 2 * 7 / 8 * WHOLE)
+        self.assertAlmostEqual(
+            levels.makespan,
+            2 * (LATENCY + WHOLE / 8) + 2 * 3 * (LATENCY + BYTES / 4 / 100e9),
+        )
+
+    def test_memory_is_read_and_written(self):
+        costs = Costs(0, math.inf, memory_bandwidth=1e9)
+        # Of 4 devices each reads 4 tensors and writes one.
+        self.assertAlmostEqual(
+            makespan("direct", "all_reduce", 4, costs), 5 * BYTES / 1e9
+        )
+        # A quarter of that, then the whole is put together.
+        self.assertAlmostEqual(
+            makespan("two_shot", "all_reduce", 4, costs),
+            (5 / 4 + 2) * BYTES / 1e9,
+        )
+
+    def test_what_cannot_be_is_refused(self):
+        plan = collectives.ring("all_reduce", 4)
+        for make, text in (
+            (lambda: Costs(-1, 1), "`latency` must not be negative"),
+            (lambda: Costs(0, 0), "`bandwidth` must be above 0"),
+            (lambda: Costs(0, 1, port_bandwidth=[1, 0]), "`port_bandwidth`"),
+            (lambda: Costs(0, 1, memory_bandwidth=-1), "`memory_bandwidth`"),
+            (lambda: simulate(plan, -1, COSTS), "num_bytes=-1"),
+            (
+                lambda: simulate(plan, 1, Costs(0, 1, port_bandwidth=[1, 2])),
+                "2 numbers for 4 devices",
+            ),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                make()
+
+
+class ChooseTest(parameterized.TestCase):
+    def test_in_one_process(self):
+        # Two devices add up for themselves; of more each adds up a part, if
+        # there is enough to save.
+        for n, num_bytes, name in (
+            (2, 64 << 20, "direct"),
+            (4, 64 << 20, "two_shot"),
+            (8, 64 << 20, "two_shot"),
+            (4, 64 << 10, "direct"),
+            (8, 1 << 10, "direct"),
+        ):
+            plan = collectives.choose("all_reduce", n, num_bytes)
+            self.assertEqual(plan.name, name)
+
+    @parameterized.parameters(*range(1, 10))
+    def test_in_one_process_no_other_order_of_sums_is_chosen(self, n):
+        for exponent in range(10, 31):
+            plan = collectives.choose("all_reduce", n, 1 << exponent)
+            self.assertIn(plan.name, ("direct", "two_shot"))
+            for operation in ("all_gather", "reduce_scatter"):
+                plan = collectives.choose(operation, n, 1 << exponent)
+                self.assertEqual(plan.name, "direct")
+
+    def test_the_fastest_is_chosen(self):
+        for num_bytes in (1e3, 1e6, 1e9):
+            chosen = collectives.choose("all_reduce", 6, num_bytes, costs=COSTS)
+            times = [
+                makespan(name, "all_reduce", 6, COSTS, num_bytes)
+                for name in ("direct", "two_shot", "ring", "tree")
+            ]
+            time = simulate(chosen, num_bytes, COSTS).makespan
+            self.assertLessEqual(time, min(times))
+
+
+if __name__ == "__main__":
+    absltest.main()

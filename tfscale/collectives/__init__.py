@@ -1,0 +1,39 @@
+"""Sums and exchanges over devices: as data, predicted, drawn, and executed."""
+
+from tfscale.collectives.execute import execute
+from tfscale.collectives.planning.algorithms import direct
+from tfscale.collectives.planning.algorithms import halving_doubling
+from tfscale.collectives.planning.algorithms import hierarchical
+from tfscale.collectives.planning.algorithms import parameter_server
+from tfscale.collectives.planning.algorithms import ring
+from tfscale.collectives.planning.algorithms import tree
+from tfscale.collectives.planning.algorithms import two_shot
+from tfscale.collectives.planning.choosing import choose
+from tfscale.collectives.planning.costs import Costs
+from tfscale.collectives.planning.picture import as_text
+from tfscale.collectives.planning.picture import save_png
+from tfscale.collectives.planning.plan import Plan
+from tfscale.collectives.planning.send import Send
+from tfscale.collectives.planning.simulate import Message
+from tfscale.collectives.planning.simulate import Simulation
+from tfscale.collectives.planning.simulate import simulate
+
+__all__ = [
+    "Costs",
+    "Message",
+    "Plan",
+    "Send",
+    "Simulation",
+    "as_text",
+    "choose",
+    "direct",
+    "execute",
+    "halving_doubling",
+    "hierarchical",
+    "parameter_server",
+    "ring",
+    "save_png",
+    "simulate",
+    "tree",
+    "two_shot",
+]

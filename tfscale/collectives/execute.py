@@ -1,0 +1,251 @@
+"""Writes a plan into the graph, on the devices of the tensors it is given."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale.collectives.planning.contents import PARTED
+from tfscale.collectives.planning.plan import Plan
+
+# TensorFlow cuts a tensor without copying it where a row of its first dim is
+# aligned as Eigen wants it.
+_ALIGNED_BYTES = 64
+
+
+def execute(
+    plan: Plan,
+    tensors: Sequence[tf.Tensor | None],
+    *,
+    dim: int = 0,
+    devices: Sequence[str] | None = None,
+) -> list[tf.Tensor | None]:
+    """Runs a plan on tensors, each of them on its device.
+
+    In a graph the plan becomes operations of it; outside of one they are run.
+    No gradient is defined for what it returns other than the one that
+    TensorFlow finds: for sums of floating-point numbers that is the right one.
+
+    Args:
+        plan: What to do.
+        tensors: One for each device of the plan, in its order, all of one
+            dtype. Of a broadcast only that of the root counts; the others may
+            be `None`. All have one shape, but for a gather and an all-gather,
+            whose tensors may differ in `dim`.
+        dim: Along which dim tensors are put together by a gather or an
+            all-gather, and divided by a reduce-scatter.
+        devices: Names of the devices; by default those of the tensors.
+
+    Returns:
+        What each device has in the end, on that device; `None` for devices
+        that have nothing, which are those other than the root of a reduce or
+        gather.
+
+    Raises:
+        ValueError: If the number of tensors or devices is not that of the
+            plan, tensors do not have one shape and dtype, or a size is not
+            divisible by the number of devices.
+
+    Example: in replicas and model ranks, tfscale does this.
+
+    >>> import tensorflow as tf
+    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> tensors = [tf.constant([1.0, 2.0]), tf.constant([10.0, 20.0])]
+    >>> for total in execute(ring("all_reduce", 2), tensors):
+    ...     print(total.numpy())
+    [11. 22.]
+    [11. 22.]
+    """
+    given = {
+        device: tf.convert_to_tensor(tensor)
+        for device, tensor in enumerate(tensors)
+        if tensor is not None
+    }
+    _check(plan, tensors, given, devices, dim)
+    if devices is None:
+        devices = [given[device].device for device in range(len(tensors))]
+    else:
+        for device, tensor in given.items():
+            with tf.device(devices[device]):
+                given[device] = tf.identity(tensor)
+    first = given[min(given) if plan.root is None else plan.root]
+    held = _Held(plan, devices, given, first, dim)
+    for sends in plan.rounds:
+        held.play(sends)
+    return held.results()
+
+
+class _Held:
+    """What devices have of the chunks: tensors, maybe on another device."""
+
+    def __init__(self, plan, devices, tensors, first, dim):
+        self._plan, self._devices, self._dim = plan, devices, dim
+        self._shape = tf.shape(first) if _is_dynamic(first) else first.shape
+        self._parts, self._is_here = {}, {}
+        for device, tensor in tensors.items():
+            if plan.operation == "broadcast" and device != plan.root:
+                continue
+            with tf.device(devices[device]):
+                parts = self._cut(device, tensor)
+            for chunk, part in parts.items():
+                self._parts[device, chunk] = part
+                self._is_here[device, chunk] = True
+
+    def play(self, sends):
+        """One round: everybody sends what it had before."""
+        arriving, stored = {}, {}
+        for send in sends:
+            part = self._sent(send.source, send.chunk)
+            if send.adds:
+                key = send.target, send.chunk
+                arriving.setdefault(key, {})[send.source] = part
+            else:
+                stored[send.target, send.chunk] = part
+        sums = {}
+        for (target, chunk), operands in arriving.items():
+            operands[target] = self._parts[target, chunk]
+            with tf.device(self._devices[target]):
+                # In the order of devices: the same on each.
+                sums[target, chunk] = tf.add_n(
+                    [part for _, part in sorted(operands.items(), key=_device)]
+                )
+        self._parts |= stored | sums
+        self._is_here |= dict.fromkeys(stored, False) | dict.fromkeys(
+            sums, True
+        )
+
+    def results(self):
+        """What each device ends with."""
+        plan, results = self._plan, []
+        for device, name in enumerate(self._devices):
+            if plan.operation in ("reduce", "gather") and device != plan.root:
+                results.append(None)
+                continue
+            with tf.device(name):
+                results.append(self._joined(device))
+        return results
+
+    def _sent(self, device, chunk):
+        """What a device passes on is on that device first."""
+        if not self._is_here[device, chunk]:
+            with tf.device(self._devices[device]):
+                part = tf.identity(self._parts[device, chunk])
+            self._parts[device, chunk] = part
+            self._is_here[device, chunk] = True
+        return self._parts[device, chunk]
+
+    def _cut(self, device, tensor):
+        """A tensor in chunks, by index, on the current device."""
+        count = self._plan.num_chunks
+        if self._plan.operation == "reduce_scatter":
+            if count == 1:
+                return {0: tensor}
+            return dict(enumerate(tf.split(tensor, count, axis=self._dim)))
+        if self._plan.operation in PARTED:
+            return {device: tensor}
+        if count == 1:
+            return {0: tensor}
+        rows = tf.reshape(tensor, [-1, _row_length(tensor)])
+        return dict(enumerate(tf.split(rows, _sizes(rows, count))))
+
+    def _joined(self, device):
+        """What the current device has, put together from its chunks."""
+        plan = self._plan
+        if plan.operation == "reduce_scatter":
+            return self._sent(device, device)
+        if plan.num_chunks == 1:
+            return self._sent(device, 0)
+        parts = [self._parts[device, chunk] for chunk in range(plan.num_chunks)]
+        if plan.operation in PARTED:
+            return tf.concat(parts, axis=self._dim)
+        return tf.reshape(tf.concat(parts, axis=0), self._shape)
+
+
+def _device(item):
+    return item[0]
+
+
+def _is_dynamic(tensor):
+    return not tensor.shape.is_fully_defined()
+
+
+def _row_length(tensor):
+    """Into rows of how many elements a tensor is cut."""
+    aligned = _ALIGNED_BYTES // tensor.dtype.size
+    size = tensor.shape.num_elements()
+    return aligned if size is not None and size % aligned == 0 else 1
+
+
+def _sizes(rows, count):
+    """As equal as they can be; the first ones are larger by one."""
+    if rows.shape[0] is not None:
+        each, more = divmod(rows.shape[0], count)
+        return [each + 1] * more + [each] * (count - more)
+    number = tf.shape(rows)[0]
+    return number // count + tf.cast(tf.range(count) < number % count, tf.int32)
+
+
+def _check(plan, tensors, given, devices, dim):
+    if len(tensors) != plan.num_devices:
+        raise ValueError(
+            "A plan is for a number of devices, and needs a tensor for each. "
+            f"Received: {len(tensors)} tensors for a plan of "
+            f"{plan.num_devices} devices ({plan.name} {plan.operation}). Make "
+            "the plan for as many devices as there are tensors."
+        )
+    if devices is not None and len(devices) != plan.num_devices:
+        raise ValueError(
+            "`devices` must have a name for each device of the plan. Received: "
+            f"{len(devices)} names for {plan.num_devices} devices."
+        )
+    needed = (
+        {plan.root}
+        if plan.operation == "broadcast"
+        else range(plan.num_devices)
+    )
+    missing = sorted(set(needed) - set(given))
+    if missing or (devices is None and len(given) < plan.num_devices):
+        missing = missing or sorted(set(range(plan.num_devices)) - set(given))
+        raise ValueError(
+            "Every device must give a tensor; of a broadcast only the root "
+            "must, if `devices` names where the others are. Received: `None` "
+            f"for device {missing[0]} of a {plan.operation}."
+        )
+    tensors = [given[device] for device in needed]
+    dtypes = {tensor.dtype.name for tensor in tensors}
+    if len(dtypes) > 1:
+        raise ValueError(
+            "All tensors of a collective must have one dtype. Received: "
+            f"{', '.join(sorted(dtypes))}. Cast them first."
+        )
+    for device, tensor in zip(needed, tensors):
+        _check_shape(plan, device, tensor, tensors[0], dim)
+
+
+def _check_shape(plan, device, tensor, first, dim):
+    shape, expected = tensor.shape, first.shape
+    is_known = shape.rank is not None and expected.rank == shape.rank
+    if plan.operation in PARTED and is_known:
+        if not -shape.rank <= dim < shape.rank:
+            raise ValueError(
+                "`dim` must be one of the dims of the tensors. Received: "
+                f"dim={dim} for shape {shape} of device {device}."
+            )
+        if plan.operation != "reduce_scatter":
+            shape, expected = shape.as_list(), expected.as_list()
+            shape[dim] = expected[dim] = None
+            shape, expected = tf.TensorShape(shape), tf.TensorShape(expected)
+    if not shape.is_compatible_with(expected):
+        raise ValueError(
+            "All tensors of a collective must have one shape, but for the dim "
+            f"that is put together. Received: shape {tensor.shape} of device "
+            f"{device}, {first.shape} before."
+        )
+    if plan.operation == "reduce_scatter" and shape.rank is not None:
+        size = shape[dim]
+        if size is not None and size % plan.num_devices:
+            raise ValueError(
+                "A reduce-scatter must divide its dim by the number of "
+                f"devices. Received: dim={dim} of shape {tensor.shape} for "
+                f"{plan.num_devices} devices. Use an all_reduce, or a dim "
+                "that can be divided."
+            )

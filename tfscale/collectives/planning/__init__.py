@@ -1,0 +1,3 @@
+"""Planning of collectives with integers only: plans, simulation, choice."""
+
+__all__ = []

@@ -1,0 +1,158 @@
+"""What each device has of each chunk as a plan is played through.
+
+A content is the set of the devices whose values are in it, and how they were
+added up: two contents with one `number` are equal to the last bit.
+"""
+
+import dataclasses
+import functools
+
+from tfscale.collectives.planning.send import Send
+
+# Operations: what devices begin with and what they have to end with. Chunk c
+# is one of the equal parts of a tensor; where each device has a part of its
+# own, chunk d is that of device d.
+#
+#                     begins with                    ends with
+#   broadcast         the root: all chunks           each: the root's chunks
+#   reduce            each: all chunks               the root: their sums
+#   all_reduce        each: all chunks               each: their sums
+#   reduce_scatter    each: all chunks               device d: sum of chunk d
+#   gather            device d: chunk d              the root: all chunks
+#   all_gather        device d: chunk d              each: all chunks
+OPERATIONS = (
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "reduce_scatter",
+    "gather",
+    "all_gather",
+)
+ROOTED = ("broadcast", "reduce", "gather")
+SUMS = ("reduce", "all_reduce", "reduce_scatter")
+# Chunk d belongs to device d, so there is one for each device.
+PARTED = ("reduce_scatter", "gather", "all_gather")
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What a device has of a chunk.
+
+    Attributes:
+        devices: Whose values are added up in it.
+        number: The same for contents that were added up in the same way.
+    """
+
+    devices: frozenset[int]
+    number: int
+
+
+class Contents:
+    """Of all devices, after some of the rounds of a plan.
+
+    Args:
+        operation: One of `OPERATIONS`.
+        num_devices: Number of devices.
+        num_chunks: Number of chunks.
+        root: The device that a rooted operation begins or ends at.
+    """
+
+    def __init__(self, operation, num_devices, num_chunks, root):
+        self._operation = operation
+        self._num_devices = num_devices
+        self._num_chunks = num_chunks
+        self._root = root
+        self._numbers = {}
+        self._of = {
+            (device, chunk): self._content(frozenset([device]), device)
+            for device in range(num_devices)
+            for chunk in range(num_chunks)
+            if self._begins_with(device, chunk)
+        }
+
+    def get(self, device: int, chunk: int) -> Content | None:
+        """What a device has of a chunk now; `None` for nothing."""
+        return self._of.get((device, chunk))
+
+    def play(self, sends: list[Send]) -> None:
+        """Plays a round: all send what they had before it."""
+        found = {}
+        for send in sends:
+            found.setdefault((send.target, send.chunk), []).append(send)
+        new = {}
+        for (target, chunk), arriving in found.items():
+            if not arriving[0].adds:
+                new[target, chunk] = self._of[arriving[0].source, chunk]
+                continue
+            operands = {target: self._of[target, chunk]} | {
+                send.source: self._of[send.source, chunk] for send in arriving
+            }
+            # Added up in the order of devices, the target's own among them.
+            new[target, chunk] = functools.reduce(
+                self._sum, [content for _, content in sorted(operands.items())]
+            )
+        self._of |= new
+
+    def wanted(self) -> dict[tuple[int, int], frozenset[int]]:
+        """By device and chunk, whose values have to be in it at the end."""
+        devices, chunks = range(self._num_devices), range(self._num_chunks)
+        everybody = frozenset(devices)
+        if self._operation == "reduce_scatter":
+            return {(device, device): everybody for device in devices}
+        ends = (
+            [self._root] if self._operation in ("reduce", "gather") else devices
+        )
+
+        def of(chunk):
+            if self._operation in SUMS:
+                return everybody
+            source = self._root if self._operation == "broadcast" else chunk
+            return frozenset([source])
+
+        return {(end, chunk): of(chunk) for end in ends for chunk in chunks}
+
+    def _begins_with(self, device, chunk):
+        if self._operation == "broadcast":
+            return device == self._root
+        return self._operation in SUMS or device == chunk
+
+    def _sum(self, one, other):
+        # a + b is b + a to the last bit.
+        numbers = tuple(sorted((one.number, other.number)))
+        return self._content(one.devices | other.devices, numbers)
+
+    def _content(self, devices, made_of):
+        number = self._numbers.setdefault(made_of, -1 - len(self._numbers))
+        return Content(devices, number)
+
+
+def checked_root(operation: str, num_devices: int, root: int | None):
+    """The root of an operation, by default device 0; `None` if it has none.
+
+    Raises:
+        ValueError: For an operation, a number or a root that cannot be.
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(
+            f"`operation` must be one of {', '.join(OPERATIONS)}. Received: "
+            f"{operation!r}."
+        )
+    if num_devices < 1:
+        raise ValueError(
+            "`num_devices` must be at least 1. Received: "
+            f"num_devices={num_devices}."
+        )
+    if operation not in ROOTED:
+        if root is not None:
+            raise ValueError(
+                f"Only {', '.join(ROOTED)} have a root. Received: "
+                f"root={root} for {operation}. Leave it out."
+            )
+        return None
+    root = 0 if root is None else root
+    if root not in range(num_devices):
+        raise ValueError(
+            f"`root` must be one of the devices. Received: root={root} for "
+            f"{num_devices} devices. Take one of 0 to {num_devices - 1}."
+        )
+    return root

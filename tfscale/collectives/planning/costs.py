@@ -1,0 +1,85 @@
+"""What links between devices, and the devices themselves, take for a plan."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Latencies and bandwidths, in seconds and bytes per second.
+
+    A device sends one thing after the other and gets one thing after the
+    other, both at once; latencies of several things on their way overlap.
+
+    Args:
+        latency: Time from the moment at which the last byte has left to the
+            one at which it is of use: one number, or a function of source and
+            target.
+        bandwidth: Of a link: one number, or a function of source and target.
+        port_bandwidth: How fast a device sends all its things, and gets all of
+            them: one number, or one for each device. By default that of the
+            link in use.
+        memory_bandwidth: How fast a device reads and writes its memory. To
+            add up k chunks it reads k and writes one; to put a tensor together
+            it reads and writes all of it. Cutting takes no time: a chunk is a
+            view.
+
+    Raises:
+        ValueError: If a latency is negative or a bandwidth not above 0.
+
+    Example: two machines of four devices, and a slow wire in between.
+
+    >>> def bandwidth(source, target):
+    ...     return 100e9 if source // 4 == target // 4 else 10e9
+    >>> costs = Costs(latency=5e-6, bandwidth=bandwidth)
+    >>> costs.latency_of(0, 1), costs.bandwidth_of(3, 4)
+    (5e-06, 10000000000.0)
+    """
+
+    latency: float | Callable[[int, int], float]
+    bandwidth: float | Callable[[int, int], float]
+    port_bandwidth: float | Sequence[float] | None = None
+    memory_bandwidth: float = math.inf
+
+    def __post_init__(self):
+        if isinstance(self.port_bandwidth, Sequence):
+            object.__setattr__(
+                self, "port_bandwidth", tuple(self.port_bandwidth)
+            )
+        if not callable(self.latency) and not self.latency >= 0:
+            raise ValueError(
+                "`latency` must not be negative. Received: "
+                f"latency={self.latency}."
+            )
+        ports = self.port_bandwidth
+        given = {
+            "bandwidth": [] if callable(self.bandwidth) else [self.bandwidth],
+            "port_bandwidth": ports if isinstance(ports, tuple) else [ports],
+            "memory_bandwidth": [self.memory_bandwidth],
+        }
+        for name, values in given.items():
+            if not all(value is None or value > 0 for value in values):
+                raise ValueError(
+                    f"`{name}` must be above 0, in bytes per second. Received: "
+                    f"{name}={getattr(self, name)}."
+                )
+
+    def latency_of(self, source: int, target: int) -> float:
+        """Latency of a link in seconds."""
+        return _of_link(self.latency, source, target)
+
+    def bandwidth_of(self, source: int, target: int) -> float:
+        """Bandwidth of a link in bytes per second."""
+        return _of_link(self.bandwidth, source, target)
+
+    def port_bandwidth_of(self, device: int) -> float | None:
+        """How fast a device sends; `None` if as fast as its links."""
+        if isinstance(self.port_bandwidth, tuple):
+            return self.port_bandwidth[device]
+        return self.port_bandwidth
+
+
+def _of_link(value, source, target):
+    return value(source, target) if callable(value) else value

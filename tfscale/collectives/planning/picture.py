@@ -1,0 +1,217 @@
+"""Draws a plan: text for a terminal, a picture of devices and rounds."""
+
+import math
+
+from tfscale.collectives.planning.plan import Plan
+
+_STORE_COLOR, _ADD_COLOR = "#3b6fa5", "#c9702b"
+_DEVICE_COLOR, _LINE_COLOR = "#333333", "#dddddd"
+
+
+def as_text(plan: Plan) -> str:
+    """A line for each device, a column for each round: what it gets.
+
+    `3+0` is chunk 0 from device 3, which is added to the device's own; `3:0`
+    is stored.
+
+    Args:
+        plan: What to draw.
+
+    Example:
+
+    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> print(as_text(ring("all_reduce", 3)))
+    ring all_reduce: 3 devices, 3 chunks, 4 rounds
+      device 0  2+1  2+0  2:2  2:1
+      device 1  0+2  0+1  0:0  0:2
+      device 2  1+0  1+2  1:1  1:0
+    """
+    cells = [
+        [
+            ",".join(
+                f"{send.source}{'+' if send.adds else ':'}{send.chunk}"
+                for send in sends
+                if send.target == device
+            )
+            for sends in plan.rounds
+        ]
+        for device in range(plan.num_devices)
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = [headline(plan)]
+    for device, row in enumerate(cells):
+        padded = [cell.ljust(width) for cell, width in zip(row, widths)]
+        lines.append("  ".join([f"  device {device}", *padded]).rstrip())
+    return "\n".join(lines)
+
+
+def headline(plan: Plan) -> str:
+    """Algorithm, operation and sizes of a plan, in a line.
+
+    >>> from tfscale.collectives.planning.algorithms import tree
+    >>> headline(tree("reduce", 4, root=2))
+    'tree reduce to device 2: 4 devices, 1 chunk, 2 rounds'
+    """
+    to_root = {"broadcast": " from"}.get(plan.operation, " to")
+    root = "" if plan.root is None else f"{to_root} device {plan.root}"
+    return (
+        f"{plan.name} {plan.operation}{root}: "
+        f"{_count(plan.num_devices, 'device')}, "
+        f"{_count(plan.num_chunks, 'chunk')}, "
+        f"{_count(plan.num_rounds, 'round')}"
+    )
+
+
+def save_png(plan: Plan, path: str) -> None:
+    """Draws who sends to whom, all in all and round by round.
+
+    On the left the devices in a circle, an arrow for each link in use. On the
+    right a line for each device and a column for each round: an arrow is a
+    message, with the chunks in it; of one colour if they are added, of another
+    if they are stored.
+
+    Args:
+        plan: What to draw.
+        path: Where to write the PNG.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> path = os.path.join(tempfile.mkdtemp(), "ring.png")
+    >>> save_png(ring("all_reduce", 4), path)
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+    except ImportError as error:
+        raise ImportError(
+            "`save_png` needs matplotlib. Install it with "
+            "`pip install tfscale[plot]`, or use `as_text`, which needs "
+            "nothing."
+        ) from error
+    height = 1.6 + 0.45 * max(plan.num_devices, 4)
+    width = max(1.1 * plan.num_rounds, 3) + 1.5
+    # Not pyplot: it would keep the figure and choose the user's backend.
+    figure = Figure(figsize=(height + width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    circle, rounds = figure.subplots(1, 2, width_ratios=(height, width))
+    _draw_circle(circle, plan)
+    _draw_rounds(rounds, plan)
+    figure.suptitle(headline(plan), weight="bold")
+    kinds = {send.adds for sends in plan.rounds for send in sends}
+    figure.legend(
+        handles=[
+            Line2D([], [], color=color, label=label)
+            for adds, color, label in (
+                (True, _ADD_COLOR, "chunk is added"),
+                (False, _STORE_COLOR, "chunk is stored"),
+            )
+            if adds in kinds
+        ],
+        loc="outside lower right",
+        ncols=2,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=80)
+
+
+def _draw_circle(axes, plan):
+    count = plan.num_devices
+    places = [
+        (
+            math.sin(2 * math.pi * device / count),
+            math.cos(2 * math.pi * device / count),
+        )
+        for device in range(count)
+    ]
+    links = {(s.source, s.target) for sends in plan.rounds for s in sends}
+    for source, target in sorted(links):
+        _arrow(axes, places[source], places[target], _DEVICE_COLOR, 12, 0.08)
+    for device, place in enumerate(places):
+        axes.text(
+            *place,
+            str(device),
+            ha="center",
+            va="center",
+            color="white",
+            bbox={"boxstyle": "circle", "color": _DEVICE_COLOR},
+        )
+    axes.set_xlim(-1.3, 1.3)
+    axes.set_ylim(-1.3, 1.3)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def _draw_rounds(axes, plan):
+    messages = {}
+    for number, sends in enumerate(plan.rounds):
+        for send in sends:
+            key = (number, send.source, send.target, send.adds)
+            messages.setdefault(key, []).append(send.chunk)
+    for (number, source, target, adds), chunks in messages.items():
+        color = _ADD_COLOR if adds else _STORE_COLOR
+        _arrow(axes, (number, source), (number + 0.85, target), color, 3, 0)
+        if plan.num_chunks > 1:
+            axes.text(
+                number + 0.2,
+                source + 0.24 * (target - source),
+                _ranges(chunks),
+                fontsize=8,
+                ha="center",
+                va="center",
+                bbox={"boxstyle": "round,pad=0.1", "color": "white"},
+            )
+    axes.set_yticks(
+        range(plan.num_devices),
+        [f"device {device}" for device in range(plan.num_devices)],
+    )
+    axes.set_xticks(
+        [number + 0.45 for number in range(plan.num_rounds)],
+        [f"round {number}" for number in range(plan.num_rounds)],
+    )
+    axes.hlines(
+        range(plan.num_devices),
+        0,
+        max(plan.num_rounds, 1),
+        _LINE_COLOR,
+        zorder=0,
+    )
+    axes.set_ylim(plan.num_devices - 0.5, -0.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _arrow(axes, start, end, color, shrink, bend):
+    axes.annotate(
+        "",
+        xy=end,
+        xytext=start,
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": color,
+            "shrinkA": shrink,
+            "shrinkB": shrink,
+            "connectionstyle": f"arc3,rad={bend}",
+        },
+    )
+
+
+def _ranges(chunks):
+    """`0-2,5` for 0, 1, 2 and 5."""
+    found = []
+    for chunk in sorted(chunks):
+        if found and found[-1][1] == chunk - 1:
+            found[-1][1] = chunk
+        else:
+            found.append([chunk, chunk])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)
+
+
+def _count(number, name):
+    return f"{number} {name}{'' if number == 1 else 's'}"

@@ -1,0 +1,266 @@
+"""A collective is data: round by round, who sends which chunk to whom.
+
+Whatever simulates, draws or executes plans takes any `Plan`; those that have a
+name are in `algorithms.py`. What the operations mean is in `contents.py`.
+"""
+
+import collections
+import dataclasses
+
+from tfscale.collectives.planning.contents import PARTED
+from tfscale.collectives.planning.contents import SUMS
+from tfscale.collectives.planning.contents import Contents
+from tfscale.collectives.planning.contents import checked_root
+from tfscale.collectives.planning.send import Send
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Who sends what to whom, round by round, checked when it is made.
+
+    All sends of a round carry what their source had before the round. Where
+    several chunks are added in one round they are added up in the order of
+    devices, the target's own in its place.
+
+    Args:
+        operation: `"broadcast"`, `"reduce"`, `"all_reduce"`,
+            `"reduce_scatter"`, `"gather"` or `"all_gather"`.
+        num_devices: Number of devices.
+        num_chunks: Into how many equal parts the whole tensor is divided; for
+            `"reduce_scatter"`, `"gather"` and `"all_gather"` the number of
+            devices, chunk d being that of device d.
+        rounds: For each round its sends: `Send`s, or strings like `"0>1+2"`.
+        root: The device at which a broadcast begins, or a reduce or gather
+            ends, by default device 0; `None` for the other operations.
+        name: What summaries and pictures call it.
+
+    Raises:
+        ValueError: If a device sends what it does not have yet, gets what it
+            has already, counts something twice, loses something, or if not
+            every device has in the end what the operation promises, equal to
+            the last bit on all. The message names the send and its round
+            (from 0).
+
+    Example: two devices, each of which adds up a half and sends the sum back.
+
+    >>> plan = Plan(
+    ...     "all_reduce",
+    ...     num_devices=2,
+    ...     num_chunks=2,
+    ...     rounds=[["0>1+1", "1>0+0"], ["0>1:0", "1>0:1"]],
+    ... )
+    >>> plan.num_rounds, plan.chunks_sent
+    (2, (2, 2))
+    """
+
+    operation: str
+    num_devices: int
+    num_chunks: int
+    rounds: tuple[tuple[Send, ...], ...]
+    root: int | None = None
+    name: str = "custom"
+
+    def __post_init__(self):
+        rounds = tuple(
+            tuple(
+                Send.parse(send) if isinstance(send, str) else Send(*send)
+                for send in sends
+            )
+            for sends in self.rounds
+        )
+        object.__setattr__(self, "rounds", rounds)
+        self.validate()
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.rounds)
+
+    @property
+    def chunks_sent(self) -> tuple[int, ...]:
+        """Per device, how many chunks it sends."""
+        sent = [0] * self.num_devices
+        for sends in self.rounds:
+            for send in sends:
+                sent[send.source] += 1
+        return tuple(sent)
+
+    @property
+    def chunks_received(self) -> tuple[int, ...]:
+        """Per device, how many chunks it gets."""
+        received = [0] * self.num_devices
+        for sends in self.rounds:
+            for send in sends:
+                received[send.target] += 1
+        return tuple(received)
+
+    def validate(self) -> None:
+        """Raises the `ValueError` of the class if the plan is wrong."""
+        self._check_sizes()
+        contents = Contents(
+            self.operation, self.num_devices, self.num_chunks, self.root
+        )
+        for number, sends in enumerate(self.rounds):
+            self._check_round(number, sends, contents)
+            contents.play(sends)
+        self._check_end(contents)
+
+    def _check_sizes(self) -> None:
+        root = checked_root(self.operation, self.num_devices, self.root)
+        object.__setattr__(self, "root", root)
+        if self.num_chunks < 1:
+            raise ValueError(
+                "`num_chunks` must be at least 1. Received: "
+                f"num_chunks={self.num_chunks}."
+            )
+        if self.operation in PARTED and self.num_chunks != self.num_devices:
+            raise ValueError(
+                f"A plan for {self.operation} must have a chunk for each "
+                f"device. Received: num_chunks={self.num_chunks} for "
+                f"{self.num_devices} devices."
+            )
+
+    def _check_round(self, number, sends, contents) -> None:
+        if not sends:
+            raise ValueError(
+                "Every round of a plan must have a send. Received: round "
+                f"{number} of {self.num_rounds} is empty. Leave it out."
+            )
+        ways = collections.Counter()
+        for send in sends:
+            self._check_places(number, send)
+            had = contents.get(send.source, send.chunk)
+            if had is None:
+                raise ValueError(self._explain_deadlock(number, send, contents))
+            self._check_arrival(number, send, had, contents)
+            ways[send.target, send.chunk, send.adds] += 1
+        for (target, chunk, adds), count in ways.items():
+            if not adds and (count > 1 or ways[target, chunk, True]):
+                raise ValueError(
+                    "In one round a device may either store a chunk once or "
+                    "add to it. Received: in round "
+                    f"{number} device {target} gets chunk {chunk} in "
+                    f"{count + ways[target, chunk, True]} ways. Move all but "
+                    "one to other rounds."
+                )
+        self._check_none_twice(number, sends, contents)
+
+    def _check_places(self, number, send) -> None:
+        devices = range(self.num_devices)
+        if (
+            send.source not in devices
+            or send.target not in devices
+            or send.source == send.target
+            or send.chunk not in range(self.num_chunks)
+        ):
+            raise ValueError(
+                "A send must go from one device of the plan to another one, "
+                f"with a chunk of the plan. Received: {send} in round "
+                f"{number}, of {self.num_devices} devices and "
+                f"{self.num_chunks} chunks, counted from 0."
+            )
+        if send.adds and self.operation not in SUMS:
+            raise ValueError(
+                f"Nothing is added up in a {self.operation}. Received: {send} "
+                f"in round {number}. Write "
+                f"{send._replace(adds=False)} to store the chunk."
+            )
+
+    def _check_arrival(self, number, send, arriving, contents) -> None:
+        there = contents.get(send.target, send.chunk)
+        if there is None:
+            return
+        if send.adds:
+            twice = there.devices & arriving.devices
+            if twice:
+                raise ValueError(
+                    "A plan must add every device's value once. Received: "
+                    f"{send} in round {number} adds the value of device "
+                    f"{min(twice)} to a sum that has it. Leave out one of the "
+                    "two."
+                )
+        elif not there.devices <= arriving.devices:
+            lost = min(there.devices - arriving.devices)
+            raise ValueError(
+                "A plan must not lose a value. Received: "
+                f"{send} in round {number} overwrites a sum with the value of "
+                f"device {lost}, which is not in what arrives. Write "
+                f"{send._replace(adds=True)} to add it."
+            )
+        elif there.devices == arriving.devices:
+            raise ValueError(
+                "A plan must send no chunk to a device that has it. Received: "
+                f"{send} in round {number}, where device {send.target} has "
+                f"chunk {send.chunk} already. Leave it out."
+            )
+
+    def _check_none_twice(self, number, sends, contents) -> None:
+        """Values of two that arrive in one round may be the same too."""
+        arrived = {}
+        for send in sends:
+            if send.adds:
+                found = arrived.setdefault((send.target, send.chunk), set())
+                values = contents.get(send.source, send.chunk).devices
+                twice = found & values
+                if twice:
+                    raise ValueError(
+                        "A plan must add every device's value once. Received: "
+                        f"{send} in round {number} adds the value of device "
+                        f"{min(twice)}, which another send of the round "
+                        "brings too. Leave out one of the two."
+                    )
+                found |= values
+
+    def _check_end(self, contents) -> None:
+        numbers = {}
+        for (device, chunk), wanted in contents.wanted().items():
+            found = contents.get(device, chunk)
+            missing = wanted - (found.devices if found else frozenset())
+            if missing:
+                raise ValueError(
+                    f"At the end of a {self.operation} nothing may be missing. "
+                    f"Received: device {device} ends with chunk {chunk} "
+                    f"without the value of device {min(missing)}. Add a send "
+                    "that brings it."
+                )
+            if numbers.setdefault(chunk, found.number) != found.number:
+                raise ValueError(
+                    "All devices must end with sums that were added up in the "
+                    "same order, or they differ in the last digits. Received: "
+                    f"chunk {chunk} of device {device} was added up in "
+                    "another order than that of the first device. Let one "
+                    "device add it up and send the sum to the others."
+                )
+
+    def _explain_deadlock(self, number, send, contents) -> str:
+        """Follows what a send waits for until it ends, or comes back."""
+        later = [
+            (r, s)
+            for r in range(number, self.num_rounds)
+            for s in self.rounds[r]
+        ]
+        seen, story = [], []
+        while send not in seen:
+            seen.append(send)
+            brings = [
+                (r, s)
+                for r, s in later
+                if (s.target, s.chunk) == (send.source, send.chunk)
+            ]
+            if not brings:
+                story.append(
+                    f"{send} waits for chunk {send.chunk}, which nobody sends "
+                    f"to device {send.source}"
+                )
+                break
+            at, waited_for = brings[0]
+            story.append(f"{send} waits for {waited_for} of round {at}")
+            if contents.get(waited_for.source, waited_for.chunk):
+                break
+            send = waited_for
+        return (
+            "A device must have a chunk before the round in which it sends "
+            "it. Received a plan that would wait for ever: in round "
+            f"{number} {'; '.join(story)}. Move the first of these sends to a "
+            "later round, or what it waits for to an earlier one."
+        )
