@@ -208,6 +208,50 @@ def self_attention():
     return keras.Model(tokens, keras.layers.Dense(9, name="c")(x + h))
 
 
+class Branching(keras.layers.Layer):
+    """A loop with a branch of three in a branch of two, all differentiated."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x):
+        ops = keras.ops
+
+        def turn(i, x):
+            def three():
+                return ops.switch(
+                    i % 3,
+                    [
+                        lambda x: ops.sin(x * self.scale),
+                        lambda x: x + self.scale,
+                        lambda x: ops.exp(-x * x) * self.scale,
+                    ],
+                    x,
+                )
+
+            x = ops.cond(
+                ops.sum(self.scale) > 0, three, lambda: x - self.scale
+            )
+            return i + 1, x
+
+        return ops.while_loop(lambda i, x: i < 3, turn, (0, x))[1]
+
+
+def branches():
+    """Grappler made operations of branches that no function can have."""
+    inputs = keras.Input((6,))
+    x = Branching(name="first")(dense(name="a")(inputs))
+    x = Branching(name="second")(dense(name="b")(x))
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def spectral_normalization():
+    inputs = keras.Input((6,))
+    x = keras.layers.SpectralNormalization(dense(name="a"))(inputs)
+    x = keras.layers.SpectralNormalization(dense(name="b"))(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
 def convolutions():
     inputs = keras.Input((6,))
     x = keras.layers.Reshape((6, 1))(inputs)
@@ -260,6 +304,7 @@ MODELS = dict(
         "mse",
         ["both", "last"],
     ),
+    branches=(branches, BY_VALUES, "mse", ["b"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
     constraints=(constraints, BY_VALUES, "mse", ["b", "c"]),
@@ -309,3 +354,15 @@ class ModelsTest(parameterized.TestCase):
         keras.tree.map_structure(
             same_numbers.assert_close, predictions, expected
         )
+
+
+class AssigningTest(parameterized.TestCase):
+    def test_a_layer_may_assign_to_its_kernel(self):
+        # The kernel that it normalised was forgotten behind the forward. Each
+        # call goes on with the iteration, so with one microbatch only.
+        spectral = same_numbers.Job(
+            spectral_normalization, dict(**BY_VALUES, batch_size=16)
+        )
+        one = same_numbers.on_one_device(spectral)
+        many = same_numbers.on_mesh(spectral, 2, 1, 2, recompute=True)
+        same_numbers.assert_same(self, one, many)

@@ -9,6 +9,7 @@ tfscale's own functions only; options of the process stay as they are.
 
 import contextlib
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -35,12 +36,53 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         [*subgraph.feeds, *subgraph.captures, *keep]
     )
     config = tf.compat.v1.ConfigProto()
+    # It turns branches that are differentiated into operations that are none.
+    config.graph_options.rewrite_options.disable_tfg_optimizer = True
     # However small: by default graphs of less than four nodes are left alone.
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    optimised = _internals.tf_optimizer.OptimizeGraph(config, meta_graph)
+    optimised = _internals.tf_optimizer.OptimizeGraph(
+        config, meta_graph, verbose=False, cluster=_cluster()
+    )
     for node in _control_flow(optimised):
         node.attr[_LOWER].b = True
     return dataclasses.replace(subgraph, graph_def=optimised)
+
+
+@functools.cache
+def _cluster():
+    """What Grappler is told of the machine.
+
+    Without one it makes its own for each call, with a session, and says so in
+    the user's output. What it does depends on which kinds of devices there
+    are; how fast they are is for estimates that nothing here uses.
+    """
+
+    def described(device):
+        kind = device.device_type
+        details = tf.config.experimental.get_device_details(device)
+        version = details.get("compute_capability")
+        environment = {}
+        if version is not None:
+            environment["architecture"] = ".".join(map(str, version))
+        index = device.name.rpartition(":")[-1]
+        return _internals.device_properties.NamedDevice(
+            name=f"/job:localhost/replica:0/task:0/device:{kind}:{index}",
+            properties=_internals.device_properties.DeviceProperties(
+                type=kind,
+                environment=environment,
+                num_cores=1,
+                frequency=1000,
+                bandwidth=1_000_000,
+            ),
+        )
+
+    return _internals.grappler_cluster.Cluster(
+        devices=[
+            described(device)
+            for device in tf.config.list_physical_devices()
+            if device.device_type in ("CPU", "GPU")
+        ]
+    )
 
 
 def _control_flow(graph_def):

@@ -63,11 +63,16 @@ class StageVariables:
         return self._scope.losses
 
     def new_states(self) -> dict[Any, tf.Tensor]:
-        """What the layers made of state variables, by key."""
+        """What the layers made of variables, by key.
+
+        Of state variables mostly. A layer may assign to a trainable one too
+        (`SpectralNormalization` does): what the last microbatch makes of it is
+        its value when the optimizer steps.
+        """
         made = {}
-        for variable, before in self._wholes[len(self.params) :]:
+        for variable, before in self._wholes:
             key = "new_state", self._numbers[id(variable)]
-            value = self._scope.get_current_value(variable)
+            value = self._scope.state_mapping[id(variable)]
             shard = self._shards.get(id(variable))
             if shard is not self._given_shards.get(id(variable)):
                 made[key] = shard
@@ -88,6 +93,25 @@ class _Scope(keras.StatelessScope):
         if value is None or not variable.trainable:
             return value
         return collectives.as_used(value)
+
+    def add_update(self, update):
+        """See `keras.StatelessScope`.
+
+        As on one device the gradient by a trainable variable that was assigned
+        to is that by its new value, and what made it has none.
+        """
+        variable, value = update
+        before = self.get_current_value(variable)
+        if variable.trainable and before is not None:
+            if _shard_dim(variable) is not None:
+                raise ValueError(
+                    "A layer in a pipeline stage must not assign to a "
+                    "trainable variable that model ranks divide. Received: "
+                    f"{variable.path!r}. Leave it out of the layout map."
+                )
+            value = tf.stop_gradient(tf.cast(value, before.dtype))
+            value += before - tf.stop_gradient(before)
+        super().add_update((variable, value))
 
 
 def _shard_dim(variable):

@@ -143,7 +143,7 @@ def extract(
             if tensor.op.type == "Placeholder":
                 captures[placeholder(tensor, "capture")] = tensor.op.name
             else:
-                names[tensor.ref()] = tensor.name
+                names[tensor.ref()] = _input_name(tensor)
                 if tensor.op not in operations:
                     add(tensor.op)
         return names[tensor.ref()]
@@ -176,6 +176,11 @@ def extract(
         )
     keep = tuple(operation.name for operation in side_effects)
     return Subgraph(graph_def, taken, captures, tuple(returned), keep)
+
+
+def _input_name(tensor):
+    """As Grappler wants it: `name:0` it takes for another node."""
+    return tensor.name.removesuffix(":0")
 
 
 def _type(tensor):
