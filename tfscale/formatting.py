@@ -4,10 +4,12 @@ import shutil
 from collections.abc import Callable
 
 import rich.console
+import rich.padding
+import rich.text
 
 # As `model.summary()` has it for models with branches.
 _LINE_LENGTH = 108
-_WIDE = 10_000  # of the lines below a table, which are not wrapped
+_WIDE = 10_000  # Tables and lines say themselves how wide they are.
 
 
 def colored(number) -> str:
@@ -44,6 +46,24 @@ def table_length(line_length: int | None, least: int) -> int:
             f"line_length={line_length}. Use {least} or more."
         )
     return line_length
+
+
+def print_line(
+    console: rich.console.Console, title: str, text: str, line_length: int
+) -> None:
+    """Prints a line below a table, in several if it is too long for it.
+
+    Args:
+        console: Where to.
+        title: What the line is of, as markup of rich.
+        text: What it says, likewise.
+        line_length: Columns of the table.
+    """
+    text = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
+    console.print(
+        rich.padding.Padding(text, (0, 0, 0, 1), expand=False),
+        width=line_length,
+    )
 
 
 def print_rendered(

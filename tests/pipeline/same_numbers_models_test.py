@@ -86,6 +86,16 @@ def tied_embedding():
     return keras.Model(tokens, embedding(dense(6, name="b")(x), reverse=True))
 
 
+def untied_embedding():
+    """The layer of the embedding has the head too, in weights of its own."""
+    tokens = keras.Input((5,), dtype="int32")
+    embedding = keras_hub.layers.ReversibleEmbedding(
+        9, 6, tie_weights=False, name="embedding"
+    )
+    x = dense(6, name="a")(embedding(tokens))
+    return keras.Model(tokens, embedding(x, reverse=True))
+
+
 def frozen_layers():
     """A frozen layer between trained ones, and a whole frozen stage."""
     inputs = keras.Input((6,))
@@ -229,9 +239,7 @@ class Branching(keras.layers.Layer):
                     x,
                 )
 
-            x = ops.cond(
-                ops.sum(self.scale) > 0, three, lambda: x - self.scale
-            )
+            x = ops.cond(ops.sum(self.scale) > 0, three, lambda: x - self.scale)
             return i + 1, x
 
         return ops.while_loop(lambda i, x: i < 3, turn, (0, x))[1]
@@ -284,6 +292,7 @@ MODELS = dict(
     nested=(nested_models, BY_VALUES, "mse", "params"),
     tied_layers=(tied_layers, BY_VALUES, "mse", ["twice", "b"]),
     tied_embedding=(tied_embedding, BY_LABELS, crossentropy(), ["a", "b"]),
+    untied_embedding=(untied_embedding, BY_LABELS, crossentropy(), ["a"]),
     frozen=(frozen_layers, BY_VALUES, "mse", ["a", "f3"]),
     frozen_nested=(frozen_nested_model, BY_VALUES, "mse", ["inner", "b"]),
     embedding_mask=(

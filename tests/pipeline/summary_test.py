@@ -37,8 +37,8 @@ Pipeline: "tied"
  Schedule: 1f1b, 4 microbatches
  Predicted bubble: 28.6 % of the devices' time
  Predicted speed-up over one device: 1.43 (on 2 devices)
- Memory: weights, gradients, 2 optimizer slots per variable, and \
-activations: microbatches in flight x one of 4 rows
+ Memory: weights, gradients, 2 optimizer slots per variable, and activations:
+ microbatches in flight x one of 4 rows
  Tied variable: shared/kernel of stages 0, 1 lives in stage 0
  Tied variable: shared/bias of stages 0, 1 lives in stage 0"""
 
@@ -116,10 +116,10 @@ class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
     def test_an_optimizer_that_was_used_says_how_many_slots_it_has(self):
         plan = _plan()
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        self.assertIn(", 2 optimizer slots", self._lines(plan)[-3])
+        self.assertIn(", 2 optimizer slots", self._lines(plan)[-4])
         optimizer.build([v for v in plan.variables if v.trainable])
         self.assertIn(
-            ", 1 optimizer slots", self._lines(plan, optimizer=optimizer)[-3]
+            ", 1 optimizer slots", self._lines(plan, optimizer=optimizer)[-4]
         )
 
     @parameterized.parameters(64, 108, 150)
@@ -129,6 +129,19 @@ class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
             {len(line) for line in lines if line[0] in "┏┃┡│├└"},
             {line_length},
         )
+        self.assertLessEqual(max(map(len, lines)), line_length)
+
+    def test_a_layer_that_is_too_large_for_a_stage_is_named(self):
+        x = inputs = keras.Input((8,))
+        for units in (8, 100, 8):
+            x = keras.layers.Dense(units, name=f"of_{units}_{x.name}")(x)
+        model = keras.Model(
+            inputs, keras.layers.GRU(64, name="gru")(x[:, None])
+        )
+        lines = self._lines(make_plan(model, one_f_one_b(2, 2), "flops"))
+        (line,) = [line for line in lines if line.startswith(" Not cut: gru ")]
+        self.assertIn("of the FLOPs, and a layer is never", line)
+        self.assertNotIn("Not cut", _text(_plan()))
 
     def test_narrow_table_is_refused(self):
         with self.assertRaisesRegex(ValueError, "line_length=63. Use 64"):

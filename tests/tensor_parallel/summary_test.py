@@ -85,6 +85,24 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         layer, *_, exchanged = cells(text, "head")
         self.assertEqual((layer, exchanged), (["head", "replicated"], []))
 
+    def test_fits_a_terminal_of_80_columns(self):
+        # It took 96, and its reasons a line each of any length.
+        layouts = {**PAIR, "head/kernel": (None, "model")}
+        text = summary(built(mlp, layouts), 76)
+        self.assertLessEqual(max(map(len, text.splitlines())), 76)
+        layer, variables, exchanged = cells(text, "up")
+        self.assertEqual(layer, ["up", "column-parallel", "output divided"])
+        self.assertEqual(
+            variables,
+            [
+                *("kernel (None, model)", "(12, 12), 576.00 B"),
+                *("bias (model,)", "(12,), 48.00 B"),
+            ],
+        )
+        self.assertEqual(
+            " ".join(exchanged), "all-reduce of the input's gradient"
+        )
+
     def test_adds_up_what_a_device_has(self):
         model = built(mlp, PAIR)
         on_device = sum(
@@ -117,7 +135,7 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         layer, *_, exchanged = cells(text, "head")
         self.assertEqual(layer[-1], "output gathered")
         self.assertIn("all-gather of the output", " ".join(exchanged))
-        self.assertRegex(text, "Gathered, head: .* leaves the model")
+        self.assertRegex(text, "Gathered, head: (?s:.*) leaves the model")
 
     def test_says_which_entries_count_as_replicated(self):
         model = built(mlp, {**PAIR, "head/kernel": ("data", None)})

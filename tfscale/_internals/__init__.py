@@ -42,6 +42,7 @@ from tfscale._internals.symbols import StructuredFunctionWrapper
 from tfscale._internals.symbols import SyncOnReadVariable
 from tfscale._internals.symbols import apply_mask
 from tfscale._internals.symbols import current_path
+from tfscale._internals.symbols import device_properties
 from tfscale._internals.symbols import device_util
 from tfscale._internals.symbols import distribute_utils
 from tfscale._internals.symbols import eager_context
@@ -51,6 +52,7 @@ from tfscale._internals.symbols import get_distributed_datasets_from_function
 from tfscale._internals.symbols import get_keras_mask
 from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import global_state
+from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
 from tfscale._internals.symbols import model_supports_jit
 from tfscale._internals.symbols import operation_fn
@@ -73,6 +75,7 @@ __all__ = [
     "autocast",
     "check",
     "current_path",
+    "device_properties",
     "device_util",
     "devices_of",
     "distribute_utils",
@@ -86,6 +89,7 @@ __all__ = [
     "get_keras_mask",
     "get_update_replica_id",
     "global_state",
+    "grappler_cluster",
     "inputs_of",
     "inputs_structure",
     "is_compiled_by_xla",

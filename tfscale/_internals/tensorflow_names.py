@@ -126,6 +126,13 @@ TENSORFLOW = {
         "config": "the options of the process, which are kept",
         "function_call_options": "where it is said",
     },
+    "tensorflow.core.protobuf.device_properties_pb2": {
+        "DeviceProperties": "what Grappler is told of a device",
+        "NamedDevice": "likewise",
+    },
+    "tensorflow.python.grappler.cluster": {
+        "Cluster": "a machine that is described, not looked at in a session",
+    },
     "tensorflow.python.grappler.tf_optimizer": {
         "OptimizeGraph": "Grappler, for one function at a time",
     },

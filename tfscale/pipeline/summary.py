@@ -12,6 +12,7 @@ import rich.markup
 import rich.table
 
 from tfscale.formatting import colored
+from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
@@ -21,6 +22,8 @@ from tfscale.pipeline.tracing.plan import Plan
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
+# How many times the share of a stage one layer has, for it to be mentioned.
+_MUCH = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +170,14 @@ def _render(console, plan, devices, rows, optimizer, line_length):
             "Memory",
             f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
             " per variable, and activations: microbatches in flight x one of "
-            f"{colored(rows)} rows{', undivided' * _has_ranks(plan)}",
+            f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
+            f"{', undivided' * _has_ranks(plan)}",
         ),
+        *_length(plan),
+        *_not_cut(plan),
         *(("Tied variable", text) for text in _tied(plan)),
     ):
-        console.print(f"[bold] {title}:[/] {text}", soft_wrap=True)
+        print_line(console, title, text, line_length)
 
 
 def _table(plan, devices, memories, line_length):
@@ -227,6 +233,27 @@ def _short(device):
     """`CPU:0` for a device of this process, else with job and task."""
     local = device.removeprefix("/job:localhost/replica:0/task:0")
     return re.sub(r"^/|replica:0/|device:", "", local)
+
+
+def _length(plan):
+    """What sizes that the model leaves open are taken to be."""
+    if plan.length is not None:
+        yield "Unknown lengths", f"taken to be {colored(plan.length)}"
+
+
+def _not_cut(plan):
+    """What a layer that is too large for one stage sets as a limit."""
+    most, total = max(plan.flops), sum(plan.flops)
+    num_stages = len(plan.stages)
+    if num_stages > 1 and most * num_stages > _MUCH * total:
+        name = plan.graph.calls[plan.flops.index(most)].name
+        yield (
+            "Not cut",
+            f"{rich.markup.escape(name)} has "
+            f"{colored(f'{100 * most / total:.1f}')} % of the FLOPs, and a "
+            "layer is never cut: no speed-up over "
+            f"{colored(f'{total / most:.2f}')}",
+        )
 
 
 def _tied(plan):

@@ -9,6 +9,7 @@ import rich.table
 
 from tfscale import _internals
 from tfscale.formatting import colored
+from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
@@ -16,7 +17,8 @@ from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
 
-_LEAST_LENGTH = 96
+_LEAST_LENGTH = 64
+_WIDE = 96  # From here on each thing has a column of its own.
 
 
 def sharding_summary(
@@ -117,29 +119,34 @@ def _render(console, model, extended, line_length):
         f'[bold]Sharding: "{name}"[/] on {colored(ranks)} model ranks'
     )
     console.print(_table(rows, line_length))
+
+    def line(title, text):
+        print_line(console, title, text, line_length)
+
     for row in rows:
         if row.reason:
-            _line(console, f"Gathered, {row.path}", row.reason)
+            line(
+                *map(rich.markup.escape, (f"Gathered, {row.path}", row.reason))
+            )
     if plan is not None:
-        _line(console, *sequence_report.line(plan, ranks))
+        line(*map(rich.markup.escape, sequence_report.line(plan, ranks)))
     ignored = extended.layouts.ignored
     if ignored:
-        _line(
-            console,
+        line(
             "Replicated over the data axis, which their layouts name",
-            ", ".join(ignored),
+            rich.markup.escape(", ".join(ignored)),
         )
     variables = [v for row in rows for v in row.variables]
-    _totals(console, "Bytes per device", variables, ranks, 1)
+    line("Bytes per device", _totals(variables, ranks, 1))
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
         slots = [sharding_rows.held(v) for v in optimizer.variables]
         replicas = extended.slot_parts.num_replicas
-        _totals(console, "Optimizer", slots, ranks, replicas)
+        line("Optimizer", _totals(slots, ranks, replicas))
 
 
-def _totals(console, title, variables, ranks, replicas):
+def _totals(variables, ranks, replicas):
     whole = sum(v.sharding.num_bytes for v in variables)
     local = sum(v.sharding.local_bytes for v in variables)
     over = [
@@ -147,19 +154,10 @@ def _totals(console, title, variables, ranks, replicas):
         for count, what in ((ranks, "ranks"), (replicas, "replicas"))
         if count > 1
     ] or [f"{colored(1)} device"]
-    console.print(
-        f"[bold] {title}:[/] "
+    return (
         f"{colored(readable_bytes(local))} of "
         f"{colored(readable_bytes(whole))} (ideal for {' of '.join(over)}: "
-        f"{colored(readable_bytes(whole / ranks / replicas))})",
-        soft_wrap=True,
-    )
-
-
-def _line(console, title, text):
-    console.print(
-        f"[bold] {rich.markup.escape(title)}:[/] {rich.markup.escape(text)}",
-        soft_wrap=True,
+        f"{colored(readable_bytes(whole / ranks / replicas))})"
     )
 
 
@@ -167,27 +165,48 @@ def _table(rows, line_length):
     column = functools.partial(
         rich.table.Column, no_wrap=True, overflow="ellipsis"
     )
+    if line_length < _WIDE:
+        columns, cells = [column("Variable, on a device")], _narrow_cells
+    else:
+        columns = [
+            column("Variable"),
+            column("Layout"),
+            column("Shard", justify="right"),
+            column("Bytes", justify="right"),
+        ]
+        cells = _wide_cells
     table = rich.table.Table(
         rich.table.Column("Layer", ratio=1, min_width=20, overflow="fold"),
-        column("Variable"),
-        column("Layout"),
-        column("Shard", justify="right"),
-        column("Bytes", justify="right"),
+        *columns,
         rich.table.Column("Exchanged", ratio=1, min_width=16),
         width=line_length,
         show_lines=True,
     )
     for row in rows:
-        variables = row.variables
-        shardings = [v.sharding for v in variables]
         table.add_row(
             f"[bold]{rich.markup.escape(row.path)}[/]\n{row.how}",
-            "\n".join(rich.markup.escape(v.name) for v in variables),
-            "\n".join(v.layout for v in variables),
-            "\n".join(colored(s.local_shape) for s in shardings),
-            "\n".join(
-                colored(readable_bytes(s.local_bytes)) for s in shardings
-            ),
+            *cells(row.variables),
             "\n".join(row.exchanged),
         )
     return table
+
+
+def _wide_cells(variables):
+    return (
+        "\n".join(rich.markup.escape(v.name) for v in variables),
+        "\n".join(v.layout for v in variables),
+        "\n".join(colored(v.sharding.local_shape) for v in variables),
+        "\n".join(
+            colored(readable_bytes(v.sharding.local_bytes)) for v in variables
+        ),
+    )
+
+
+def _narrow_cells(variables):
+    cell = "\n".join(
+        f"{rich.markup.escape(v.name)} {v.layout}\n"
+        f"  {colored(v.sharding.local_shape)}, "
+        f"{colored(readable_bytes(v.sharding.local_bytes))}"
+        for v in variables
+    )
+    return (cell,)

@@ -12,6 +12,7 @@ import tfscale
 from tfscale.pipeline.planning.action import dependencies
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.tracing.graph import flatten_model
+from tfscale.pipeline.tracing.survey import survey
 
 
 def _strategy(data, pipeline):
@@ -77,7 +78,7 @@ class MeasureCallsTest(tf.test.TestCase, parameterized.TestCase):
         positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=-1)
         model = keras.Model(tokens, [x, positions])
         before = [np.array(v) for v in model.variables]
-        graph = flatten_model(model)
+        graph = survey(flatten_model(model)).graph
         seconds = measure.measure_calls(graph, "/CPU:0", rows=2)
         self.assertLen(seconds, len(graph.calls))
         self.assertGreater(min(seconds), 0)

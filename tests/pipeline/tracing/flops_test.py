@@ -342,26 +342,6 @@ class FlopsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEmpty(layer.losses)
         self.assertAllEqual(norm.moving_mean, [0.0] * DIM)
 
-    def test_equal_calls_are_traced_once_and_different_ones_apart(self):
-        x = tensor(TIME, DIM)
-        traced = []
-
-        class Counted(layers.Dense):
-            def call(self, inputs):
-                if tf.inside_function():
-                    traced.append(self)
-                return super().call(inputs)
-
-        calls = [(Counted(n), (x,), {}) for n in (4, 4, 3)]
-        for layer, args, _ in calls:
-            layer(*args)
-        traced.clear()
-        self.assertEqual(
-            flops.count_flops(calls),
-            [flops.operation_flops(layer, x) for layer, _, _ in calls],
-        )
-        self.assertLen(traced, 2 + 3)
-
 
 if __name__ == "__main__":
     tf.test.main()

@@ -185,7 +185,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_summary_tells_that_activations_count_whole(self, ranks, end):
         texts = []
         self._model(1, ranks, 0).pipeline_summary(print_fn=texts.append)
-        self.assertIn(f"one of 1 rows{end}\n", texts[0] + "\n")
+        self.assertIn(f"one of 1 row{end}\n", texts[0] + "\n")
 
 
 if __name__ == "__main__":

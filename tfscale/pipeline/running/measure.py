@@ -33,13 +33,14 @@ def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
         device: Where to measure: a device like those of the stages.
         rows: Examples at a time. Should be the size of a microbatch: with few
             of them, an accelerator takes as long for a small layer as for a
-            large one. Inputs are 1 where they are floating and else 0;
-            dimensions that are not known, other than the batch, are
-            `tfscale.pipeline.single_call.UNKNOWN_LENGTH`.
+            large one. Inputs are 1 where they are floating and else 0.
 
     Returns:
         For each call of the graph, the median of a few measurements. XLA,
         which compiles whole stages on accelerators, is left out.
+
+    Raises:
+        ValueError: If another size than that of the batch is unknown.
     """
 
     def seconds(single):

@@ -9,7 +9,7 @@ einsums and convolutions, called in functions and loops.
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -40,6 +40,24 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
     >>> operation_flops(keras.layers.Dense(4), keras.KerasTensor((None, 16, 8)))
     1088
     """
+    return function_flops(trace_call(operation, args, kwargs))
+
+
+def trace_call(
+    operation: Callable,
+    args: tuple,
+    kwargs: dict,
+    scope: keras.StatelessScope | None = None,
+) -> tf.types.experimental.ConcreteFunction:
+    """The function of a call, for one example; see `operation_flops`.
+
+    Args:
+        operation: A layer, a model or an operation of `keras.ops`.
+        args: What it is called with.
+        kwargs: Likewise.
+        scope: What variables are read from and assigned to. By default they
+            are read where they are, and nothing is assigned.
+    """
     tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_tensor(x)]
 
     def call(*values):
@@ -48,10 +66,10 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
             lambda x: next(values) if _is_tensor(x) else x, (args, kwargs)
         )
         # No state, seed or `add_loss` of the traced call may stay behind.
-        with keras.StatelessScope():
+        with scope or keras.StatelessScope():
             return operation(*call_args, **call_kwargs)
 
-    function = tf.function(call, autograph=False).get_concrete_function(
+    return tf.function(call, autograph=False).get_concrete_function(
         *(
             tf.TensorSpec((x.shape[0] or 1, *x.shape[1:]), x.dtype)
             if x.shape
@@ -59,6 +77,10 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
             for x in tensors
         )
     )
+
+
+def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
+    """The FLOPs of what `trace_call` returned."""
     outputs = keras.tree.flatten(function.structured_outputs)
     graph = function.graph.as_graph_def(add_shapes=True)
     library = {f.signature.name: f for f in graph.library.function}
@@ -66,34 +88,6 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
     return 2 * _multiply_adds(graph.node, roots, {}, library) + sum(
         _size(output.shape.as_proto()) for output in outputs
     )
-
-
-def count_flops(
-    calls: Iterable[tuple[keras.Operation, tuple, dict]],
-) -> list[int]:
-    """`operation_flops` of many calls; equal ones are traced only once.
-
-    Args:
-        calls: Tuples of an operation, its args and its kwargs.
-
-    Returns:
-        The FLOPs of each.
-
-    Example:
-
-    >>> x = keras.KerasTensor((None, 8))
-    >>> dense = keras.layers.Dense(8)
-    >>> count_flops([(dense, (x,), {}), (keras.layers.ReLU(), (x,), {})])
-    [136, 8]
-    """
-    known = {}
-    counts = []
-    for operation, args, kwargs in calls:
-        key = call_key(operation, args, kwargs)
-        if key not in known:
-            known[key] = operation_flops(operation, *args, **kwargs)
-        counts.append(known[key])
-    return counts
 
 
 def call_key(operation, args, kwargs):

@@ -32,6 +32,7 @@ class Call:
         args: Positional arguments, with `Value`s where tensors go.
         kwargs: Keyword arguments, likewise.
         outputs: The `Value`s made, in the order of the flattened result.
+        without: Ids of variables of the layer that only other calls of it use.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Call:
     args: tuple
     kwargs: dict
     outputs: tuple[Value, ...]
+    without: frozenset[int] = frozenset()
 
     @property
     def inputs(self) -> list[Value]:
@@ -48,8 +50,12 @@ class Call:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All variables of the layer, states of random generators included."""
-        return list(getattr(self.operation, "variables", []))
+        """Variables of the layer, states of random generators included."""
+        return [
+            variable
+            for variable in getattr(self.operation, "variables", [])
+            if id(variable) not in self.without
+        ]
 
     def run(self, tensors: dict[Value, Any], training: bool) -> None:
         """Calls the layer on `tensors` and adds what it returns to them."""

@@ -12,14 +12,13 @@ from tfscale.pipeline.planning.simulate import Simulation
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.tracing import memory as memory_lib
-from tfscale.pipeline.tracing import single_call
 from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.flops import count_flops
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.graph import flatten_model
 from tfscale.pipeline.tracing.stages import Stage
 from tfscale.pipeline.tracing.stages import cut
+from tfscale.pipeline.tracing.survey import survey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Plan:
         flops: Forward FLOPs of each call of the model, for one example.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
+        length: What unknown sizes of inputs are taken to be, see `survey`.
     """
 
     graph: Graph
@@ -41,6 +41,7 @@ class Plan:
     flops: tuple[int, ...]
     recompute: bool
     microbatch_size: int = 1
+    length: int | None = None
 
     @functools.cached_property
     def variables(self) -> tuple[keras.Variable, ...]:
@@ -137,13 +138,9 @@ def make_plan(
             f"pipeline={len(graph.calls)} or less."
         )
     statistics.check_synchronized(graph.calls)
-    flops = tuple(
-        count_flops(
-            (call.operation, *single_call.described(call, graph))
-            for call in graph.calls
-        )
-    )
-    costs, allowed_cuts = flops, None
+    surveyed = survey(graph)
+    graph = surveyed.graph
+    costs, allowed_cuts = surveyed.flops, None
     if balance == "params":
         costs = parameters(graph)
     elif balance == "time":
@@ -171,7 +168,15 @@ def make_plan(
         costs, num_stages, allowed_cuts=allowed_cuts, **limits
     )
     stages = tuple(cut(graph, cuts))
-    return Plan(graph, stages, schedule, flops, recompute, microbatch_size)
+    return Plan(
+        graph,
+        stages,
+        schedule,
+        surveyed.flops,
+        recompute,
+        microbatch_size,
+        surveyed.length,
+    )
 
 
 def parameters(graph: Graph) -> list[int]:

@@ -9,15 +9,13 @@ import tensorflow as tf
 
 from tfscale.pipeline.tracing import flops
 from tfscale.pipeline.tracing import trace
-from tfscale.pipeline.tracing.graph import Call
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.pipeline.tracing.stages import Stage
-
-# What a dimension counts that is unknown and not the batch, a sequence mostly.
-UNKNOWN_LENGTH = 128
+from tfscale.pipeline.tracing.survey import UNKNOWN_LENGTH
+from tfscale.pipeline.tracing.survey import described
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +46,7 @@ def map_calls(
     differentiable = _differentiable(graph)
     known, results = {}, []
     for call in graph.calls:
-        args, kwargs = described(call, graph)
+        args, kwargs = described(call, graph.specs)
         key = (
             flops.call_key(call.operation, args, kwargs),
             tuple(value in differentiable for value in call.inputs),
@@ -60,24 +58,23 @@ def map_calls(
     return results
 
 
-def described(call: Call, graph: Graph):
-    """Arguments of a call, with `keras.KerasTensor`s where tensors go."""
-
-    def fill(x):
-        return graph.specs[x] if isinstance(x, Value) else x
-
-    return keras.tree.map_structure(fill, (call.args, call.kwargs))
-
-
 def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     """The spec of a tensor of the model with `rows` examples.
 
-    Other dimensions that nobody knows are taken to be `UNKNOWN_LENGTH`.
+    Raises:
+        ValueError: If another size than that of the batch is unknown.
     """
     spec = graph.specs[value]
-    shape = [UNKNOWN_LENGTH if d is None else d for d in spec.shape]
-    if shape and spec.shape[0] is None:
+    shape = list(spec.shape)
+    if shape and shape[0] is None:
         shape[0] = rows
+    if None in shape:
+        raise ValueError(
+            "Memory and time can be estimated where sizes are known. Received: "
+            f"a tensor of shape {tuple(spec.shape)}, and no length from 1 to "
+            f"{UNKNOWN_LENGTH} that the layers of the model work with. Give "
+            "its inputs sizes: `keras.Input((77,))`."
+        )
     return tf.TensorSpec(shape, spec.dtype)
 
 

@@ -1,0 +1,201 @@
+"""What one trace of each call tells: sizes, FLOPs, and what it has need of.
+
+Sizes that a model leaves open (the length of a sequence, height and width of
+an image) have to be something before memory and times can be estimated. One
+length stands for all of them at the inputs of the model; what it makes of the
+other tensors is seen as the calls are traced, one after the other.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.pipeline.tracing import flops
+from tfscale.pipeline.tracing.graph import Call
+from tfscale.pipeline.tracing.graph import Graph
+from tfscale.pipeline.tracing.graph import Value
+
+# What a dimension of an input counts that is unknown and not the batch.
+UNKNOWN_LENGTH = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What was found.
+
+    Attributes:
+        graph: The model, with all sizes but that of the batch, and with calls
+            that know their variables.
+        flops: Forward FLOPs of each call, for one example.
+        length: What unknown sizes of inputs are taken to be, or None if there
+            are none, or no length was found that the model can have.
+    """
+
+    graph: Graph
+    flops: tuple[int, ...]
+    length: int | None
+
+
+def survey(graph: Graph) -> Survey:
+    """Traces each call of a model; equal ones once.
+
+    Unknown sizes are taken to be `UNKNOWN_LENGTH`, or the largest one below
+    that the model can have: those with a table of positions have a longest.
+    """
+    walks = _Walks(graph)
+    unknown = any(None in graph.specs[v].shape[1:] for v in graph.inputs)
+    length = UNKNOWN_LENGTH if unknown else None
+    while (walk := walks.walk(length)).failed is not None:
+        length = walks.longest(length, walk.failed + 1)
+    return Survey(
+        dataclasses.replace(
+            graph, specs=walk.specs, calls=_with_variables(graph)
+        ),
+        tuple(walk.flops),
+        length,
+    )
+
+
+def described(call: Call, specs: dict[Value, keras.KerasTensor]):
+    """Arguments of a call, with `keras.KerasTensor`s where tensors go."""
+
+    def fill(x):
+        return specs[x] if isinstance(x, Value) else x
+
+    return keras.tree.map_structure(fill, (call.args, call.kwargs))
+
+
+@dataclasses.dataclass
+class _Walk:
+    """Specs of values and FLOPs of calls, up to the call that failed."""
+
+    specs: dict
+    flops: list
+    failed: int | None = None
+
+
+class _Walks:
+    """Walks through the calls of a model, for one length or another."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self._known = {}
+
+    def walk(self, length, num_calls=None):
+        """Traces calls. Without a length, unknown sizes stay unknown."""
+        walk = _Walk(dict(self._graph.specs), [])
+        for value in self._graph.inputs:
+            spec = walk.specs[value]
+            walk.specs[value] = _sized(spec, [length] * len(spec.shape))
+        for index, call in enumerate(self._graph.calls[:num_calls]):
+            try:
+                number, shapes = self._trace(call, walk.specs, length)
+            except Exception:  # whatever layers raise
+                if length is None:
+                    raise
+                walk.failed = index
+                break
+            walk.flops.append(number)
+            if length is not None:
+                for value, shape in zip(call.outputs, shapes):
+                    walk.specs[value] = _sized(walk.specs[value], shape)
+        return walk
+
+    def longest(self, too_long, num_calls):
+        """The largest length that the first calls work with, or None."""
+        low, high = 0, too_long
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.walk(middle, num_calls).failed is None:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+    def _trace(self, call, specs, length):
+        """FLOPs and output shapes of a call."""
+        args, kwargs = described(call, specs)
+        key = flops.call_key(call.operation, args, kwargs)
+        if key not in self._known:
+            function = flops.trace_call(call.operation, args, kwargs)
+            if length is not None and _has_table_below(length, call.variables):
+                # Only what is run tells that positions are too few.
+                function(*map(_example, function.inputs[: len(call.inputs)]))
+            outputs = keras.tree.flatten(function.structured_outputs)
+            self._known[key] = (
+                flops.function_flops(function),
+                [tuple(output.shape) for output in outputs],
+            )
+        return self._known[key]
+
+
+def _has_table_below(length, variables):
+    """Whether there is a table with fewer rows, of positions perhaps."""
+    shapes = [tuple(v.shape) for v in variables]
+    shapes = [shape[1:] if shape[:1] == (1,) else shape for shape in shapes]
+    return any(len(shape) == 2 and shape[0] < length for shape in shapes)
+
+
+def _example(tensor):
+    make = tf.ones if tensor.dtype.is_floating else tf.zeros
+    return make(tensor.shape, tensor.dtype)
+
+
+def _sized(spec, sizes):
+    """A spec with `sizes` where it does not know its own."""
+    if spec.shape is None or None not in spec.shape[1:]:
+        return spec
+    shape = [
+        size if known is None and dim else known
+        for dim, (known, size) in enumerate(zip(spec.shape, sizes))
+    ]
+    return keras.KerasTensor(shape, spec.dtype)
+
+
+def _with_variables(graph):
+    """Calls of a layer that is called more than once, with what each uses.
+
+    An embedding that is not tied to the head which the same layer computes
+    should live where it is looked up in, and the head where it is.
+    """
+    by_operation = {}
+    for call in graph.calls:
+        by_operation.setdefault(id(call.operation), []).append(call)
+    without = {}
+    for calls in by_operation.values():
+        if len(calls) < 2 or len(calls[0].variables) < 2:
+            continue
+        used = [_used_variables(call, graph.specs) for call in calls]
+        by_any = set().union(*used)
+        for call, by_this in zip(calls, used):
+            without[id(call)] = frozenset(by_any - by_this)
+    return tuple(
+        dataclasses.replace(call, without=without.get(id(call), frozenset()))
+        for call in graph.calls
+    )
+
+
+def _used_variables(call, specs):
+    """Ids of the variables that a call reads, in training or without it."""
+    args, kwargs = described(call, specs)
+    scope = _ReadsNoted()
+    for training in (False, True):
+        operation = _internals.operation_fn(call.operation, training=training)
+        flops.trace_call(operation, args, kwargs, scope)
+    return scope.read
+
+
+class _ReadsNoted(keras.StatelessScope):
+    def __init__(self):
+        super().__init__()
+        self.read = set()
+
+    def get_current_value(self, variable):
+        self.read.add(id(variable))
+        return super().get_current_value(variable)
+
+    def add_update(self, update):
+        self.read.add(id(update[0]))
+        super().add_update(update)
