@@ -31,6 +31,19 @@ from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
+from tfscale._internals.layers import ATTENTION_PARTS
+from tfscale._internals.layers import ATTENTION_REPEATS
+from tfscale._internals.layers import METHODS_OF_SHAPES
+from tfscale._internals.layers import attention_dense
+from tfscale._internals.layers import attention_gate
+from tfscale._internals.layers import causal_padding
+from tfscale._internals.layers import moments
+from tfscale._internals.layers import num_attention_axes
+from tfscale._internals.layers import weight_of
+from tfscale._internals.nodes import COLOCATED_WITH
+from tfscale._internals.nodes import GRADIENT_TYPE
+from tfscale._internals.nodes import LOWERED
+from tfscale._internals.nodes import OUTPUT_SHAPES
 from tfscale._internals.symbols import DistributedVariable
 from tfscale._internals.symbols import FuncGraph
 from tfscale._internals.symbols import Functional
@@ -51,7 +64,6 @@ from tfscale._internals.symbols import get_distributed_dataset
 from tfscale._internals.symbols import get_distributed_datasets_from_function
 from tfscale._internals.symbols import get_keras_mask
 from tfscale._internals.symbols import get_update_replica_id
-from tfscale._internals.symbols import global_state
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
 from tfscale._internals.symbols import model_supports_jit
@@ -61,6 +73,13 @@ from tfscale._internals.symbols import tf_optimizer
 from tfscale._internals.symbols import unscale_loss_for_distribution
 
 __all__ = [
+    "ATTENTION_PARTS",
+    "ATTENTION_REPEATS",
+    "COLOCATED_WITH",
+    "GRADIENT_TYPE",
+    "LOWERED",
+    "METHODS_OF_SHAPES",
+    "OUTPUT_SHAPES",
     "DistributedVariable",
     "FuncGraph",
     "Functional",
@@ -72,7 +91,10 @@ __all__ = [
     "SyncOnReadVariable",
     "apply_mask",
     "asks_for_xla",
+    "attention_dense",
+    "attention_gate",
     "autocast",
+    "causal_padding",
     "check",
     "current_path",
     "device_properties",
@@ -88,7 +110,6 @@ __all__ = [
     "get_distributed_datasets_from_function",
     "get_keras_mask",
     "get_update_replica_id",
-    "global_state",
     "grappler_cluster",
     "inputs_of",
     "inputs_structure",
@@ -96,9 +117,11 @@ __all__ = [
     "keep_side_effects_of_branches",
     "make_value_anew",
     "model_supports_jit",
+    "moments",
     "name_scope_callers",
     "nodes_of",
     "noted_losses",
+    "num_attention_axes",
     "operation_fn",
     "outputs_structure",
     "own_generators",
@@ -111,5 +134,6 @@ __all__ = [
     "value_of",
     "variables_made_at_once",
     "variant_of",
+    "weight_of",
     "with_flat_losses",
 ]

@@ -75,7 +75,13 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def inputs_structure(functional: keras.Model) -> Any:
-    """The symbolic inputs of a functional model, as users give them."""
+    """The symbolic inputs of a model, in the structure that users feed.
+
+    Args:
+        functional: A functional model, or a sequential one.
+    """
+    if isinstance(functional, keras.Sequential):
+        return functional.inputs[0]
     return functional._inputs_struct
 
 
@@ -99,9 +105,9 @@ def nodes_of(functional: keras.Model) -> list[Any]:
     ]
 
 
-def functional_in(model: keras.Sequential) -> keras.Model | None:
+def functional_in(model: keras.Model) -> keras.Model | None:
     """The functional model that a built sequential one is inside."""
-    return model._functional
+    return model._functional if isinstance(model, keras.Sequential) else None
 
 
 # --- variables ------------------------------------------------------------

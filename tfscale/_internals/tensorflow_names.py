@@ -114,6 +114,18 @@ TENSORFLOW = {
     "tensorflow.python.ops.control_flow_util": {
         "GraphOrParentsInXlaContext": "whether XLA is to compile a graph",
     },
+    "tensorflow.python.framework.ops.Graph._create_op_helper": {
+        "_gradient_op_type": "an operation with a gradient of its own",
+    },
+    "tensorflow.python.framework.ops.Graph._as_graph_def": {
+        "_output_shapes": "what operations are counted by",
+    },
+    "tensorflow.python.framework.ops.Operation.colocation_groups": {
+        "_class": "left out where the others of a group are elsewhere",
+    },
+    "tensorflow.python.ops.control_flow_util_v2.maybe_set_lowering_attr": {
+        "_lower_using_switch_merge": "loops stay loops until they are run",
+    },
     "tensorflow.python.eager.polymorphic_function.polymorphic_function"
     ".Function.__init__": {
         "_jit_compile": "whether a function is to be compiled by XLA",

@@ -40,11 +40,9 @@ def layers_around(variable, layer) -> list[keras.Layer]:
 
 def _chain(variable, layer, seen):
     seen.add(id(layer))
-    own = (*layer._trainable_variables, *layer._non_trainable_variables)
-    if any(each is variable for each in own):
+    if any(each is variable for each in _internals.own_variables(layer)):
         return []
-    # Keras has no public way to the layers of a layer that is no model.
-    for sublayer in layer._flatten_layers(include_self=False, recursive=False):
+    for sublayer in _internals.sublayers(layer):
         if id(sublayer) not in seen:
             found = _chain(variable, sublayer, seen)
             if found is not None:

@@ -136,7 +136,7 @@ class VariableCreator:
     def _devices(self, colocate_with):
         """The device of each component."""
         if colocate_with is not None:
-            return colocate_with._devices
+            return _internals.devices_of(colocate_with)
         rank = getattr(self._local, "pipeline_rank", None)
         devices = [
             device

@@ -44,12 +44,5 @@ def made_at_once():
     if num_ranks() == 1:
         yield
         return
-    name = "stateless_scope"
-    state = _internals.global_state
-    scope = state.get_global_attribute(name)
-    state.set_global_attribute(name, None)
-    try:
-        with tf.init_scope():
-            yield
-    finally:
-        state.set_global_attribute(name, scope)
+    with _internals.variables_made_at_once():
+        yield

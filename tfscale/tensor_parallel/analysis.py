@@ -9,6 +9,7 @@ import functools
 import warnings
 from collections.abc import Iterator
 
+from tfscale import _internals
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import layer_losses
@@ -103,7 +104,7 @@ def _draws_parts(generator, num_ranks):
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
     """Of all layers of a model that have sharded variables."""
-    for layer in model._flatten_layers():
+    for layer in _internals.flatten_layers(model):
         if hasattr(layer, "_sharded_call"):
             yield layer._sharded_call
 

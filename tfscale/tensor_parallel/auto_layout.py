@@ -7,6 +7,7 @@ import warnings
 
 import keras
 
+from tfscale import _internals
 from tfscale.tensor_parallel.chains import Chains
 from tfscale.tensor_parallel.chains import functional_of
 from tfscale.tensor_parallel.projections import projection_of
@@ -181,8 +182,7 @@ def _visit(layer, plan, seen):
     if id(layer) in seen:
         return
     seen.add(id(layer))
-    # Keras has no public way to the layers of a layer that is no model.
-    sublayers = layer._flatten_layers(include_self=False, recursive=False)
+    sublayers = _internals.sublayers(layer)
     projections = [p for p in map(projection_of, sublayers) if p is not None]
     _divide_heads(projections, plan)
     graph = functional_of(layer)

@@ -17,11 +17,7 @@ class Chains:
     """
 
     def __init__(self, graph):
-        nodes = [
-            node
-            for depth in sorted(graph._nodes_by_depth, reverse=True)
-            for node in graph._nodes_by_depth[depth]
-        ]
+        nodes = _internals.nodes_of(graph)
         self._maker = {id(x): n for n in nodes for x in n.outputs}
         self._users = collections.defaultdict(list)
         for node in nodes:
@@ -89,7 +85,7 @@ def functional_of(layer):
     kind = type(layer)
     if isinstance(layer, keras.Sequential):
         own_call = kind.call is not keras.Sequential.call
-        return None if own_call else layer._functional
+        return None if own_call else _internals.functional_in(layer)
     is_functional = isinstance(layer, _internals.Functional)
     if is_functional and kind.call is _internals.Functional.call:
         return layer

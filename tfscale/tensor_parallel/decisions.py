@@ -71,4 +71,4 @@ def note(model, decision: Decision) -> None:
 
 def _functional(model):
     """What a Sequential is inside, and is anew once it has another layer."""
-    return getattr(model, "_functional", None) or model
+    return _internals.functional_in(model) or model

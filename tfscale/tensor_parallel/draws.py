@@ -20,6 +20,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -31,8 +32,8 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
     """All seed generators of a layer and of the layers in it."""
     return [
         generator
-        for part in layer._flatten_layers()
-        for generator in part._seed_generators
+        for part in _internals.flatten_layers(layer)
+        for generator in _internals.own_generators(part)
     ]
 
 

@@ -20,10 +20,10 @@ _thread = threading.local()
 def kept():
     """Within it other ranks run; behind it, layers have this rank's losses."""
     layers = _layers()
-    losses = [list(layer._losses) for layer in layers]
+    losses = [list(_internals.noted_losses(layer)) for layer in layers]
     yield
     for layer, own in zip(layers, losses):
-        layer._losses[:] = own
+        _internals.noted_losses(layer)[:] = own
 
 
 def _layers():
@@ -35,5 +35,5 @@ def _layers():
         return []
     model = callers[0]
     if isinstance(model, keras.layers.Layer) and id(model) not in models:
-        models[id(model)] = list(model._flatten_layers())
+        models[id(model)] = _internals.flatten_layers(model)
     return [layer for layers in models.values() for layer in layers]

@@ -8,6 +8,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.sharded_layers import sharded_call
@@ -69,9 +70,7 @@ def _call(model, num_parts, inputs):
     ]
     inputs = keras.tree.map_structure(
         lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
-        getattr(model, "_inputs_struct", model.inputs[0])
-        if inputs is None
-        else inputs,
+        _internals.inputs_structure(model) if inputs is None else inputs,
     )
     outputs = []
     with (

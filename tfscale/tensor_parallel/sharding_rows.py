@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 
+from tfscale import _internals
 from tfscale.formatting import readable_bytes
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
@@ -53,13 +54,10 @@ def rows(model: keras.Model, plan: sequence.Plan | None) -> list[Row]:
         plan: What of it is divided along the sequence, if something is.
     """
     found, seen = [], set()
-    for layer in model._flatten_layers():
+    for layer in _internals.flatten_layers(model):
         own = [
             variable
-            for variable in (
-                *layer._trainable_variables,
-                *layer._non_trainable_variables,
-            )
+            for variable in _internals.own_variables(layer)
             if id(variable) not in seen
         ]
         seen.update(map(id, own))
@@ -117,6 +115,7 @@ def _kind(rule):
     if rule.passes:
         return "local"
     if isinstance(rule.layer, keras.layers.Embedding):
-        by_rows = sharding_of(rule.layer._embeddings).model_dim == 0
+        table = _internals.weight_of(rule.layer, "embeddings")
+        by_rows = sharding_of(table).model_dim == 0
         return "vocabulary-parallel" if by_rows else "column-parallel"
     return "row-parallel" if rule.source_dim is None else "column-parallel"

@@ -106,7 +106,7 @@ def _analyse(model, num_ranks):
     call = getattr(model, "_sharded_call", None)
     if call is not None and call.rule is not None:
         call.rule.reset()
-    for layer in model._layers:
+    for layer in _internals.sublayers(model):
         _analyse(layer, num_ranks)
 
 

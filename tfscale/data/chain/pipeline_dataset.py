@@ -4,6 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
+from tfscale import _internals
+
 
 class Pipeline(tf.data.Dataset):
     """A `tf.data.Dataset` with a position, and a memory of how it was made.
@@ -30,7 +32,7 @@ class Pipeline(tf.data.Dataset):
         self._dataset = dataset
         self.recipe = recipe
         self.position = position
-        super().__init__(dataset._variant_tensor)
+        super().__init__(_internals.variant_of(dataset))
 
     def _inputs(self):
         return [self._dataset]
@@ -77,4 +79,8 @@ def _positions(dataset):
         return [dataset.position]
     if not isinstance(dataset, tf.data.Dataset):
         return []
-    return [one for part in dataset._inputs() for one in _positions(part)]
+    return [
+        one
+        for part in _internals.inputs_of(dataset)
+        for one in _positions(part)
+    ]

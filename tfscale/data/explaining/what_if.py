@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.data.caches import memory
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
@@ -183,7 +184,7 @@ def _stages_of_a_pipeline(dataset):
     pipeline by itself.
     """
     while not isinstance(dataset, Pipeline):
-        inputs = dataset._inputs()
+        inputs = _internals.inputs_of(dataset)
         if len(inputs) != 1:
             return 0
         (dataset,) = inputs

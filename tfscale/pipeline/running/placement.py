@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.distribute import MeshStrategy
 from tfscale.distribute.variable import MeshVariable
 from tfscale.pipeline.tracing.plan import Plan
@@ -20,9 +21,7 @@ def move_variables(plan: Plan, strategy: MeshStrategy) -> None:
         value = variable.value
         creator = strategy.extended.variable_creator
         with strategy.scope(), creator.placed_on(rank, like=value):
-            # Keras' own method for a variable without a value, which asks
-            # the strategy for one.
-            variable._initialize(value.read_value)
+            _internals.make_value_anew(variable, value.read_value)
 
 
 def check_made_in_scope(variables) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running.step import ReplicaStep
 from tfscale.pipeline.tracing import failures
@@ -105,7 +106,7 @@ class PipelineTrainer(keras.Model):
         `fit`. Letting go of an iterator may take as long as it has lived:
         tf.data's autotuner can miss the signal and sleep on.
         """
-        parts = [*self._flatten_layers(), self._compile_metrics]
+        parts = [*_internals.flatten_layers(self), self._compile_metrics]
         parts += [self._compile_loss, getattr(self, "optimizer", None)]
         if not all(part is None or part.built for part in parts):
             super()._maybe_symbolic_build(iterator, data_batch)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
+
 
 def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
     """Forward FLOPs of `operation(*args, **kwargs)` for one example.
@@ -128,7 +130,8 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
     """
     by_name = {node.name: node for node in nodes}
     shapes_of = shapes_of | {
-        node.name: node.attr["_output_shapes"].list.shape for node in nodes
+        node.name: node.attr[_internals.OUTPUT_SHAPES].list.shape
+        for node in nodes
     }
 
     def inputs(node):
@@ -182,7 +185,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
 def _function_multiply_adds(function, library) -> int:
     arguments = {
         argument.name: function.arg_attr[index]
-        .attr["_output_shapes"]
+        .attr[_internals.OUTPUT_SHAPES]
         .list.shape
         for index, argument in enumerate(function.signature.input_arg)
     }

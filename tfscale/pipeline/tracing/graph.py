@@ -89,11 +89,11 @@ class Graph:
 
     def flatten_inputs(self, x) -> list[tf.Tensor]:
         """What a user feeds, as Keras would take it, one per `inputs`."""
-        return self.functional._standardize_inputs(x)
+        return _internals.standardize_inputs(self.functional, x)
 
     def pack_outputs(self, outputs):
         """One tensor per `outputs`, in the structure that the model returns."""
-        structure = self.functional._outputs_struct
+        structure = _internals.outputs_structure(self.functional)
         packed = keras.tree.pack_sequence_as(structure, outputs)
         if isinstance(packed, (list, tuple)) and len(packed) == 1:
             return packed[0]
@@ -136,17 +136,14 @@ class _Flattener:
     def add(self, functional, inputs):
         """Adds the calls of a model on `inputs`, returns its outputs."""
         values = {id(x): v for x, v in zip(functional.inputs, inputs)}
-        for depth in sorted(functional._nodes_by_depth, reverse=True):
-            for node in functional._nodes_by_depth[depth]:
-                if node.is_input or any(
-                    id(x) not in values for x in node.input_tensors
-                ):
-                    continue
-                args, kwargs = node.arguments.fill_in(values)
-                outputs = self._add_call(
-                    node.operation, args, kwargs, node.outputs
-                )
-                values.update((id(x), v) for x, v in zip(node.outputs, outputs))
+        for node in _internals.nodes_of(functional):
+            if node.is_input or any(
+                id(x) not in values for x in node.input_tensors
+            ):
+                continue
+            args, kwargs = node.arguments.fill_in(values)
+            outputs = self._add_call(node.operation, args, kwargs, node.outputs)
+            values.update((id(x), v) for x, v in zip(node.outputs, outputs))
         return [values[id(x)] for x in functional.outputs]
 
     def _add_call(self, operation, args, kwargs, outputs):
@@ -180,7 +177,7 @@ class _Flattener:
             set(kwargs) <= {"training", "mask"}
             and len(args) == 1
             and isinstance(args[0], dict)
-            == isinstance(nested._inputs_struct, dict)
+            == isinstance(_internals.inputs_structure(nested), dict)
             and len(inputs) == len(nested.inputs)
             and all(
                 isinstance(v, Value)
@@ -216,7 +213,7 @@ def _functional(operation):
     kind = type(operation)
     if isinstance(operation, keras.Sequential):
         if kind.call is keras.Sequential.call:
-            return operation._functional
+            return _internals.functional_in(operation)
         return None
     is_functional = isinstance(operation, _internals.Functional)
     if is_functional and kind.call is _internals.Functional.call:

@@ -16,10 +16,6 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.pipeline.tracing.subgraph import Subgraph
 
-# TensorFlow's attribute of a loop that its executor runs as a part of the
-# graph around it.
-_LOWER = "_lower_using_switch_merge"
-
 
 def optimise(subgraph: Subgraph) -> Subgraph:
     """Grappler's version of what is to become a function."""
@@ -30,7 +26,7 @@ def optimise(subgraph: Subgraph) -> Subgraph:
     # Loops stay loops: what they are lowered to is nothing that a function
     # can be traced from. It is done when the function is run.
     for node in _control_flow(meta_graph.graph_def):
-        node.attr.pop(_LOWER, None)
+        node.attr.pop(_internals.LOWERED, None)
     # Grappler keeps what this collection names.
     meta_graph.collection_def["train_op"].node_list.value.extend(
         [*subgraph.feeds, *subgraph.captures, *keep]
@@ -44,7 +40,7 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         config, meta_graph, verbose=False, cluster=_cluster()
     )
     for node in _control_flow(optimised):
-        node.attr[_LOWER].b = True
+        node.attr[_internals.LOWERED].b = True
     return dataclasses.replace(subgraph, graph_def=optimised)
 
 

@@ -69,9 +69,9 @@ def compiled_losses(
     # with which loss.
     recording = [
         entry._replace(loss=recorder(entry), loss_weights=None)
-        for entry in compile_loss._flat_losses
+        for entry in _internals.flat_losses(compile_loss)
     ]
-    view = _view(compile_loss, _flat_losses=property(lambda self: recording))
+    view = _view(compile_loss, **_internals.with_flat_losses(recording))
     # Its trackers of the single losses are not to see the zeros.
     with keras.StatelessScope():
         view(y, y_pred, sample_weight)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.plan import Plan
@@ -108,7 +109,9 @@ class Programs:
         sequence_plan = None
         if hasattr(functional, "_sequence_call"):
             sequence_plan = functional._sequence_call.plan_for(
-                keras.tree.pack_sequence_as(functional._inputs_struct, inputs)
+                keras.tree.pack_sequence_as(
+                    _internals.inputs_structure(functional), inputs
+                )
             )
         traced = []
         # The functions belong to the model, not to the graph of this step.

@@ -120,9 +120,8 @@ class StageGraph:
 
     def build(self) -> None:
         """Forward and, in training, backward; inside of a graph."""
-        # So that branches of a `tf.cond` keep their assertions and prints.
         graph = tf.compat.v1.get_default_graph()
-        graph._add_control_dependencies = True
+        _internals.keep_side_effects_of_branches(graph)
         with tf.name_scope(self.name):
             total, params, inputs = self._forward()
             if self.options.training:

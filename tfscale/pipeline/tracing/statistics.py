@@ -119,6 +119,6 @@ def _batch_normalizations(operation):
         return []
     return [
         layer
-        for layer in operation._flatten_layers()
+        for layer in _internals.flatten_layers(operation)
         if isinstance(layer, keras.layers.BatchNormalization)
     ]

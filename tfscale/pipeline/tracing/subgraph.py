@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale import _internals
+
 
 @dataclasses.dataclass(frozen=True)
 class Subgraph:
@@ -151,7 +153,7 @@ def extract(
     def add(operation):
         node = operation.node_def
         # Devices are known; the others of a group may be elsewhere.
-        node.attr.pop("_class", None)
+        node.attr.pop(_internals.COLOCATED_WITH, None)
         node.input[:] = [source(tensor) for tensor in operation.inputs]
         node.input.extend(
             f"^{other.name}"

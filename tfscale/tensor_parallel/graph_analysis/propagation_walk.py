@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.tensor_parallel.graph_analysis import custom_gradients
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import operation_rules
@@ -168,7 +169,7 @@ class Walk:
                     "its gradient on each rank",
                     tensor,
                 )
-        if "_gradient_op_type" in op.node_def.attr:
+        if _internals.GRADIENT_TYPE in op.node_def.attr:
             self._check_custom_gradient(op, states, made)
 
     def _sums_gradient(self, tensor):

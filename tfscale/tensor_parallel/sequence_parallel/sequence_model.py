@@ -16,9 +16,8 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
 _thread = threading.local()
 
-# Methods that look at the shapes of what a layer has put in, and no more: they
-# get whole tensors while the layer goes on with parts.
-_METHODS = ("_compute_attention_mask", "_compute_self_attention_mask")
+# They get whole tensors while the layer goes on with parts.
+_METHODS = _internals.METHODS_OF_SHAPES
 
 
 class _Prepared(BaseException):
@@ -95,7 +94,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
     if hasattr(model, "_sequence_call"):
         return model._sequence_call
     analysis.settle(model, num_ranks)
-    for layer in model._flatten_layers(include_self=False):
+    for layer in _internals.flatten_layers(model, include_self=False):
         if isinstance(layer, _internals.Functional | keras.Sequential):
             continue
         for name in ("call", *_METHODS):

@@ -33,15 +33,14 @@ def plan_of(model, num_ranks: int) -> sequence.Plan | None:
         num_ranks: Number of model ranks.
     """
     if not isinstance(model, _internals.Functional | keras.Sequential):
-        for layer in model._layers:
+        for layer in _internals.sublayers(model):
             plan = plan_of(layer, num_ranks)
             if plan is not None:
                 return plan
         return None
     call = sequence_model.prepare(model, num_ranks)
     if not call.found:
-        inputs = getattr(model, "_inputs_struct", model.inputs[0])
-        call.plan_for(inputs)
+        call.plan_for(_internals.inputs_structure(model))
     plans = [plan for plan, _ in call.found.values() if plan is not None]
     return plans[-1] if plans else None
 

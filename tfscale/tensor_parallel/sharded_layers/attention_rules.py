@@ -18,6 +18,7 @@ import inspect
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import draws
@@ -25,23 +26,20 @@ from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import dense_rules
 from tfscale.tensor_parallel.sharded_layers import rules
 
-# Attributes of layers: how often they repeat keys and values for the queries.
-_REPEATS = ("num_repeats", "num_key_value_groups", "_num_key_value_groups")
 # What counts heads, or is a number of entries for each, in Gemma's `call`.
 _COUNTS = ("num_query_heads", "num_key_value_heads", "hidden_dim")
 _GEMMA = ("gemma", "gemma3")
 _HUB_FAMILIES = ("llama", "mistral", "qwen", *_GEMMA)
 _HEADS = -2
-# What `call` consists of, beside the projections.
-_PARTS = ("_compute_attention", "_masked_softmax")
+_PARTS = _internals.ATTENTION_PARTS
+_dense = _internals.attention_dense
 
 
 def is_attention(layer) -> bool:
     """Whether a layer is an attention that runs by a rule as one.
 
-    Its `call` projects with `_query_dense`, `_key_dense` and `_value_dense`,
-    may repeat keys and values along dim 2, and ends with `_output_dense`; of
-    some families the names have no underscore.
+    Its `call` projects queries, keys and values, may repeat keys and values
+    along dim 2, and ends with the output projection.
     """
     if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
         # What Keras' own leaves divided is found by analysis.
@@ -71,8 +69,9 @@ def make_rule(layer) -> rules.Rule | None:
     if row is None or row.sink_dim != _HEADS:
         return None
     queries = [_dense(layer, "query")]
-    if hasattr(layer, "_gate_dense"):
-        queries.append(layer._gate_dense)
+    gate = _internals.attention_gate(layer)
+    if gate is not None:
+        queries.append(gate)
     keys = [_dense(layer, "key"), _dense(layer, "value")]
     if not all(_gives_heads(dense) for dense in queries):
         return None
@@ -81,11 +80,6 @@ def make_rule(layer) -> rules.Rule | None:
     if all(_is_whole(dense) for dense in keys):
         return _GroupedAttention(layer, queries)
     return None
-
-
-def _dense(layer, name):
-    own = f"_{name}_dense"
-    return getattr(layer, own if hasattr(layer, own) else own[1:])
 
 
 def _gives_heads(dense):
@@ -161,7 +155,7 @@ class _Attention(rules.Rule):
 
     def _num_positions(self):
         """How many dims of scores come after batch and heads."""
-        return 2 * len(getattr(self.layer, "_attention_axes", None) or (1,))
+        return 2 * _internals.num_attention_axes(self.layer)
 
     def _with_own_mask(self, args, kwargs):
         """The arguments, with those masks of heads that are this rank's."""
@@ -206,7 +200,13 @@ class _GroupedAttention(_Attention):
         for name, dense in layer.__dict__.items():
             if any(dense is key for key in keys):
                 changed[name] = functools.partial(self._project, dense)
-        changed.update({name: 1 for name in _REPEATS if hasattr(layer, name)})
+        changed.update(
+            {
+                name: 1
+                for name in _internals.ATTENTION_REPEATS
+                if hasattr(layer, name)
+            }
+        )
         if "num_key_value_heads" in changed:
             changed["num_key_value_heads"] = changed["num_query_heads"]
         return changed

@@ -12,6 +12,7 @@ import abc
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sharded_layers import low_rank
@@ -41,8 +42,8 @@ def make_rule(layer) -> rules.Rule | None:
 def _convolution(layer):
     if layer.groups != 1:
         return None
-    dim = sharding_of(layer._kernel).model_dim
-    rank = len(layer._kernel.shape)
+    dim = sharding_of(_internals.weight_of(layer)).model_dim
+    rank = len(_internals.weight_of(layer).shape)
     if dim == rank - 1:
         return _OutputChannels(layer, _channel_dim(layer))
     if dim == rank - 2:
@@ -77,7 +78,7 @@ def _convolve(layer, inputs):
     """What `call` does before the bias, with this rank's shard."""
     padding = layer.padding
     if padding == "causal":
-        inputs = keras.ops.pad(inputs, layer._compute_causal_padding())
+        inputs = keras.ops.pad(inputs, _internals.causal_padding(layer))
         padding = "valid"
     return keras.ops.conv(
         inputs,
@@ -114,7 +115,7 @@ class _InputChannels(rules.Rule):
         self.sink_dim = sink_dim
 
     def whole_size(self):
-        return self.layer._kernel.shape[-2]
+        return _internals.weight_of(self.layer).shape[-2]
 
     def run(self, inputs):
         layer = self.layer
@@ -173,7 +174,7 @@ class _BatchNormalization(_Local):
         old = layer.moving_mean, layer.moving_variance
         moments = [tf.cast(rules.shard_of(v), x.dtype) for v in old]
         if training and layer.trainable:
-            moving, moments = moments, layer._moments(x, mask)
+            moving, moments = moments, _internals.moments(layer, x, mask)
             for variable, before, new in zip(old, moving, moments):
                 rules.assign_shard(
                     variable,

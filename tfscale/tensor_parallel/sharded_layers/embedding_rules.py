@@ -27,7 +27,7 @@ def make_rule(layer) -> rules.Rule | None:
         return None
     if layer.quantization_mode is not None:
         return None
-    dim = sharding_of(layer._embeddings).model_dim
+    dim = sharding_of(_internals.weight_of(layer, "embeddings")).model_dim
     if dim is None:
         return None
     if type(layer).call is _REVERSIBLE.call:

@@ -12,6 +12,7 @@ equation 3.
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sharded_layers import rules
@@ -24,7 +25,7 @@ def shard_of(layer, name: str):
         layer: The layer.
         name: Of the property of the layer, `"kernel"` or `"embeddings"`.
     """
-    weight = getattr(layer, f"_{name}")
+    weight = _internals.weight_of(layer, name)
     shard = rules.shard_of(weight)
     if not layer.lora_enabled:
         return shard

@@ -26,6 +26,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
@@ -189,7 +190,7 @@ def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
     given = getattr(_thread, "given", {})
     if id(variable) in given:
-        return variable._maybe_autocast(given[id(variable)])
+        return _internals.autocast(variable, given[id(variable)])
     with collectives.local_shards():
         return tf.convert_to_tensor(variable)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import thread_values
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -99,7 +100,7 @@ class ShardedCall:
         It is another one, and has to be decided on, once the layer or a part
         of it has been quantized or has got LoRA.
         """
-        kind = tuple(map(_kind_of, self._layer._flatten_layers()))
+        kind = tuple(map(_kind_of, _internals.flatten_layers(self._layer)))
         if kind != self._kind:
             rule = self._make_rule(self._layer)
             if rule is not None and rule.sink_dim is not None:
