@@ -27,13 +27,19 @@ def complaint(
         reasons: Why outputs are put together.
     """
     lines = {}
+    has_column = follows_column = False
     for place, (rule, _) in enumerate(calls):
+        if rule.sink_dim is not None:
+            # Whether a layer was there to give it its input.
+            has_column, follows_column = False, has_column
+        elif rule.source_dim is not None:
+            has_column = True
         reason = reasons.get(rule)
         if reason is None:
             continue
         name = rule.layer.name
         before = calls[place - 1] if place else None
-        if before and _is_swapped(*before, rule):
+        if before and not follows_column and _is_swapped(*before, rule):
             lines[rule] = (
                 f"{before[0].layer.name!r} is divided along its inputs and "
                 f"{name!r} after it along its outputs: they are swapped. "

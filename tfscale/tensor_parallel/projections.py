@@ -6,6 +6,8 @@ import re
 
 import keras
 
+from tfscale.tensor_parallel import elementwise
+
 # Layers and operations that act on each element by itself: what is divided on
 # its way in is divided the same way on its way out.
 _ELEMENTWISE = re.compile(
@@ -14,8 +16,6 @@ _ELEMENTWISE = re.compile(
     "|mish|softplus|softsign",
     re.IGNORECASE,
 )
-# Activations that are not: they need all units of an element at once.
-_NOT_ELEMENTWISE = re.compile("(log_)?softmax|sparsemax|glu")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +57,8 @@ class Projection:
     @property
     def is_elementwise(self):
         """Whether each unit can be computed without the other ones."""
-        return acts_on_elements(self.layer)
+        activation = getattr(self.layer, "activation", None)
+        return elementwise.acts_on_elements(activation)
 
 
 def projection_of(layer) -> Projection | None:
@@ -104,12 +105,9 @@ def projection_of(layer) -> Projection | None:
 
 def is_elementwise(operation) -> bool:
     """Whether a layer or operation acts on each element by itself."""
-    name = type(operation).__name__
-    return bool(_ELEMENTWISE.fullmatch(name)) and acts_on_elements(operation)
-
-
-def acts_on_elements(operation) -> bool:
-    """Whether its activation does, if it has one."""
-    activation = getattr(operation, "activation", None)
-    name = getattr(activation, "__name__", "")
-    return not _NOT_ELEMENTWISE.fullmatch(name)
+    if _ELEMENTWISE.fullmatch(type(operation).__name__):
+        return elementwise.acts_on_elements(
+            getattr(operation, "activation", None)
+        )
+    is_layer = isinstance(operation, keras.Layer)
+    return not is_layer and elementwise.acts_on_elements(operation)

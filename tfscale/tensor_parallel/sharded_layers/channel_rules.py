@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
 
@@ -29,7 +30,7 @@ def make_rule(layer) -> rules.Rule | None:
     if rules.runs_as(layer, _DEPTHWISE):
         if sharding_of(layer.kernel).model_dim == len(
             layer.kernel.shape
-        ) - 2 and rules.is_elementwise(layer.activation):
+        ) - 2 and acts_on_elements(layer.activation):
             return _Depthwise(layer, _channel_dim(layer))
         return None
     if rules.runs_as(layer, [keras.layers.BatchNormalization], "_moments"):

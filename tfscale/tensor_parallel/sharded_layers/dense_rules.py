@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
@@ -125,7 +126,7 @@ class _Row(rules.Rule):
         """See `Rule`."""
         layer = self.layer
         return layer.activity_regularizer is None and (
-            rules.is_elementwise(layer.activation)
+            acts_on_elements(layer.activation)
             or layer.activation is keras.activations.softmax
         )
 

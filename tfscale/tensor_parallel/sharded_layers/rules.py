@@ -23,24 +23,15 @@ import abc
 import contextlib
 import threading
 
-import keras
 import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import thread_values
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.elementwise import acts_on_elements
 
 _thread = threading.local()
-_ELEMENTWISE = frozenset(
-    {
-        "celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid",
-        "hard_silu", "hard_tanh", "leaky_relu", "linear", "log_sigmoid",
-        "mish", "relu", "relu6", "selu", "sigmoid", "silu", "soft_shrink",
-        "softplus", "softsign", "sparse_plus", "squareplus", "tanh",
-        "tanh_shrink", "threshold",
-    }
-)  # fmt: skip
 
 
 class Rule(abc.ABC):
@@ -115,7 +106,7 @@ class Rule(abc.ABC):
         return (
             self.source_dim is not None
             and layer.activity_regularizer is None
-            and is_elementwise(getattr(layer, "activation", None))
+            and acts_on_elements(getattr(layer, "activation", None))
         )
 
     @property
@@ -146,7 +137,7 @@ class Rule(abc.ABC):
         activation = self.layer.activation
         if activation is None:
             return self.give(output)
-        if is_elementwise(activation):
+        if acts_on_elements(activation):
             return self.give(activation(output))
         # As softmax, which needs the whole: analysis keeps none divided.
         return activation(self.give(output))
@@ -223,13 +214,3 @@ def part_of(variable, dim):
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
     return collectives.split_to_ranks(whole, dim)
-
-
-def is_elementwise(activation) -> bool:
-    """Whether an activation may be applied to a part of a tensor."""
-    if activation is None:
-        return True
-    name = getattr(activation, "__name__", None)
-    return name in _ELEMENTWISE and activation is getattr(
-        keras.activations, name, None
-    )
