@@ -66,6 +66,7 @@ LAYERS = (
     ("tfscale/sharding/",),
     ("tfscale/collectives/",),
     ("tfscale/tensor_parallel/",),
+    ("tfscale/whole_batch/",),
     ("tfscale/distribute/",),
     ("tfscale/data/sources/", "tfscale/data/single_device.py"),
     ("tfscale/data/caches/",),

@@ -10,7 +10,9 @@ class that begins with it, as a module is of `FSDPModule` in PyTorch's FSDP2:
 So `isinstance` is true of both, and what is saved knows nothing of a mesh.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 # The class that an object is of, whatever it says of itself.
@@ -55,6 +57,33 @@ def put(instance: Any, mixin: type) -> None:
     kind = type(instance)
     if not issubclass(kind, mixin):
         _CLASS.__set__(instance, _subclass(mixin, kind))
+
+
+@contextlib.contextmanager
+def putting(instance: Any, mixin: type) -> Iterator[None]:
+    """Within it an object has the methods of a mixin; see `put`.
+
+    Example:
+
+    >>> class Guest:
+    ...     def greet(self):
+    ...         return "hello"
+    >>> class Polite:
+    ...     def greet(self):
+    ...         return "please, " + super().greet()
+    >>> guest = Guest()
+    >>> with putting(guest, Polite):
+    ...     guest.greet()
+    'please, hello'
+    >>> guest.greet()
+    'hello'
+    """
+    kind = type(instance)
+    put(instance, mixin)
+    try:
+        yield
+    finally:
+        _CLASS.__set__(instance, kind)
 
 
 def take_out(instance: Any) -> None:

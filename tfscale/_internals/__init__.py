@@ -11,6 +11,7 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
+from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
@@ -70,7 +71,6 @@ from tfscale._internals.symbols import model_supports_jit
 from tfscale._internals.symbols import operation_fn
 from tfscale._internals.symbols import set_keras_mask
 from tfscale._internals.symbols import tf_optimizer
-from tfscale._internals.symbols import unscale_loss_for_distribution
 
 __all__ = [
     "ATTENTION_PARTS",
@@ -96,6 +96,7 @@ __all__ = [
     "autocast",
     "causal_padding",
     "check",
+    "compile_loss_of",
     "current_path",
     "device_properties",
     "device_util",
@@ -130,7 +131,6 @@ __all__ = [
     "standardize_inputs",
     "sublayers",
     "tf_optimizer",
-    "unscale_loss_for_distribution",
     "value_of",
     "variables_made_at_once",
     "variant_of",

@@ -143,6 +143,11 @@ def devices_of(variable: Any) -> tuple[str, ...]:
 # --- losses and optimizers ------------------------------------------------
 
 
+def compile_loss_of(model: keras.Model) -> Any:
+    """What Keras made of the losses given to `compile`, or None."""
+    return model._compile_loss
+
+
 def flat_losses(compile_loss: Any) -> list[Any]:
     """The losses given to `compile`, each with its path and weight."""
     return compile_loss._flat_losses

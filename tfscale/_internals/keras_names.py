@@ -105,7 +105,6 @@ KERAS = {
     },
     "keras.src.losses.loss": {
         "apply_mask": "the weights behind a mean over unmasked elements",
-        "unscale_loss_for_distribution": "undoes the division by replicas",
     },
     # --- optimizers ------------------------------------------------------
     _OPTIMIZER: {

@@ -64,9 +64,6 @@ from tensorflow.python.ops.control_flow_util import (
 from keras.src.backend import get_keras_mask as get_keras_mask
 from keras.src.backend import set_keras_mask as set_keras_mask
 from keras.src.losses.loss import apply_mask as apply_mask
-from keras.src.losses.loss import (
-    unscale_loss_for_distribution as unscale_loss_for_distribution,
-)
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import operation_fn as operation_fn
 from keras.src.trainers.trainer import model_supports_jit as model_supports_jit

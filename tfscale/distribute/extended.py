@@ -12,6 +12,7 @@ from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
+from tfscale.whole_batch import step as whole_batch_step
 
 
 class MeshExtended(ModelRanks):
@@ -63,7 +64,15 @@ class MeshExtended(ModelRanks):
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        call = super()._call_for_each_replica
+        # A function of TensorFlow has a graph of its own in each replica, in
+        # which no two of them meet.
+        if self._num_replicas_in_sync == 1 or isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            return call(fn, args, kwargs)
+        with whole_batch_step.prepared(fn) as step:
+            return call(step, args, kwargs)
 
     def _check_not_compiled(self, fn):
         graph = tf.compat.v1.get_default_graph()

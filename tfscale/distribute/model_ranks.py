@@ -1,5 +1,6 @@
 """How the model ranks of a replica run: as replicas that nobody sees."""
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -69,8 +70,19 @@ class ModelRanks(MirroredInputs):
             return self._devices
         return self._devices[:: self.num_model_ranks]
 
+    @contextlib.contextmanager
+    def as_one_replica(self):
+        """Within it this thread is told that there is one replica.
+
+        Keras asks, to divide by it what it takes for a mean.
+        """
+        with thread_values.within(self._thread, is_alone=True):
+            yield
+
     @property
     def _num_replicas_in_sync(self):
+        if getattr(self._thread, "is_alone", False):
+            return 1
         return self._num_replicas
 
     def _get_replica_id_in_sync_group(self, replica_id):

@@ -17,9 +17,14 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def kept():
-    """Within it other ranks run; behind it, layers have this rank's losses."""
-    layers = _layers()
+def kept(layers=None):
+    """Within it other ranks run; behind it, layers have this rank's losses.
+
+    Args:
+        layers: Of which models. Defaults to those that this thread is inside
+            of, or has been at a meeting.
+    """
+    layers = _layers() if layers is None else layers
     losses = [list(_internals.noted_losses(layer)) for layer in layers]
     yield
     for layer, own in zip(layers, losses):

@@ -6,13 +6,14 @@ import tensorflow as tf
 
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing.program import Program
+from tfscale.whole_batch import losses
 
 
 class BatchLoss:
     """The loss of the global batch, out of those of a replica's microbatches.
 
-    See losses.py for what each counts by; what layers gave to `add_loss`
-    counts by rows.
+    See whole_batch/losses.py for what each counts by; what layers gave to
+    `add_loss` counts by rows.
 
     Args:
         program: What runs.
@@ -49,11 +50,15 @@ class BatchLoss:
         )
         with tf.device(self._device):
             self._shares = self._find_shares()
+        is_vector = tf.constant([x.is_vector for x in self._losses], tf.bool)
         for microbatch, share in zip(self._tensors.microbatches, self._shares):
             share_of_rows = microbatch["rows",] / self._all_rows
             microbatch["added_scale",] = loss_scale * share_of_rows
             if self._losses:
-                microbatch["loss_scale",] = loss_scale * weights * share
+                # What is not reduced is minimised as a sum.
+                count = tf.minimum(microbatch["rows",], 1.0)
+                counts = tf.where(is_vector, count, share)
+                microbatch["loss_scale",] = loss_scale * weights * counts
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's part of the loss, and of each single loss."""
@@ -91,8 +96,7 @@ class BatchLoss:
             for count, microbatch in zip(counts, microbatches)
         ]
         total = self._all_sum(tf.add_n(divisors))
-        is_sum = tf.constant([x.is_sum for x in self._losses])
         return [
-            tf.where(is_sum, count, tf.math.divide_no_nan(divisor, total))
+            losses.shares(self._losses, divisor, total, count)
             for count, divisor in zip(counts, divisors)
         ]

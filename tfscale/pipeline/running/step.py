@@ -16,10 +16,10 @@ from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.running.microbatches import divide
 from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.losses import num_rows
 from tfscale.pipeline.tracing.plan import Plan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch.losses import num_rows
 
 
 @dataclasses.dataclass(frozen=True)

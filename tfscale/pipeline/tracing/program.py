@@ -15,6 +15,7 @@ from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +146,8 @@ class Programs:
                     )
                 known.update(traced[-1][0].outputs)
             last = traced[-1][0]
+            if schedule.num_microbatches * len(self._devices) > 1:
+                losses.warn_of_reduced(last.losses)
             divisors = last.phases.get("D")
             if training and divisors is None and last.losses:
                 divisors = trace.trace_divisors(

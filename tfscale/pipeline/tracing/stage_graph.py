@@ -10,7 +10,7 @@ executor can pass results of one on to another without knowing what they are:
     ("gradient", v)                of the loss, by tensor v
     ("gradient of", v)             what one user of tensor v adds to it
     ("sum", s, n)                  of the gradients by variable n in stage s
-    ("losses",), ("divisors",)     of a microbatch, see losses.py
+    ("losses",), ("divisors",)     of a microbatch, see whole_batch
     ("added", s)                   sum of what layers gave to `add_loss`
     ("loss_scale",), ("added_scale",)   what the two count
     ("weight", n)                  rows or mask behind statistics n
@@ -24,12 +24,12 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.pipeline.tracing import failures
-from tfscale.pipeline.tracing import losses
 from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.pipeline.tracing.stages import Stage
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +203,14 @@ class StageGraph:
         )
         if not self.losses:
             return total
-        self.forward["losses",] = tf.stack([x.value for x in self.losses])
+        _check_reductions(self.losses)
+        self.forward["losses",] = tf.stack([x.mean for x in self.losses])
         self.forward["divisors",] = tf.stack([x.divisor for x in self.losses])
         # The weight of each loss and microbatch; 0 for an empty microbatch,
         # whose loss is 0 / 0.
         scale = self._argument(("loss_scale",), [len(self.losses)], tf.float32)
-        return total + tf.reduce_sum(
-            tf.math.multiply_no_nan(self.forward["losses",], scale)
-        )
+        totals = tf.stack([x.total for x in self.losses])
+        return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
 
     def _backward(self, total, params, inputs):
         outputs, gradients = [total], [tf.ones(())]
@@ -246,3 +246,14 @@ class StageGraph:
             if self.options.accumulate:
                 gradient += self._argument(key, gradient.shape, gradient.dtype)
             self.weight_gradients[key] = gradient
+
+
+def _check_reductions(compiled):
+    vectors = [loss.name for loss in compiled if loss.is_vector]
+    if vectors and len(vectors) < len(compiled):
+        raise ValueError(
+            "In a pipeline all losses must be reduced, or none: Keras adds a "
+            "scalar to every element of what is not. Received: "
+            f"reduction='none' for {vectors[0]!r} of {len(compiled)} losses. "
+            "Use reduction='sum_over_batch_size'."
+        )

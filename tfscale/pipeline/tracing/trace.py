@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.pipeline.tracing import losses
 from tfscale.pipeline.tracing import phases
 from tfscale.pipeline.tracing import rank_phases
 from tfscale.pipeline.tracing.graph import Value
@@ -21,6 +20,7 @@ from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.whole_batch import losses
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from tests import same_numbers
 from tfscale import _internals
-from tfscale.pipeline.tracing.losses import compiled_losses
+from tfscale.whole_batch.losses import compiled_losses
 
 RANDOM = np.random.RandomState(0)
 LABELS = RANDOM.randint(0, 3, (9, 4))

@@ -1,0 +1,138 @@
+"""Plain `fit` on two replicas has the numbers of one device.
+
+Of 33 rows in batches of 16 the last one leaves a replica without any.
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(33, 5)).astype("float32")
+Y = RANDOM.normal(size=(33, 3)).astype("float32")
+WEIGHTS = RANDOM.uniform(0.0, 2.0, 33).astype("float32")
+# Short rows and long ones are not spread evenly over the replicas.
+LENGTHS = np.where(np.arange(33) % 16 < 8, 1, 4)
+TOKENS = np.where(
+    np.arange(4) < LENGTHS[:, None], RANDOM.randint(1, 6, (33, 4)), 0
+)
+DATA = dict(x=X, y=Y, batch_size=16)
+MSE = keras.losses.MeanSquaredError
+
+
+def dense():
+    x = keras.Input((5,))
+    h = keras.layers.Dense(4, activation="tanh", name="a")(x)
+    return keras.Model(x, keras.layers.Dense(3, name="b")(h))
+
+
+def masked():
+    x = keras.Input((4,), dtype="int32")
+    h = keras.layers.Embedding(6, 4, mask_zero=True, name="a")(x)
+    return keras.Model(x, keras.layers.Dense(3, name="b")(h))
+
+
+def two_outputs():
+    x = keras.Input((5,))
+    left = keras.layers.Dense(3, name="left")(x)
+    return keras.Model(x, [left, keras.layers.Dense(3, name="right")(x)])
+
+
+@keras.saving.register_keras_serializable("tests")
+class AddsLosses(keras.layers.Dense):
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(outputs)))
+        return outputs
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        compiled = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return compiled + keras.ops.mean(keras.ops.abs(y_pred))
+
+
+def own_loss():
+    x = keras.Input((5,))
+    h = AddsLosses(4, kernel_regularizer="l2", name="a")(x)
+    return OwnLoss(x, keras.layers.Dense(3, name="b")(h))
+
+
+def mean_of_all(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+JOBS = {
+    "validated": same_numbers.Job(
+        dense, DATA, fit=dict(validation_data=(X[:29], Y[:29]))
+    ),
+    "weighted": same_numbers.Job(
+        dense,
+        dict(DATA, sample_weight=WEIGHTS),
+        loss=lambda: MSE(reduction="mean_with_sample_weight"),
+    ),
+    "masked": same_numbers.Job(
+        masked,
+        dict(x=TOKENS, y=TOKENS % 3, batch_size=16),
+        loss=lambda: keras.losses.SparseCategoricalCrossentropy(True),
+    ),
+    "several": same_numbers.Job(
+        two_outputs,
+        dict(x=X[:32], y=[Y[:32], Y[:32]], batch_size=16),
+        loss=lambda: [MSE(reduction="sum"), "mae"],
+        compile=lambda: dict(loss_weights=[0.3, 2.0]),
+    ),
+    "not_reduced": same_numbers.Job(
+        dense,
+        dict(x=X[:32], y=Y[:32], batch_size=16),
+        loss=lambda: MSE(reduction="none"),
+    ),
+    "own": same_numbers.Job(own_loss, DATA),
+    "scalar": same_numbers.Job(dense, DATA, loss=lambda: mean_of_all),
+}
+
+
+class PlainFitTest(parameterized.TestCase):
+    @parameterized.parameters(*JOBS)
+    def test_two_replicas(self, name):
+        expected = same_numbers.on_one_device(JOBS[name])
+        with warned(self, name):
+            actual = same_numbers.on_ranks(JOBS[name], 1, 2, layouts={})
+        same_numbers.assert_same(self, expected, actual)
+        # What was put before them for the step is gone.
+        self.assertEqual(
+            type(actual.model).__mro__, type(expected.model).__mro__
+        )
+
+
+class PipelineTest(parameterized.TestCase):
+    """Once a scalar was multiplied by the replicas, and a sum was logged."""
+
+    @parameterized.parameters("scalar", "not_reduced")
+    def test_two_replicas(self, name):
+        job = dataclasses.replace(
+            JOBS[name], data=dict(x=X[:32], y=Y[:32], batch_size=16)
+        )
+        expected = same_numbers.on_one_device(job)
+        with warned(self, name):
+            actual = same_numbers.on_mesh(job, 1, 2, 2)
+        same_numbers.assert_same(self, expected, actual)
+
+    def test_reduced_and_not_is_refused(self):
+        losses = [MSE(reduction="none"), "mae"]
+        job = dataclasses.replace(JOBS["several"], loss=lambda: losses)
+        with self.assertRaisesRegex(ValueError, "Received: reduction='none'"):
+            same_numbers.on_mesh(job, 1, 2)
+
+
+def warned(test, name):
+    if name != "scalar":
+        return contextlib.nullcontext()
+    return test.assertWarnsRegex(
+        UserWarning, "the loss 'mean_of_all', which returns a scalar"
+    )

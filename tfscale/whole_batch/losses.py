@@ -1,0 +1,213 @@
+"""The loss of a batch out of those of its parts, exactly.
+
+A mean over a batch is not the mean of the means over its parts (replicas,
+microbatches) when these differ in size, in sample weights or in masks. So every
+loss of every part comes with its divisor (rows, unmasked elements or sum of
+weights, as the reduction of the loss wants it), and counts in proportion to it:
+
+    loss of the batch = sum_p divisor_p * loss_p / sum_p divisor_p
+"""
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def num_rows(tensors) -> tf.Tensor:
+    """Number of rows of the first of some tensors, a scalar of float32."""
+    first = next(x for x in keras.tree.flatten(tensors) if x is not None)
+    return tf.cast(tf.shape(first)[0], tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledLoss:
+    """One loss of a part of a batch.
+
+    Attributes:
+        name: Of the loss.
+        value: As Keras reduces it on one device, without its loss weight: a
+            scalar, or with `reduction="none"` what is not reduced.
+        divisor: Rows, unmasked elements or sum of weights behind `value`: a
+            scalar of float32. 1 for a loss that is a sum.
+        weight: The loss weight given to `compile`.
+        is_sum: Whether the loss of a batch is the sum over parts.
+        is_reduced: Whether it is a scalar because the loss itself returned
+            one, and not Keras: then its divisor is a guess, rows.
+    """
+
+    name: str
+    value: tf.Tensor
+    divisor: tf.Tensor
+    weight: float
+    is_sum: bool
+    is_reduced: bool
+
+    @property
+    def mean(self) -> tf.Tensor:
+        """What Keras logs of it: a scalar of float32."""
+        return tf.cast(tf.reduce_mean(self.value), tf.float32)
+
+    @property
+    def total(self) -> tf.Tensor:
+        """What is differentiated of it: a scalar of float32."""
+        return tf.cast(tf.reduce_sum(self.value), tf.float32)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is not reduced: logged as a mean, minimised as a sum."""
+        return self.value.shape.rank != 0
+
+
+def compiled_losses(
+    compile_loss, y, y_pred, sample_weight
+) -> tuple[CompiledLoss, ...]:
+    """Every loss given to `compile`, of a part of a batch.
+
+    Args:
+        compile_loss: The model's `CompileLoss`, built, or None.
+        y: Targets, in the structure that the user gave.
+        y_pred: Predictions, in the structure of the model's outputs.
+        sample_weight: None, one tensor, or one for each output.
+    """
+    if compile_loss is None:
+        return ()
+    found = []
+
+    def recorder(entry):
+        def record(*args):
+            found.append(_compiled_loss(entry, compile_loss.dtype, *args))
+            return tf.zeros(())
+
+        return record
+
+    # Keras' own code finds out which target, prediction and sample weight go
+    # with which loss.
+    recording = [
+        entry._replace(loss=recorder(entry), loss_weights=None)
+        for entry in _internals.flat_losses(compile_loss)
+    ]
+    view = _view(compile_loss, **_internals.with_flat_losses(recording))
+    # Its trackers of the single losses are not to see the zeros.
+    with keras.StatelessScope(), as_on_one_device():
+        view(y, y_pred, sample_weight)
+    return tuple(found)
+
+
+def as_on_one_device():
+    """Within it, Keras divides no mean by the number of replicas.
+
+    It does so where it reduces a loss itself, and not where a loss returns a
+    scalar: afterwards nobody can tell.
+    """
+    extended = tf.distribute.get_strategy().extended
+    return getattr(extended, "as_one_replica", contextlib.nullcontext)()
+
+
+def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
+    """What each loss of a part counts in that of the whole batch.
+
+    Args:
+        losses: What they are.
+        divisors: Those of the part, a vector.
+        totals: Their sums over the parts.
+        counts: 0 for a part without a row, else 1.
+    """
+    is_sum = tf.constant([loss.is_sum for loss in losses])
+    return tf.where(is_sum, counts, tf.math.divide_no_nan(divisors, totals))
+
+
+def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
+    """Warns of losses that are scalars, where a batch has several parts."""
+    for loss in losses:
+        if loss.is_reduced:
+            warnings.warn(
+                "A loss should return a value for each row: parts of a batch "
+                "(microbatches, replicas) are put together by what Keras "
+                f"divides by. Received: the loss {loss.name!r}, which returns "
+                "a scalar. It is taken for a mean over rows, and is not what "
+                "it is on one device if it divides by anything else or looks "
+                "across rows. Return a value for each row or element and pass "
+                "masks as `sample_weight` with "
+                "reduction='mean_with_sample_weight', or train on one replica "
+                "with `PipelineModel(model, num_microbatches=1)`.",
+                stacklevel=2,
+            )
+
+
+def _view(instance, **members):
+    """The same object, state and all, but for some members.
+
+    The object itself must not change, not even for as long as it is called:
+    model ranks call it at the same time, one going on where another one waits.
+    """
+    kind = type(type(instance).__name__, (type(instance),), members)
+    view = object.__new__(kind)
+    object.__setattr__(view, "__dict__", instance.__dict__)
+    return view
+
+
+def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
+    loss = entry.loss
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    returned = []
+    value = _recording(loss, returned)(y_true, y_pred, sample_weight)
+    value = tf.cast(value, dtype)
+    masks = [_internals.get_keras_mask(x) for x in (y_pred, *returned)]
+    masks = [mask for mask in masks if mask is not None]
+    is_reduced = value.shape.rank == 0 and all(
+        tf.convert_to_tensor(x).shape.rank == 0 for x in returned
+    )
+    is_sum = reduction == "sum" and value.shape.rank == 0
+    if is_sum:
+        divisor = tf.ones(())
+    else:
+        mask = functools.reduce(tf.logical_and, masks) if masks else None
+        weights = None
+        if reduction in _MEANS and value.shape.rank == 0:
+            weights = mask
+        if reduction == "mean_with_sample_weight":
+            weights = _internals.apply_mask(
+                _to_float(sample_weight), mask, "float32", reduction
+            )
+        if weights is None:
+            divisor = num_rows(y_true)
+        else:
+            divisor = tf.reduce_sum(_to_float(weights))
+    return CompiledLoss(
+        name=getattr(loss, "name", entry.name),
+        value=value,
+        divisor=divisor,
+        weight=1.0 if entry.loss_weights is None else entry.loss_weights,
+        is_sum=is_sum,
+        is_reduced=is_reduced,
+    )
+
+
+def _to_float(x):
+    return None if x is None else tf.cast(x, tf.float32)
+
+
+def _recording(loss, returned):
+    """The loss, which adds to a list what `call` returns, masks and all.
+
+    With `ignore_class`, say: which elements count is known inside only.
+    """
+    if getattr(loss, "call", None) is None:
+        return loss
+
+    def call(self, *args, **kwargs):
+        del self
+        values = loss.call(*args, **kwargs)
+        returned.append(values)
+        return values
+
+    return _view(loss, call=call)

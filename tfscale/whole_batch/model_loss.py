@@ -1,0 +1,102 @@
+"""The loss of a model whose batch is in parts: that of the whole batch.
+
+Keras adds up what its replicas make of their parts, each divided by the number
+of replicas: a mean of means, and of a loss that returns a scalar the number of
+replicas times too much. While replicas run, a model and what it was compiled
+with are of the classes here, so that both are as on one device:
+
+    what is minimised    sum_p share_p * loss_p
+    what is logged       loss_p, which Keras averages by rows
+
+`share_p` is the part's share of the rows, and within `loss_p` each compiled
+loss has been multiplied by its share of the divisors (losses.py) over that of
+the rows. So what a layer gives to `add_loss`, and a `compute_loss` of one's
+own, count by rows: they are taken for means over rows.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import in_place
+from tfscale.whole_batch import losses
+from tfscale.whole_batch.part import current_part
+from tfscale.whole_batch.part import no_part
+
+
+class _Model(in_place.Mixin):
+    """What is put in front of the class of a model."""
+
+    def compute_loss(self, *args, **kwargs):
+        """See `keras.Model.compute_loss`; in replica context."""
+        part = current_part()
+        if part is None:
+            return super().compute_loss(*args, **kwargs)
+        with losses.as_on_one_device():
+            loss = super().compute_loss(*args, **kwargs)
+        if loss is None:
+            return None
+        # A vector is logged as a mean, and minimised as a sum.
+        share = part.share if loss.shape.rank == 0 else 1.0
+        counts = tf.minimum(part.rows, 1.0)
+        return _weighed(
+            loss,
+            tf.cast(counts / part.num_replicas, loss.dtype),
+            tf.cast(share, loss.dtype),
+        )
+
+
+class _CompileLoss(in_place.Mixin):
+    """What is put in front of the class of a `CompileLoss`."""
+
+    def call(self, y_true, y_pred, sample_weight=None):
+        """See `keras.losses.Loss`: every loss by its divisor."""
+        part = current_part()
+        if part is None or not self.built:
+            return super().call(y_true, y_pred, sample_weight)
+        with no_part():
+            found = losses.compiled_losses(self, y_true, y_pred, sample_weight)
+        if not found:
+            return None
+        losses.warn_of_reduced(found)
+        divisors = tf.stack([loss.divisor for loss in found])
+        shares = losses.shares(found, divisors, part.total(divisors))
+        factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
+        values = [
+            loss.value
+            if loss.is_vector
+            else loss.value * tf.cast(factor, loss.value.dtype)
+            for loss, factor in zip(found, factors)
+        ]
+        rows = keras.tree.flatten(y_pred)[0].shape[0]
+        for metric, value in zip(self.metrics, values):
+            # As in Keras, batches of unknown size count equally here.
+            weight = part.share if rows is None else rows
+            metric.update_state(value, sample_weight=weight)
+        return sum(
+            value if loss.weight == 1.0 else value * loss.weight
+            for loss, value in zip(found, values)
+        )
+
+
+@contextlib.contextmanager
+def of_whole_batch(model):
+    """Within it, the losses of a model in parts are those of the batch."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(in_place.putting(model, _Model))
+        compile_loss = _internals.compile_loss_of(model)
+        if compile_loss is not None:
+            stack.enter_context(in_place.putting(compile_loss, _CompileLoss))
+        yield
+
+
+@tf.custom_gradient
+def _weighed(loss, to_log, to_minimise):
+    """The loss times one factor, its gradient times another one."""
+
+    def gradient(upstream):
+        return tf.math.multiply_no_nan(upstream, to_minimise), None, None
+
+    return tf.math.multiply_no_nan(loss, to_log), gradient

@@ -1,0 +1,84 @@
+"""The part of a batch that a thread works on: a replica's rows, say."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfscale import thread_values
+from tfscale.tensor_parallel import layer_losses
+
+_thread = threading.local()
+
+
+class Part:
+    """A part of a batch, which counts by its rows and by what they divide.
+
+    Made in the thread that works on it, in the graph that it writes.
+
+    Args:
+        rows: Number of its rows, a scalar of float32.
+        total: Gives the sum over the parts of a tensor that each of them has.
+            In all parts it has to be called for the same ones, in one order.
+        num_replicas: By what Keras divides means.
+        layers: Those that may note down losses, to be read behind `total`.
+    """
+
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        total: Callable[[tf.Tensor], tf.Tensor],
+        num_replicas: int,
+        layers: Sequence[keras.Layer] = (),
+    ):
+        self.rows = rows
+        self.num_replicas = num_replicas
+        self._total = total
+        self._share = None
+        self._layers = layers
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @property
+    def share(self) -> tf.Tensor:
+        """Of the rows of the batch, a scalar; 0 for no rows."""
+        # Not a `functools.cached_property`: one lock for all threads, and the
+        # first replica to hold it waits for the others in `total`.
+        if self._share is None:
+            total = self.total(self.rows)
+            self._share = tf.math.divide_no_nan(self.rows, total)
+        return self._share
+
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor over the parts."""
+        # Another replica that runs meanwhile calls the same layers.
+        with layer_losses.kept(self._layers):
+            # It counts only, and what it is made of is not to be asked for.
+            return self._total(tf.stop_gradient(tensor))
+
+    @contextlib.contextmanager
+    def entered(self):
+        """Within it, this is `current_part()` of this thread."""
+        with thread_values.within(_thread, part=self):
+            yield
+
+
+def current_part() -> Part | None:
+    """What this thread works on, where parts can be put together.
+
+    That is nothing in a function or branch of its own, in which no replica
+    meets another one.
+    """
+    part = getattr(_thread, "part", None)
+    if part is None or part._graph is not tf.compat.v1.get_default_graph():
+        return None
+    return part
+
+
+@contextlib.contextmanager
+def no_part():
+    """Within it, Keras' code runs as it is."""
+    with thread_values.within(_thread, part=None):
+        yield

@@ -1,0 +1,61 @@
+"""What replicas are given to run: a step that knows its part of the batch."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.whole_batch import losses
+from tfscale.whole_batch import model_loss
+from tfscale.whole_batch.part import Part
+
+
+@contextlib.contextmanager
+def prepared(fn: Callable) -> Iterator[Callable]:
+    """Within it, what a step computes of each part is that of the batch.
+
+    Args:
+        fn: What `strategy.run` was given. Whose batch it takes is known of a
+            step of a model (`model.train_step`), and of no other function.
+
+    Yields:
+        What to run in its place, in every replica.
+    """
+    with contextlib.ExitStack() as stack:
+        step, model = fn, _compiled_model(fn)
+        if model is not None:
+            stack.enter_context(model_loss.of_whole_batch(model))
+            step = functools.wraps(fn)(
+                functools.partial(_run_on_part, model, fn)
+            )
+        yield step
+
+
+def _run_on_part(model, fn, *args, **kwargs):
+    data = keras.tree.flatten((args, kwargs))
+    if not data or getattr(data[0], "shape", ()).rank == 0:
+        return fn(*args, **kwargs)
+    context = tf.distribute.get_replica_context()
+    part = Part(
+        losses.num_rows(data),
+        functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
+        context.num_replicas_in_sync,
+        _internals.flatten_layers(model),
+    )
+    with part.entered():
+        return fn(*args, **kwargs)
+
+
+def _compiled_model(fn):
+    """The model of whose methods a function is one, if it is compiled."""
+    while fn is not None:
+        model = getattr(fn, "__self__", None)
+        if isinstance(model, keras.Model):
+            return model if model.compiled else None
+        # TensorFlow wraps what it may have to convert.
+        fn = getattr(fn, "__wrapped__", None)
+    return None
