@@ -614,9 +614,9 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             mock.patch.object(tf.io.TFRecordWriter, "write", side_effect=error),
             self.assertRaisesRegex(OSError, "could not be written"),
         ):
-            self._file()
+            self._strings()
         self.assertEmpty(os.listdir(self.folder))
-        self.assertLen(list(self._file()), 2)  # no stale lock
+        self.assertLen(list(self._strings()), 2)  # no stale lock
 
     def test_a_write_that_really_fails_is_named_and_left_clean(self):
         # The system refuses to let a file grow, as a full disk does.
@@ -697,25 +697,38 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotEqual(*seen)
         self.assertLen(os.listdir(self.folder), 2)
 
-    def test_a_damaged_record_of_a_cache_is_no_record(self):
-        self._file()
-        (name,) = os.listdir(self.folder)
-        path = os.path.join(self.folder, name, "records.tfrecord")
-        _damage(path, os.path.getsize(path) * 9 // 20)  # in the fifth record
-        with self.assertRaisesRegex(tf.errors.DataLossError, "corrupted"):
-            list(self._file())
+    def _strings(self):
+        return self._file(parse=lambda x: tf.fill([9], tf.strings.as_string(x)))
 
-    @parameterized.parameters("records.tfrecord", "offsets.npy")
+    @parameterized.parameters("0.bin", "sums.bin", "records.tfrecord")
+    def test_a_damaged_record_of_a_cache_is_no_record(self, file):
+        # Once the error did not say which file it was.
+        make = self._strings if file == "records.tfrecord" else self._file
+        make()
+        (name,) = os.listdir(self.folder)
+        path = os.path.join(self.folder, name, file)
+        _damage(path, os.path.getsize(path) * 9 // 20)  # in the fifth record
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            rf"damaged.*{name}.*\[4\]?\].*Delete",
+        ):
+            list(make())
+
+    @parameterized.parameters(
+        "0.bin", "sums.bin", "about.json", "records.tfrecord", "offsets.npy"
+    )
     def test_a_cache_that_is_not_whole_is_named(self, file):
-        self._file()
+        strings = file in ("records.tfrecord", "offsets.npy")
+        make = self._strings if strings else self._file
+        make()
         (name,) = os.listdir(self.folder)
         path = os.path.join(self.folder, name, file)
         os.truncate(path, os.path.getsize(path) // 2)
         with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
-            self._file()
+            make()
         os.remove(path)
         with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
-            self._file()
+            make()
 
     def test_a_remote_cache_is_refused(self):
         with self.assertRaisesRegex(ValueError, "this machine.*ram://cache"):
@@ -751,8 +764,8 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             "    os.kill(os.getpid(), signal.SIGKILL)\n"
             "tf.io.TFRecordWriter.write = killed\n"
             "data.pipeline(data.arrays(np.arange(10)), batch_size=5,\n"
-            "    parse=lambda x: tf.fill([100], x), cache='file',\n"
-            "    cache_dir=sys.argv[1])\n"
+            "    parse=lambda x: tf.fill([9], tf.strings.as_string(x)),\n"
+            "    cache='file', cache_dir=sys.argv[1])\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, self.folder],
@@ -761,7 +774,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(done.returncode, -9)
         self.assertLen(os.listdir(self.folder), 1)  # what it left
-        self.assertLen(list(self._file()), 2)
+        self.assertLen(list(self._strings()), 2)
         names = os.listdir(self.folder)
         self.assertLen(names, 1)
         self.assertNotIn("partial", names[0])

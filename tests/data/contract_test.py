@@ -54,7 +54,7 @@ def _number(contents, *_):
     return tf.strings.to_number(contents, tf.int64)
 
 
-# Builder and a parse that brings out the record's number.
+# Builder, a parse that brings out the record's number, and one of batches.
 SOURCES = {
     "arrays": (lambda: data.arrays(np.arange(_N)), None),
     "arrays_parsed": (
@@ -77,9 +77,38 @@ SOURCES = {
         lambda x, y: tf.cast(x[0], tf.int64),
     ),
     "dataset": (lambda: data.dataset(tf.data.Dataset.range(_N)), None),
+    "arrays_by_batch": (
+        lambda: data.arrays(np.arange(_N)),
+        None,
+        lambda x: tf.cast(x, tf.int64),
+    ),
+    "tfrecords_by_batch": (
+        lambda: data.tfrecords(_in("*.tfrecord")),
+        _number,
+        _number,
+    ),
+    "dataset_by_batch": (
+        lambda: data.dataset(tf.data.Dataset.range(_N)),
+        None,
+        lambda x: x + 0,
+    ),
 }
-WINDOWED = ("tfrecords", "gzip", "csv", "dataset")
-SPLIT = ("files", "tfrecords", "gzip", "csv", "image_folder")
+WINDOWED = (
+    "tfrecords",
+    "gzip",
+    "csv",
+    "dataset",
+    "tfrecords_by_batch",
+    "dataset_by_batch",
+)
+SPLIT = (
+    "files",
+    "tfrecords",
+    "gzip",
+    "csv",
+    "image_folder",
+    "tfrecords_by_batch",
+)
 
 
 def _pair(number, seed):
@@ -102,7 +131,7 @@ def _pipeline(name, **kwargs):
 
 @functools.cache
 def _built(name, *, workers=1, worker=0, replicas=None, **kwargs):
-    make, parse = SOURCES[name]
+    make, parse, *parse_batch = SOURCES[name]
     kwargs.setdefault("augment", _pair)
     kwargs.setdefault("cache", "none")
     if name in WINDOWED:
@@ -110,6 +139,7 @@ def _built(name, *, workers=1, worker=0, replicas=None, **kwargs):
     return data.pipeline(
         make(),
         parse=parse,
+        parse_batch=parse_batch[0] if parse_batch else None,
         input_context=tf.distribute.InputContext(
             workers, worker, replicas or workers
         ),

@@ -1,8 +1,8 @@
 """Input pipelines that are in the right order, and resume exactly."""
 
-from tfscale.data.chain.pipeline_dataset import Pipeline
 from tfscale.data.chain.position import Position
 from tfscale.data.chain.position import PositionValue
+from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.explain import explain
 from tfscale.data.explaining.explanation import Explanation
 from tfscale.data.explaining.lints import Finding
@@ -24,9 +24,9 @@ from tfscale.data.sources.tfrecord_source import tfrecords
 __all__ = [
     "Explanation",
     "Finding",
-    "Pipeline",
     "Position",
     "PositionValue",
+    "ResumableDataset",
     "Throughput",
     "arrays",
     "benchmark",

@@ -1,5 +1,6 @@
 """`pipeline`: from what the user states to a `tf.data.Dataset`."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -8,13 +9,14 @@ import tensorflow as tf
 
 from tfscale.data import arguments
 from tfscale.data.caches import memory
+from tfscale.data.chain import batchwise
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
 from tfscale.data.chain import service as service_lib
-from tfscale.data.chain.pipeline_dataset import Pipeline
-from tfscale.data.chain.plan import make_plan
+from tfscale.data.chain.epoch_plan import make_plan
 from tfscale.data.chain.position import Position
 from tfscale.data.chain.recipe import Recipe
+from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource
@@ -29,6 +31,7 @@ def pipeline(
     *,
     batch_size,
     parse=None,
+    parse_batch=None,
     augment=None,
     shuffle=True,
     seed=0,
@@ -56,6 +59,13 @@ def pipeline(
         parse: Function from a record to what the model takes; the same
             record must always give the same result. A record that is a tuple
             comes as several arguments.
+        parse_batch: Function like `parse` of a batch of records, strings of
+            shape `(batch,)` from TFRecord files, that returns what `parse`
+            does of each along its first dimension, such as
+            `tf.io.parse_example`. It is compared with `parse` on some records,
+            and can stand without it. Left out, `parse` is called for batches
+            by itself where that is known to give the same bits and worth it;
+            `explain` says so.
         augment: Function like `parse` of what `parse` returned, with one more
             argument `seed`, an int64 tensor of shape `(2,)` for
             `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
@@ -102,7 +112,7 @@ def pipeline(
             once by each.
 
     Returns:
-        A `Pipeline`, which is a `tf.data.Dataset` of batches.
+        A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
 
     Raises:
         TypeError: If the source is none, or a number no integer.
@@ -153,6 +163,8 @@ def pipeline(
         for finding in findings + lints.lint_order(source.dataset):
             warnings.warn(str(finding), stacklevel=2)
     raw = _first_record(source)
+    if parse is None and parse_batch is not None:
+        parse = batchwise.of_one(parse_batch)
     parsers = [f for f in (source.decode, parse) if f is not None]
     first = _through(raw, parsers)
     lints.check_functions(raw, parsers, _with_seed(augment))
@@ -176,10 +188,17 @@ def pipeline(
         service_lanes=service_lanes,
         options=_options(deterministic, num_threads, ram_budget, context),
     )
+    decision = batchwise.decide(recipe, parse_batch, raw)
+    recipe = dataclasses.replace(
+        recipe,
+        parse_batch=decision.function,
+        batchwise=decision.batchwise,
+        parse_reason=decision.reason,
+    )
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed)
     dataset = chain.build(recipe, position).with_options(recipe.options)
-    return Pipeline(dataset, recipe, position)
+    return ResumableDataset(dataset, recipe, position)
 
 
 def _sharded(source, shard, context):

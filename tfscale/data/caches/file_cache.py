@@ -12,13 +12,19 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-_RECORDS, _OFFSETS, _ABOUT = "records.tfrecord", "offsets.npy", "about.json"
-_FRAME = 16  # bytes that TFRecord adds to a record
+from tfscale.data.caches import row_file
+from tfscale.data.caches import string_file
+
+_ABOUT = "about.json"
 
 
 class FileCache:
@@ -32,22 +38,27 @@ class FileCache:
         ValueError: If the directory does not hold a whole cache.
     """
 
-    def __init__(self, directory, spec):
+    def __init__(self, directory: str, spec: Any):
         self._directory = directory
         self._spec = spec
-        self._path = os.path.join(directory, _RECORDS)
+        flat = keras.tree.flatten(spec)
         try:
-            offsets = np.load(os.path.join(directory, _OFFSETS))
-            size = os.path.getsize(self._path)
-        except (OSError, ValueError) as error:
+            with open(os.path.join(directory, _ABOUT)) as file:
+                num_records = json.load(file)["num_records"]
+            self._file = _format(flat).open(directory, flat, num_records)
+            sizes = self._file.sizes()
+            found = {
+                name: os.path.getsize(os.path.join(directory, name))
+                for name in sizes
+            }
+        except (OSError, ValueError, KeyError) as error:
             raise ValueError(_broken(directory, error)) from error
-        if size != offsets[-1]:
-            raise ValueError(
-                _broken(directory, f"{size} bytes where {offsets[-1]} belong")
-            )
-        self._offsets = tf.constant(offsets)
+        for name, size in sizes.items():
+            if found[name] != size:
+                reason = f"{name} has {found[name]} bytes where {size} belong"
+                raise ValueError(_broken(directory, reason))
 
-    def check(self, numbers, records):
+    def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
         """Compares some records with what is kept.
 
         Args:
@@ -70,36 +81,39 @@ class FileCache:
                     "or use another `cache_dir`."
                 )
 
-    def is_full(self):
+    def is_full(self) -> tf.Tensor:
         """Every record is there: a bool scalar tensor; for tf.data."""
         return tf.constant(True)
 
-    def get_or_make(self, index, make):
-        """The record; `make` is what a `MemoryCache` needs."""
+    def get_or_make(self, index: tf.Tensor, make: Any) -> Any:
+        """Records; `make` is what a `MemoryCache` needs.
+
+        Args:
+            index: int64 tensor, the number of a record, or a vector of those
+                of a batch.
+            make: Not used.
+
+        Returns:
+            A structure of tensors of the `spec`, or batches of those.
+        """
         del make
-        offset = tf.gather(self._offsets, index)
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[self._path],
-            compression_type="",
-            buffer_size=tf.gather(self._offsets, index + 1) - offset,
-            byte_offsets=offset[tf.newaxis],
-        )
-        records = tf.data.experimental.from_variant(
-            variant, tf.TensorSpec([], tf.string)
-        )
-        value = records.take(1).get_single_element()
-        parts = tf.unstack(
-            tf.io.parse_tensor(value, tf.string),
-            num=len(keras.tree.flatten(self._spec)),
-        )
-        parts = [
-            tf.ensure_shape(tf.io.parse_tensor(part, spec.dtype), spec.shape)
-            for part, spec in zip(parts, keras.tree.flatten(self._spec))
-        ]
-        return keras.tree.pack_sequence_as(self._spec, parts)
+        return keras.tree.pack_sequence_as(self._spec, self._file.read(index))
 
 
-def place(cache_dir, source, spec, some):
+class _Format(NamedTuple):
+    """How records are written, and what reads them."""
+
+    open: Callable[..., Any]
+    write: Callable[..., int]
+
+
+def _format(specs: list[tf.TensorSpec]) -> _Format:
+    if row_file.suits(specs):
+        return _Format(row_file.RowFile, row_file.write)
+    return _Format(string_file.StringFile, string_file.write)
+
+
+def place(cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset) -> str:
     """The directory of one source's cache within `cache_dir`.
 
     Args:
@@ -116,7 +130,7 @@ def place(cache_dir, source, spec, some):
         f"{part.dtype.name}{part.shape.as_list()}"
         for part in keras.tree.flatten(spec)
     ]
-    name = f"{source.kind}-{source.num_records}-{'-'.join(parts)}"
+    name = f"{source.kind}-rows-{source.num_records}-{'-'.join(parts)}"
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
     data = hashlib.blake2b(digest_size=8)
     if source.identity is not None:
@@ -127,7 +141,9 @@ def place(cache_dir, source, spec, some):
     return os.path.join(cache_dir, f"{name[:100]}-{data.hexdigest()}")
 
 
-def write(directory, records, spec, need):
+def write(
+    directory: str, records: tf.data.Dataset, spec: Any, need: int
+) -> None:
     """Writes all records, unless another run has.
 
     Args:
@@ -175,25 +191,15 @@ def _disk(directory, need):
 
 
 def _write(partial, records, spec, disk):
-    def serialize(*record):
-        parts = keras.tree.flatten(record if len(record) > 1 else record[0])
-        return tf.io.serialize_tensor(
-            tf.stack([tf.io.serialize_tensor(part) for part in parts])
+    specs = keras.tree.flatten(spec)
+    parts = records.map(
+        lambda *record: tuple(
+            keras.tree.flatten(record if len(record) > 1 else record[0])
         )
-
-    sizes = []
-    # Reading fails for other reasons than writing, and says so itself.
-    writer = tf.io.TFRecordWriter(os.path.join(partial, _RECORDS))
-    for value in records.map(serialize).as_numpy_iterator():
-        with disk():
-            writer.write(value)
-        sizes.append(len(value) + _FRAME)
-    with disk():
-        writer.close()
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        np.save(os.path.join(partial, _OFFSETS), offsets)
-        with open(os.path.join(partial, _ABOUT), "w") as file:
-            json.dump({"num_records": len(sizes), "spec": str(spec)}, file)
+    )
+    count = _format(specs).write(partial, parts, specs, disk)
+    with disk(), open(os.path.join(partial, _ABOUT), "w") as file:
+        json.dump({"num_records": count, "spec": str(spec)}, file)
 
 
 def _broken(directory, reason):

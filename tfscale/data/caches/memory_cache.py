@@ -1,12 +1,18 @@
 """A cache in memory that is filled as records are read, by their numbers.
 
 `Dataset.cache` stores an order: the second epoch would repeat the first one's,
-and an epoch entered in its middle would leave it broken. A table from record
-number to record serves any order, at any position, in any epoch.
+and an epoch entered in its middle would leave it broken. A row of memory for
+each record serves any order, at any position, in any epoch, and a batch of
+records is one lookup.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfscale import _internals
 
 
 class MemoryCache:
@@ -17,60 +23,78 @@ class MemoryCache:
         num_records: Integer.
     """
 
-    def __init__(self, spec, num_records):
+    def __init__(self, spec: Any, num_records: int):
         self._spec = spec
-        self._num_records = num_records
         with tf.init_scope(), tf.device("CPU:0"):
-            self._tables = [
-                tf.lookup.experimental.MutableHashTable(tf.int64, tf.string, "")
-                for _ in keras.tree.flatten(spec)
+            self._rows = [
+                # Not filled: memory is taken when a record is written.
+                _variable(_empty([num_records, *part.shape], part.dtype))
+                for part in keras.tree.flatten(spec)
             ]
+            self._is_there = _variable(tf.zeros([num_records], tf.bool))
 
-    def is_full(self):
+    def is_full(self) -> tf.Tensor:
         """Whether every record is there: a bool scalar tensor; for tf.data."""
-        return self._tables[0].size() >= self._num_records
+        return tf.reduce_all(self._is_there.read_value())
 
-    def has(self, index):
-        """Whether a record is there: a bool scalar tensor; for tf.data."""
-        return tf.strings.length(self._tables[0].lookup(index)) > 0
+    def has(self, index: tf.Tensor) -> tf.Tensor:
+        """Whether records are there: a bool scalar tensor; for tf.data."""
+        return tf.reduce_all(_gather(self._is_there, index))
 
-    def get_or_make(self, index, make):
-        """The record, which is made and kept if it is not there.
+    def get_or_make(self, index: tf.Tensor, make: Callable[[], Any]) -> Any:
+        """Records, which are made and kept if one of them is not there.
 
         Args:
-            index: int64 scalar tensor, the record's number.
-            make: Function without arguments that returns the record.
+            index: int64 tensor, the number of a record, or a vector of those
+                of a batch.
+            make: Function without arguments that returns the record, or the
+                batch of them.
 
         Returns:
-            A structure of tensors of the `spec`.
+            A structure of tensors of the `spec`, or batches of those.
         """
-        first = self._tables[0].lookup(index)
 
         def hit():
-            rest = [table.lookup(index) for table in self._tables[1:]]
-            return self._parse([first, *rest])
+            parts = [_gather(rows, index) for rows in self._rows]
+            return keras.tree.pack_sequence_as(self._spec, parts)
 
         def miss():
             record = make()
-            keep = [
-                tf.io.serialize_tensor(part)
-                for part in keras.tree.flatten(record)
-            ]
-            # The first table last: who finds a record there finds all of it.
             stored = [
-                table.insert(index, value)
-                for table, value in zip(self._tables[1:], keep[1:])
+                _scatter(rows, index, part)
+                for rows, part in zip(
+                    self._rows, keras.tree.flatten(record), strict=True
+                )
             ]
+            # Last: who finds that a record is there finds all of it.
             with tf.control_dependencies(stored):
-                done = self._tables[0].insert(index, keep[0])
+                done = _scatter(
+                    self._is_there, index, tf.ones_like(index, tf.bool)
+                )
             with tf.control_dependencies([done]):
                 return keras.tree.map_structure(tf.identity, record)
 
-        return tf.cond(tf.strings.length(first) > 0, hit, miss)
+        return tf.cond(self.has(index), hit, miss)
 
-    def _parse(self, values):
-        parts = [
-            tf.ensure_shape(tf.io.parse_tensor(value, spec.dtype), spec.shape)
-            for value, spec in zip(values, keras.tree.flatten(self._spec))
-        ]
-        return keras.tree.pack_sequence_as(self._spec, parts)
+
+def _empty(shape, dtype):
+    if dtype == tf.string:
+        return tf.fill(shape, "")
+    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+
+
+def _variable(value):
+    # Of no strategy: see `Position`.
+    return _internals.ResourceVariable(value, trainable=False)
+
+
+def _gather(rows, index):
+    return tf.raw_ops.ResourceGather(
+        resource=rows.handle, indices=index, dtype=rows.dtype
+    )
+
+
+def _scatter(rows, index, values):
+    return tf.raw_ops.ResourceScatterUpdate(
+        resource=rows.handle, indices=index, updates=values
+    )

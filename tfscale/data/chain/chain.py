@@ -8,10 +8,13 @@
     batch      and the remainder
     prefetch   AUTOTUNE, so that training never waits for all of this
 
-Read, parse, cache and augment are one parallel map: each hop between maps
-costs 10 to 30 microseconds a record, and autotuning one number is enough.
+Where records can be parsed in batches (see `batchwise`), reading, parsing and
+caching are one parallel map of batches. Else read, parse, cache and augment are
+one parallel map of records: each hop between maps costs 10 to 30 microseconds,
+and autotuning one number is enough.
 """
 
+import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
@@ -47,48 +50,77 @@ def build(recipe, position):
 
 def keyed_batches(recipe, position):
     """The chain up to prefetching: a dataset of `(keys, batch)`."""
-    if _whole_batches(recipe):
-        return _gathered(recipe, stream.indexed_keys(recipe, position))
-    return _batched(recipe, keyed_records(recipe, position))
+    if not recipe.batchwise:
+        return _batched(recipe, keyed_records(recipe, position))
+    batches = _parsed_batches(recipe, position)
+    if recipe.augment is None:
+        return batches
+    # As many as a whole epoch has: see `stream`.
+    size = recipe.plan.batch_size
+    records = batches.map(
+        lambda *batch: keras.tree.map_structure(
+            lambda t: stream.declare(t, size), batch
+        )
+    ).unbatch()
+    return _batched(recipe, _augmented(recipe, records))
 
 
 def keyed_records(recipe, position):
-    """The chain up to batches: a dataset of `(key, record)`."""
-    source = recipe.source
-    if isinstance(source, IndexedSource):
-        keys = stream.indexed_keys(recipe, position)
-        return _mapped(recipe, keys.unbatch())
-    if isinstance(source, BlockSource):
-        return _mapped(recipe, windows.block_records(recipe, position))
-    return _mapped(recipe, windows.stream_records(recipe, position))
+    """The chain up to batches, one by one: a dataset of `(key, record)`."""
+    return _mapped(recipe, _raw_records(recipe, position))
 
 
-def _whole_batches(recipe):
-    """Whether nothing is done to single records, so that none need exist."""
-    return (
-        isinstance(recipe.source, IndexedSource)
-        and recipe.source.gather is not None
-        and recipe.source.decode is None
-        and recipe.parse is None
-        and recipe.augment is None
-    )
+def _raw_records(recipe, position):
+    if isinstance(recipe.source, IndexedSource):
+        return stream.indexed_keys(recipe, position).unbatch()
+    if isinstance(recipe.source, BlockSource):
+        return windows.block_records(recipe, position)
+    return windows.stream_records(recipe, position)
 
 
-def _gathered(recipe, keys):
+def _parsed_batches(recipe, position):
+    """Read, parse and cache, a batch at a time."""
     plan = recipe.plan
-    if plan.batches_per_step > 1:
-        shape = [plan.batches_per_step, plan.batch_size, stream.KEY_SIZE]
-        keys = keys.map(lambda k: tf.reshape(k, shape)).unbatch()
+    gathered = isinstance(recipe.source, IndexedSource)
+    if gathered:
+        batches = stream.indexed_keys(recipe, position)
+        if plan.batches_per_step > 1:
+            shape = [plan.batches_per_step, plan.batch_size, stream.KEY_SIZE]
+            batches = batches.map(lambda k: tf.reshape(k, shape)).unbatch()
+    else:
+        batches = _batched(recipe, _raw_records(recipe, position))
 
-    def gather(key):
-        if plan.remainder == "keep":
+    def work(keys, raw=None):
+        if gathered and plan.remainder == "keep":
             # The last batch is shorter than declared; see `stream`.
-            key = tf.raw_ops.PlaceholderWithDefault(
-                input=key, shape=[None, stream.KEY_SIZE]
+            keys = tf.raw_ops.PlaceholderWithDefault(
+                input=keys, shape=[None, stream.KEY_SIZE]
             )
-        return key, recipe.source.gather(key[:, stream.RECORD])
+        index = keys[:, stream.RECORD]
 
-    return keys.map(gather, **recipe.parallel(), name="read")
+        def make():
+            batch = recipe.source.gather(index) if gathered else raw
+            return recipe.parsed_batch(batch, index)
+
+        if recipe.cache is None:
+            return keys, make()
+        return keys, recipe.cache.get_or_make(index, make)
+
+    return batches.map(work, **recipe.parallel(), name="record")
+
+
+def _augmented(recipe, records):
+    def augment(key, record):
+        return key, _augment(recipe, key, record)
+
+    return records.map(augment, **recipe.parallel(), name="augment")
+
+
+def _augment(recipe, key, record):
+    seed = order.augmentation_seed(
+        key[stream.SEED], key[stream.EPOCH], key[stream.RECORD]
+    )
+    return recipe_lib.call(recipe.augment, record, seed=seed)
 
 
 def _mapped(recipe, records):
@@ -106,10 +138,7 @@ def _mapped(recipe, records):
         else:
             record = recipe.cache.get_or_make(index, make)
         if recipe.augment is not None:
-            seed = order.augmentation_seed(
-                key[stream.SEED], key[stream.EPOCH], index
-            )
-            record = recipe_lib.call(recipe.augment, record, seed=seed)
+            record = _augment(recipe, key, record)
         return key, record
 
     return records.map(work, **recipe.parallel(), name="record")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale.data.caches.file_cache import FileCache
 from tfscale.data.caches.memory_cache import MemoryCache
-from tfscale.data.chain.plan import Plan
+from tfscale.data.chain.epoch_plan import EpochPlan
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource
@@ -28,7 +28,7 @@ class Recipe:
 
     Attributes:
         source: The source, this worker's part of it.
-        plan: `Plan`.
+        plan: `EpochPlan`.
         parse: Function of a record, deterministic, or None.
         augment: Function of a record and `seed`, or None.
         shuffle: Whether records come in random order.
@@ -43,13 +43,18 @@ class Recipe:
         interleaved_reads: Integer, files that are read at the same time.
         prefetch: Integer or `tf.data.AUTOTUNE`, batches; 0 for none.
         options: `tf.data.Options`.
+        parse_batch: Function of a batch of records as they are read, and of
+            their `numbers`, that returns them parsed, or None.
+        batchwise: Whether records go through the chain in batches, up to
+            `augment`.
+        parse_reason: String for explanations, why.
         service: String, the address of a tf.data service, or None.
         service_lanes: Integer, batches that a service makes at a time.
         lane: int64 scalar, which of the lanes this is; see `service`.
     """
 
     source: IndexedSource | BlockSource | StreamSource
-    plan: Plan
+    plan: EpochPlan
     parse: Callable[..., Any] | None
     augment: Callable[..., Any] | None
     shuffle: bool
@@ -62,6 +67,9 @@ class Recipe:
     interleaved_reads: int
     prefetch: int
     options: tf.data.Options
+    parse_batch: Callable[..., Any] | None = None
+    batchwise: bool = False
+    parse_reason: str = ""
     service: str | None = None
     service_lanes: int = 1
     lane: tf.Tensor | int = 0
@@ -85,6 +93,21 @@ class Recipe:
                 # As `Dataset.map` takes what a function returns.
                 record = tuple(record) if isinstance(record, list) else record
         return record
+
+    def parsed_batch(self, batch, numbers):
+        """A batch of records, parsed; its first dimension is the batch's."""
+        if self.parse_batch is None:
+            return batch
+        batch = call(self.parse_batch, batch, numbers=numbers)
+        batch = tuple(batch) if isinstance(batch, list) else batch
+        keras.tree.assert_same_structure(self.spec, batch)
+        return keras.tree.map_structure(
+            lambda spec, part: tf.ensure_shape(
+                part, [None, *spec.shape.as_list()]
+            ),
+            self.spec,
+            batch,
+        )
 
     def record_bytes(self):
         """Bytes of a parsed record, or 0 if its size is not fixed."""

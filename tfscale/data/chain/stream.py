@@ -61,7 +61,7 @@ def keys_of(where, records, positions, plan):
         where: What `place` returned.
         records: int64 vector.
         positions: int64 vector of the same length.
-        plan: `Plan`.
+        plan: `EpochPlan`.
 
     Returns:
         int64 tensor of shape `(len(records), KEY_SIZE)`.

@@ -64,7 +64,6 @@ class _WindowReader:
         self._firsts = tf.cumsum(self._counts, exclusive=True)
         self._per_window = blocks_per_window(self._source, recipe.window)
         self._num_windows = -(-len(counts) // self._per_window)
-        self._longest = int(counts.max())
 
     def _blocks(self, begin, end, seed, epoch):
         blocks = tf.range(begin, tf.minimum(end, self._num_blocks))
@@ -159,15 +158,14 @@ class _WindowReader:
 
     def _raw(self, blocks, size):
         def read():
-            # One hop for each record and one copy: a batch of them is moved
-            # around less than batches of batches.
+            # No hop for a record: a block is one element.
             records = single_device.interleave_on_host(
                 tf.data.Dataset.from_tensor_slices(blocks),
                 self._source.read_block,
                 cycle_length=self._recipe.interleaved_reads,
-                block_length=self._longest,
+                block_length=1,
             )
-            return records.batch(size).get_single_element()
+            return records.rebatch(size).get_single_element()
 
         if self._recipe.cache is None:
             return read()

@@ -6,7 +6,7 @@ import time
 import keras
 import tensorflow as tf
 
-from tfscale.data.chain.pipeline_dataset import positions_kept
+from tfscale.data.chain.resumable_dataset import positions_kept
 from tfscale.data.explaining import lints
 from tfscale.data.explaining import throughput
 from tfscale.data.explaining import what_if
@@ -31,7 +31,7 @@ def explain(pipeline, model=None, *, seconds=1.0):
     they were.
 
     Args:
-        pipeline: `tf.data.Dataset`; a `Pipeline` is taken apart by its
+        pipeline: `tf.data.Dataset`; a `ResumableDataset` is taken apart by its
             stages, any other by its transformations.
         model: Compiled `keras.Model`, or None.
         seconds: Float, how long each measurement takes.
@@ -78,11 +78,23 @@ def _explained(pipeline, model, seconds):
         step_seconds=step,
         suggestions=_suggestions(pipeline, seconds, whole, consumer),
         findings=_findings(pipeline),
+        decisions=_decisions(pipeline),
+    )
+
+
+def _decisions(pipeline):
+    if not isinstance(pipeline, what_if.ResumableDataset):
+        return ()
+    recipe = pipeline.recipe
+    how = "batch by batch" if recipe.batchwise else "one by one"
+    return (
+        f"Records are parsed {how}: {recipe.parse_reason}.",
+        f"Cache: {recipe.cache_kind}, {recipe.cache_reason}.",
     )
 
 
 def _findings(pipeline):
-    if isinstance(pipeline, what_if.Pipeline):
+    if isinstance(pipeline, what_if.ResumableDataset):
         return ()  # was checked when it was made
     return tuple(lints.lint(pipeline))
 

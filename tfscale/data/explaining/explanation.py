@@ -68,6 +68,7 @@ class Explanation:
         step_seconds: Float, the model's own step, or None without a model.
         suggestions: Tuple of `Suggestion`, the best first.
         findings: Tuple of `Finding`.
+        decisions: Tuple of strings, what a pipeline has decided, and why.
 
     Example:
 
@@ -87,6 +88,7 @@ class Explanation:
     step_seconds: float | None
     suggestions: tuple[Suggestion, ...]
     findings: tuple
+    decisions: tuple[str, ...] = ()
 
     @property
     def bottleneck(self):
@@ -168,6 +170,7 @@ class Explanation:
                 f"Model alone: {1 / self.step_seconds:.1f} steps/s. Training "
                 f"is {bound}: it waits {self.wait_share:.0%} of the time."
             )
+        yield from self.decisions
         for suggestion in self.suggestions:
             worth = "" if suggestion.gain >= _TELLING else " (not worth it)"
             yield f"{suggestion.gain:5.2f}x  {suggestion.text}{worth}"

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from tfscale.data.chain.pipeline_dataset import positions_kept
+from tfscale.data.chain.resumable_dataset import positions_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
     """Measures how fast a dataset gives batches.
 
     The first batch, for which everything has to start, is measured by itself.
-    A dataset that ends is begun again, and that counts. A `Pipeline`, alone or
-    as a part of the dataset, keeps its position.
+    A dataset that ends is begun again, and that counts. A `ResumableDataset`,
+    alone or as a part of the dataset, keeps its position.
 
     Args:
         dataset: `tf.data.Dataset`.

@@ -1,7 +1,7 @@
 """Stages of a pipeline to be timed, and changes to it to be tried.
 
-A `Pipeline` is built again from a changed recipe. Any other dataset is taken
-apart and changed as a graph.
+A `ResumableDataset` is built again from a changed recipe. Any other dataset is
+taken apart and changed as a graph.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from tfscale import _internals
 from tfscale.data.caches import memory
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
-from tfscale.data.chain.pipeline_dataset import Pipeline
 from tfscale.data.chain.position import Position
+from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.dataset_graph import DatasetGraph
 from tfscale.data.sources.source import BlockSource
 
@@ -47,7 +47,7 @@ def stages(dataset):
     Returns:
         List of `(name, dataset)`; an element of each is a batch's worth.
     """
-    if isinstance(dataset, Pipeline):
+    if isinstance(dataset, ResumableDataset):
         return _recipe_stages(dataset.recipe)
     return _graph_stages(DatasetGraph(dataset))
 
@@ -63,7 +63,7 @@ def changes(dataset, cached_batches):
     Returns:
         List of `Change`.
     """
-    if isinstance(dataset, Pipeline):
+    if isinstance(dataset, ResumableDataset):
         return list(_recipe_changes(dataset.recipe, cached_batches))
     return list(_graph_changes(dataset, cached_batches))
 
@@ -78,6 +78,7 @@ def _recipe_stages(recipe):
         recipe,
         source=dataclasses.replace(recipe.source, decode=None),
         parse=None,
+        parse_batch=None,
         augment=None,
         cache=None,
         spec=None,
@@ -91,9 +92,12 @@ def _recipe_stages(recipe):
         steps.append(("augment", recipe))
     prefixes = []
     for name, part in steps:
-        records = chain.keyed_records(part, Position(0))
-        records = records.map(lambda key, record: key)
-        batches = records.batch(recipe.plan.batch_size)
+        if recipe.batchwise:
+            batches = chain.keyed_batches(part, Position(0))
+        else:
+            records = chain.keyed_records(part, Position(0))
+            records = records.map(lambda key, record: key)
+            batches = records.batch(recipe.plan.batch_size)
         prefixes.append((name, batches.with_options(recipe.options)))
     unfetched = dataclasses.replace(recipe, prefetch=0)
     prefixes.append(("batch", build(unfetched)))
@@ -178,12 +182,12 @@ def _graph_changes(dataset, count):
 
 
 def _stages_of_a_pipeline(dataset):
-    """How many of the first stages of a dataset are a `Pipeline`'s.
+    """How many of the first stages of a dataset are a `ResumableDataset`'s.
 
     Those are in the right order, and have names in a recipe only: explain the
     pipeline by itself.
     """
-    while not isinstance(dataset, Pipeline):
+    while not isinstance(dataset, ResumableDataset):
         inputs = _internals.inputs_of(dataset)
         if len(inputs) != 1:
             return 0

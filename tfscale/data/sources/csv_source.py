@@ -167,7 +167,7 @@ def _source(texts, decode, skipped):
             begins[first:last],
             lengths[first:last],
         )
-        return tf.data.Dataset.from_tensor_slices(lines)
+        return tf.data.Dataset.from_tensors(lines)
 
     def place(record):
         file = tf.searchsorted(row_ends, record[tf.newaxis], side="right")

@@ -50,6 +50,10 @@ class IndexedSource:
         """The first record, as eager tensors."""
         return self.read(tf.constant(0, tf.int64))
 
+    def sample(self, count):
+        """A dataset of some records that are read at little cost."""
+        return self.some(count)[1]
+
     def some(self, count):
         """Numbers of some records, spread out, and a dataset of them."""
         numbers = _spread(self.num_records, count)
@@ -67,8 +71,8 @@ class BlockSource:
         blocks: int64 array of shape `(num_blocks, 2)`: the number of records
             of each block, and the bytes that they take in memory.
         read_block: Function of an int64 scalar, the block's number, that
-            returns a `tf.data.Dataset` of its records, scalar strings, and
-            `DAMAGED` for each that cannot be read.
+            returns a `tf.data.Dataset` of one element: a vector of its
+            records, strings, and `DAMAGED` for each that cannot be read.
         place: Function of an int64 scalar, a record's number, that returns
             its file and the offset in it, for errors.
         decode: As in `IndexedSource`.
@@ -102,8 +106,7 @@ class BlockSource:
             tf.errors.DataLossError: If it cannot be read.
         """
         # Inside a dataset: some of what reads blocks runs nowhere else.
-        blocks = tf.data.Dataset.range(1).flat_map(self.read_block)
-        record = blocks.take(1).get_single_element()
+        record = self.sample(1).get_single_element()
         if record.numpy() == DAMAGED:
             path, offset = self.place(tf.constant(0, tf.int64))
             raise tf.errors.DataLossError(
@@ -115,6 +118,11 @@ class BlockSource:
             )
         return record
 
+    def sample(self, count):
+        """As of an `IndexedSource`; those at the beginning."""
+        blocks = tf.data.Dataset.range(len(self.blocks))
+        return blocks.flat_map(self.read_block).unbatch().take(count)
+
     def identity(self):
         """Bytes that are the same for the same files' sizes."""
         return self.blocks.tobytes()
@@ -125,7 +133,7 @@ class BlockSource:
         blocks = filled[_spread(len(filled), count)]
         firsts = np.cumsum(self.blocks[:, 0]) - self.blocks[:, 0]
         records = tf.data.Dataset.from_tensor_slices(blocks).flat_map(
-            lambda block: self.read_block(block).take(1)
+            lambda block: self.read_block(block).unbatch().take(1)
         )
         return firsts[blocks], records
 
@@ -153,6 +161,10 @@ class StreamSource:
     def first(self):
         """The first record, as eager tensors."""
         return next(iter(self.dataset.take(1)))
+
+    def sample(self, count):
+        """As of an `IndexedSource`; those at the beginning."""
+        return self.dataset.take(count)
 
     def some(self, count):
         """As of an `IndexedSource`; those at the beginning."""

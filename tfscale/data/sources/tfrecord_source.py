@@ -154,16 +154,21 @@ def _source(indices, compression, skipped):
             records = _from_offset(
                 path, tf.gather(begins, block), tf.gather(bytes_of, block)
             )
+        whole = records.take(count).batch(count, drop_remainder=True)
         # Counting makes errors finite: a file that cannot be opened fails
-        # for ever. It also ends the block.
-        records = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
+        # for ever.
+        counted = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
         damaged = tf.data.Dataset.from_tensors((np.int64(0), DAMAGED))
-        return (
-            records.ignore_errors()
+        up_to_damage = (
+            counted.ignore_errors()
             .concatenate(damaged.repeat(count))
-            .take(count)
             .map(lambda _, record: record)
+            .batch(count, drop_remainder=True)
         )
+        # The second is not begun where the first one has what is asked for.
+        either = tf.data.Dataset.zip(tf.data.Dataset.range(1), whole)
+        either = either.ignore_errors().map(lambda _, records: records)
+        return either.concatenate(up_to_damage).take(1)
 
     def place(record):
         number = tf.searchsorted(files_end, record[tf.newaxis], side="right")

@@ -17,7 +17,7 @@ REMAINDERS = ("drop", "pad", "keep")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """How one worker cuts the epoch.
 
     Attributes:
@@ -109,7 +109,7 @@ def make_plan(
             their own, else None.
 
     Returns:
-        A `Plan`.
+        A `EpochPlan`.
 
     Raises:
         ValueError: If workers would not get equal batches, or none at all.
@@ -126,7 +126,7 @@ def make_plan(
             f"batch_size={batch_size}, {replicas} replicas, {workers} workers."
             f" Use {-(-max(batch_size, 1) // replicas) * replicas}."
         )
-    plan = Plan(
+    plan = EpochPlan(
         num_records=num_records,
         limit=num_records,
         global_batch=batch_size,

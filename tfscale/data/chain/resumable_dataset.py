@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfscale import _internals
 
 
-class Pipeline(tf.data.Dataset):
+class ResumableDataset(tf.data.Dataset):
     """A `tf.data.Dataset` with a position, and a memory of how it was made.
 
     `fit`, `tf.distribute` and further `map`s take it as what it is. Use
@@ -63,7 +63,8 @@ def positions_kept(dataset):
     """Puts the positions of all pipelines in a dataset back in the end.
 
     Args:
-        dataset: `tf.data.Dataset`, such as a `Pipeline` that was repeated.
+        dataset: `tf.data.Dataset`, such as a `ResumableDataset` that was
+            repeated.
     """
     positions = _positions(dataset)
     before = [position.value for position in positions]
@@ -75,7 +76,7 @@ def positions_kept(dataset):
 
 
 def _positions(dataset):
-    if isinstance(dataset, Pipeline):
+    if isinstance(dataset, ResumableDataset):
         return [dataset.position]
     if not isinstance(dataset, tf.data.Dataset):
         return []

@@ -1,0 +1,154 @@
+"""Records of fixed size in files of rows, any of which are read at once.
+
+    0.bin    the first part of record 0, of record 1, ...    one file a part
+    sums.bin    64 bits for each record and part: its fingerprint
+
+A file is mapped into memory, so that a batch of records is one gather, and what
+has been read once stays in the machine's page cache.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import tensorflow as tf
+
+_SUMS = "sums.bin"
+_SUM_BYTES = 8
+_WRITTEN = 256  # records at a time
+
+
+def suits(specs: Sequence[tf.TensorSpec]) -> bool:
+    """Whether records of these parts have a fixed size."""
+    return all(
+        spec.dtype != tf.string and spec.shape.num_elements() for spec in specs
+    )
+
+
+class RowFile:
+    """Rows that `write` has written.
+
+    Args:
+        directory: String.
+        specs: List of `tf.TensorSpec`: a record.
+        num_records: Integer.
+    """
+
+    def __init__(
+        self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
+    ):
+        self._directory = directory
+        self._specs = specs
+        self._num_records = num_records
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each file must have, by its name."""
+        sizes = {
+            f"{number}.bin": self._num_records
+            * spec.dtype.size
+            * spec.shape.num_elements()
+            for number, spec in enumerate(self._specs)
+        }
+        sums = self._num_records * _SUM_BYTES * len(self._specs)
+        return {**sizes, _SUMS: sums}
+
+    def read(self, index: tf.Tensor) -> list[tf.Tensor]:
+        """The parts of records; for tf.data.
+
+        Args:
+            index: int64 scalar, or vector for a batch of records.
+
+        Returns:
+            List of tensors.
+        """
+        rows = tf.reshape(index, [-1])
+        parts = [
+            tf.gather(
+                self._mapped(f"{number}.bin", spec.dtype, spec.shape), rows
+            )
+            for number, spec in enumerate(self._specs)
+        ]
+        kept = tf.gather(
+            self._mapped(_SUMS, tf.uint8, [len(self._specs) * _SUM_BYTES]), rows
+        )
+        wrong = tf.reduce_any(kept != _sums(parts), axis=1)
+        check = tf.raw_ops.Assert(
+            condition=tf.logical_not(tf.reduce_any(wrong)),
+            data=[
+                "A record of a cache is damaged. Received: cache",
+                self._directory,
+                "record",
+                tf.boolean_mask(rows, wrong)[:1],
+                "Delete that directory.",
+            ],
+        )
+        with tf.control_dependencies([check]):
+            return [
+                tf.reshape(part, tf.concat([tf.shape(index), spec.shape], 0))
+                for part, spec in zip(parts, self._specs, strict=True)
+            ]
+
+    def _mapped(self, name, dtype, shape):
+        rows = tf.raw_ops.ImmutableConst(
+            dtype=dtype,
+            shape=[self._num_records, *shape],
+            memory_region_name=os.path.join(self._directory, name),
+        )
+        return tf.ensure_shape(rows, [self._num_records, *shape])
+
+
+def write(
+    directory: str,
+    records: tf.data.Dataset,
+    specs: Sequence[tf.TensorSpec],
+    disk: Callable[[], AbstractContextManager],
+) -> int:
+    """Writes the files of rows.
+
+    Args:
+        directory: String, where there is nothing yet.
+        records: `tf.data.Dataset` of lists of parts.
+        specs: List of `tf.TensorSpec`: a record.
+        disk: What everything that writes is done within.
+
+    Returns:
+        Integer, how many records there were.
+    """
+    names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
+    batches = records.batch(_WRITTEN).map(lambda *parts: (parts, _sums(parts)))
+    count = 0
+    with contextlib.ExitStack() as stack:
+        with disk():
+            # Without buffers, so that closing cannot fail.
+            files = [
+                stack.enter_context(
+                    open(os.path.join(directory, name), "wb", buffering=0)
+                )
+                for name in names
+            ]
+        # Reading fails for other reasons than writing, and says so itself.
+        for parts, sums in batches.as_numpy_iterator():
+            with disk():
+                for file, part in zip(files, [*parts, sums], strict=True):
+                    _write_all(file, part.tobytes())
+            count += len(sums)
+    return count
+
+
+def _write_all(file, data):
+    """A file without a buffer may take less than it is given."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _sums(parts):
+    return tf.concat(
+        [
+            tf.raw_ops.Fingerprint(data=part, method="farmhash64")
+            for part in parts
+        ],
+        axis=1,
+    )

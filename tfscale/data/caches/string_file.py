@@ -1,0 +1,131 @@
+"""Records that hold strings, one behind the other in a TFRecord file."""
+
+import os
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import tensorflow as tf
+
+_RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
+_FRAME = 16  # bytes that TFRecord adds to a record
+
+
+class StringFile:
+    """Records that `write` has written.
+
+    Args:
+        directory: String.
+        specs: List of `tf.TensorSpec`: a record.
+        num_records: Integer.
+    """
+
+    def __init__(
+        self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
+    ):
+        self._directory = directory
+        self._specs = specs
+        self._path = os.path.join(directory, _RECORDS)
+        offsets = np.load(os.path.join(directory, _OFFSETS))
+        if len(offsets) != num_records + 1:
+            raise ValueError(f"{len(offsets)} offsets of {num_records} records")
+        self._end = int(offsets[-1])
+        self._offsets = tf.constant(offsets)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each file must have, by its name."""
+        return {_RECORDS: self._end}
+
+    def read(self, index: tf.Tensor) -> list[tf.Tensor]:
+        """The parts of records; for tf.data.
+
+        Args:
+            index: int64 scalar, or vector for a batch of records.
+
+        Returns:
+            List of tensors.
+        """
+        if index.shape.rank == 0:
+            return self._read_one(index)
+        return tf.map_fn(
+            self._read_one, index, fn_output_signature=list(self._specs)
+        )
+
+    def _read_one(self, index):
+        offset = tf.gather(self._offsets, index)
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[self._path],
+            compression_type="",
+            buffer_size=tf.gather(self._offsets, index + 1) - offset,
+            byte_offsets=offset[tf.newaxis],
+        )
+        records = tf.data.experimental.from_variant(
+            variant, tf.TensorSpec([], tf.string)
+        )
+        # An error of the file does not say which one it is. `range` ends it:
+        # a file that cannot be opened fails for ever.
+        record = tf.data.Dataset.zip(tf.data.Dataset.range(1), records)
+        nothing = tf.data.Dataset.from_tensors((np.int64(1), ""))
+        failed, value = (
+            record.ignore_errors()
+            .concatenate(nothing)
+            .take(1)
+            .get_single_element()
+        )
+        check = tf.raw_ops.Assert(
+            condition=tf.equal(failed, 0),
+            data=[
+                "A record of a cache is damaged. Received: cache",
+                self._directory,
+                "record",
+                index,
+                "Delete that directory.",
+            ],
+        )
+        with tf.control_dependencies([check]):
+            parts = tf.io.parse_tensor(value, tf.string)
+        return [
+            tf.ensure_shape(tf.io.parse_tensor(part, spec.dtype), spec.shape)
+            for part, spec in zip(
+                tf.unstack(parts, num=len(self._specs)), self._specs
+            )
+        ]
+
+
+def write(
+    directory: str,
+    records: tf.data.Dataset,
+    specs: Sequence[tf.TensorSpec],
+    disk: Callable[[], AbstractContextManager],
+) -> int:
+    """Writes the file of records and where each one begins.
+
+    Args:
+        directory: String, where there is nothing yet.
+        records: `tf.data.Dataset` of lists of parts.
+        specs: List of `tf.TensorSpec`: a record.
+        disk: What everything that writes is done within.
+
+    Returns:
+        Integer, how many records there were.
+    """
+    del specs
+
+    def serialize(*parts):
+        return tf.io.serialize_tensor(
+            tf.stack([tf.io.serialize_tensor(part) for part in parts])
+        )
+
+    sizes = []
+    # Reading fails for other reasons than writing, and says so itself.
+    writer = tf.io.TFRecordWriter(os.path.join(directory, _RECORDS))
+    for value in records.map(serialize).as_numpy_iterator():
+        with disk():
+            writer.write(value)
+        sizes.append(len(value) + _FRAME)
+    with disk():
+        writer.close()
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        np.save(os.path.join(directory, _OFFSETS), offsets)
+    return len(sizes)
