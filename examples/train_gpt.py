@@ -114,10 +114,8 @@ def make_strategy():
     )
     if shared.MODEL_PARALLEL.value == 1:
         return tfscale.MeshStrategy(mesh, zero_stage=shared.ZERO_STAGE.value)
-    # Chosen by names and shapes, on a model that is thrown away.
-    with keras.device("cpu:0"):
-        layout_map = tfscale.auto_layout_map(build_model(), mesh)
-    keras.utils.clear_session()
+    # Chosen by names and shapes, of a model that is thrown away.
+    layout_map = tfscale.auto_layout_map(build_model, mesh)
     return tfscale.MeshStrategy(
         mesh, layout_map, zero_stage=shared.ZERO_STAGE.value
     )

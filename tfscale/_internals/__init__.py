@@ -11,6 +11,7 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
+from tfscale._internals.attributes import automatic_names
 from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
@@ -94,6 +95,7 @@ __all__ = [
     "attention_dense",
     "attention_gate",
     "autocast",
+    "automatic_names",
     "causal_padding",
     "check",
     "compile_loss_of",

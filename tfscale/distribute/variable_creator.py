@@ -130,7 +130,8 @@ class VariableCreator:
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
         elif callers and values:
-            _prepare_layers(callers, strategy.extended)
+            is_found = self._layouts.is_found(path)
+            _prepare_layers(callers, strategy.extended, is_found)
         return variable
 
     def _devices(self, colocate_with):
@@ -213,7 +214,7 @@ def _declared_dim(callers, name):
     return None
 
 
-def _prepare_layers(callers, extended):
+def _prepare_layers(callers, extended, is_found):
     """Has the layers that make a sharded variable run on shards."""
     decide = functools.partial(
         sequence_model.decide
@@ -223,6 +224,7 @@ def _prepare_layers(callers, extended):
     )
     for layer in layer_rules.concerned(callers):
         sharded_call.attach(layer, layer_rules.make_rule, decide)
+        layer._sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer._sharded_call)
 
 
