@@ -144,6 +144,7 @@ KERAS = {
     },
     "keras.src.layers.normalization.batch_normalization.BatchNormalization": {
         "_moments": "the batch's mean and variance, of a rank's channels",
+        "_update_renorm_statistics": "moving averages, of the whole batch's",
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention": {
         "_compute_attention": "a subclass that overrides it has no rule",

@@ -127,6 +127,8 @@ class VariableCreator:
             _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
+        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
+            strategy.extended.batch_norms.add(callers[-1])
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
         elif callers and values:
