@@ -10,7 +10,12 @@ standard library that runs this, unless `--text_files` says otherwise. Without
 accelerators, virtual CPU devices of one core each take their place.
 """
 
+import os
 import time
+
+# Before TensorFlow is imported: it has notes on how it was built. To see them,
+# set another level (0 is all).
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 from absl import app

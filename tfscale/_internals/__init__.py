@@ -69,6 +69,7 @@ from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
 from tfscale._internals.symbols import model_supports_jit
+from tfscale._internals.symbols import numpy_dataset
 from tfscale._internals.symbols import operation_fn
 from tfscale._internals.symbols import set_keras_mask
 from tfscale._internals.symbols import tf_optimizer
@@ -125,6 +126,7 @@ __all__ = [
     "nodes_of",
     "noted_losses",
     "num_attention_axes",
+    "numpy_dataset",
     "operation_fn",
     "outputs_structure",
     "own_generators",
