@@ -61,7 +61,7 @@ LAYERS = (
         "tfscale/mesh.py",
         "tfscale/formatting.py",
         "tfscale/in_place.py",
-        "tfscale/thread_values.py",
+        "tfscale/rank_context.py",
     ),
     ("tfscale/sharding/",),
     ("tfscale/collectives/",),

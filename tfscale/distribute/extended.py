@@ -1,20 +1,16 @@
 """What `MeshStrategy` does: makes variables, sums gradients, updates."""
 
 import contextlib
-import functools
-import threading
-import weakref
 
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
-from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import step as whole_batch_step
 
 
@@ -36,14 +32,11 @@ class MeshExtended(ModelRanks):
         layouts: See above.
         slot_parts: How replicas divide the slots of optimizers.
         variable_creator: Makes the variables.
-        batch_norms: The BatchNormalization layers that made some of them.
     """
 
     def __init__(
         self, strategy, devices, layouts, zero_stage, sequence_parallel
     ):
-        self._local = threading.local()
-        self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
         self.slot_parts = zero.SlotParts(
             len(devices) if zero_stage else 1, len(devices[0][0])
@@ -76,7 +69,7 @@ class MeshExtended(ModelRanks):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return call(fn, args, kwargs)
-        with whole_batch_step.prepared(fn, self.batch_norms) as step:
+        with whole_batch_step.prepared(fn) as step:
             return call(step, args, kwargs)
 
     def _check_not_compiled(self, fn):
@@ -99,7 +92,7 @@ class MeshExtended(ModelRanks):
     @property
     def gradients_are_reduced(self) -> bool:
         """Whether this thread runs inside `reduced_gradients`."""
-        return getattr(self._local, "reduced", False)
+        return rank_context.current().gradients_are_reduced
 
     @contextlib.contextmanager
     def reduced_gradients(self):
@@ -111,7 +104,7 @@ class MeshExtended(ModelRanks):
         context. Every replica then does the same to its own components, with
         no merge call, so that `apply` may stand inside a `tf.cond`.
         """
-        with thread_values.within(self._local, reduced=True):
+        with rank_context.within(gradients_are_reduced=True):
             yield
 
     def sum_gradients(self, gradients, variables) -> list:
@@ -137,12 +130,10 @@ class MeshExtended(ModelRanks):
         def dense(places):
             return [tf.convert_to_tensor(gradients[i]) for i in places]
 
-        all_reduce = functools.partial(
-            context.all_reduce, tf.distribute.ReduceOp.SUM
-        )
-        found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
-        for i, total in zip(whole, found):
-            sums[i] = total
+        if whole:
+            found = context.all_reduce(tf.distribute.ReduceOp.SUM, dense(whole))
+            for i, total in zip(whole, found):
+                sums[i] = total
         parts = zero.reduce_scatter(dense(divided), [dims[i] for i in divided])
         for i, part in zip(divided, parts):
             sums[i] = part

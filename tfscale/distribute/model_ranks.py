@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import threading
 import weakref
 
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs import MirroredInputs
 from tfscale.tensor_parallel import collectives
@@ -38,14 +37,14 @@ class ModelRanks(MirroredInputs):
         sequence_parallel: Whether activations are divided along the sequence.
 
     Attributes:
+        num_replicas: Number of replicas.
         num_model_ranks: Number of model ranks of each replica.
         sequence_parallel: See above.
         sharded_calls: Of the layers so far that have sharded variables.
     """
 
     def __init__(self, strategy, devices, sequence_parallel):
-        self._num_replicas = len(devices)
-        self._thread = threading.local()
+        self.num_replicas = len(devices)
         self._functions = weakref.WeakKeyDictionary()
         self.num_model_ranks = len(devices[0])
         self.sequence_parallel = sequence_parallel
@@ -60,29 +59,16 @@ class ModelRanks(MirroredInputs):
             (host, threads[:: self.num_model_ranks]),
         )
 
-    def _initialize_single_worker(self, devices):
-        # As TensorFlow does, but for the line that it prints each time.
-        self._devices = tuple(map(_internals.device_util.canonicalize, devices))
-        host = _internals.device_util.canonicalize(
-            "/device:CPU:0", self._devices[0]
-        )
-        self._input_workers_devices = ((host, self._devices),)
-        self._host_input_device = _internals.numpy_dataset.SingleDevice(host)
-        spec = tf.DeviceSpec.from_string(host)
-        if spec.job not in (None, "localhost"):
-            # Where a scope makes what has no device of its own.
-            self._default_device = (
-                f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
-            )
-
     @property
     def worker_devices(self):
         """One device of each replica, as far as inputs are concerned.
 
         A call has a thread for each model rank.
         """
-        if getattr(self._thread, "calls_ranks", False):
-            return self._devices
+        return rank_context.current().devices or self._first_ranks
+
+    @property
+    def _first_ranks(self):
         return self._devices[:: self.num_model_ranks]
 
     @contextlib.contextmanager
@@ -91,14 +77,14 @@ class ModelRanks(MirroredInputs):
 
         Keras asks, to divide by it what it takes for a mean.
         """
-        with thread_values.within(self._thread, is_alone=True):
+        with rank_context.within(is_one_replica=True):
             yield
 
     @property
     def _num_replicas_in_sync(self):
-        if getattr(self._thread, "is_alone", False):
+        if rank_context.current().is_one_replica:
             return 1
-        return self._num_replicas
+        return self.num_replicas
 
     def _get_replica_id_in_sync_group(self, replica_id):
         replica = _Replica(replica_id // self.num_model_ranks)
@@ -132,19 +118,32 @@ class ModelRanks(MirroredInputs):
         if self.sequence_parallel:
             sequence_model.prepare_called(
                 fn,
-                lambda fn: self._call_ranks(fn, args, kwargs),
+                lambda fn: self.call_ranks(fn, self._devices, args, kwargs),
                 self.sharded_calls,
             )
-        results = self._call_ranks(fn, args, kwargs)
+        results = self.call_ranks(fn, self._devices, args, kwargs)
         return tf.nest.map_structure(self._of_first_ranks, results)
 
-    def _call_ranks(self, fn, args, kwargs):
-        with thread_values.within(self._thread, calls_ranks=True):
-            return super()._call_for_each_replica(_meeting(fn), args, kwargs)
+    def call_ranks(self, fn, devices, args=(), kwargs=None):
+        """Calls a function on model ranks, a thread for each.
+
+        Args:
+            fn: The function.
+            devices: Those of all ranks of some replicas.
+            args: Its arguments, of all ranks.
+            kwargs: Likewise.
+
+        Returns:
+            What it returns, of all ranks.
+        """
+        with rank_context.within(devices=tuple(devices)):
+            return super()._call_for_each_replica(
+                _meeting(fn), args, kwargs or {}
+            )
 
     def _to_ranks(self, value):
         """Gives a replica's value to each of its ranks."""
-        if not _is_per_replica(value, self._num_replicas):
+        if not _is_per_replica(value, self.num_replicas):
             return value
         return _internals.distribute_utils.regroup(
             tuple(v for v in value.values for _ in range(self.num_model_ranks))
@@ -170,7 +169,7 @@ class ModelRanks(MirroredInputs):
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # A tensor that threads share comes as itself, for all replicas.
         values = [value for value, _ in value_destination_pairs]
-        replicas = self._num_replicas
+        replicas = self.num_replicas
         results = [
             self._cross_device_ops.reduce_shared(reduce_op, value, replicas)
             if _is_shared(value)
@@ -188,7 +187,7 @@ class ModelRanks(MirroredInputs):
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
         # What `all_gather` calls, where all threads meet.
         return [
-            tf.concat([value] * self._num_replicas, axis)
+            tf.concat([value] * self.num_replicas, axis)
             if _is_shared(value)
             else self._gather_to(value, destination, axis, options)
             for value, destination in value_destination_pairs
@@ -204,7 +203,7 @@ class ModelRanks(MirroredInputs):
     def _local_results(self, value):
         # Where threads meet there is a value of each rank.
         value = tf.nest.map_structure(self._of_first_ranks, value)
-        with thread_values.within(self._thread, calls_ranks=False):
+        with rank_context.within(devices=None):
             return super()._local_results(value)
 
 

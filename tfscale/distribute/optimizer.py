@@ -10,19 +10,16 @@ the scope of a `MeshStrategy` is of another class, in which it goes like this:
 """
 
 import contextlib
-import threading
 import weakref
 
 import keras
 import tensorflow as tf
 
 from tfscale import in_place
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.distribute import clipping
 from tfscale.distribute import zero
 from tfscale.tensor_parallel import collectives
-
-_thread = threading.local()
 
 # The `MeshExtended` that the variables of each optimizer belong to.
 _EXTENDED = weakref.WeakKeyDictionary()
@@ -65,7 +62,7 @@ class MeshOptimizer(in_place.Mixin):
                     "it into the function that `strategy.run` is given."
                 )
             return super().apply(grads, trainable_variables)
-        if getattr(_thread, "applying", False):
+        if rank_context.current().applies_gradients:
             return super().apply(grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         if not self.built:
@@ -76,7 +73,9 @@ class MeshOptimizer(in_place.Mixin):
         # meets another one.
         in_branch = isinstance(self, keras.optimizers.LossScaleOptimizer)
         with (
-            thread_values.within(_thread, applying=True, in_branch=in_branch),
+            rank_context.within(
+                applies_gradients=True, applies_in_branch=in_branch
+            ),
             extended.reduced_gradients(),
         ):
             result = super().apply(grads, trainable_variables)
@@ -155,7 +154,7 @@ class DividedOptimizer(MeshOptimizer):
     def _backend_apply_gradients(self, grads, trainable_variables):
         super()._backend_apply_gradients(grads, trainable_variables)
         parts = _EXTENDED[self].slot_parts
-        if not parts.are_divided or _thread.in_branch:
+        if not parts.are_divided or rank_context.current().applies_in_branch:
             return
         # Averages may be written to variables that have no gradient.
         parts.gather(

@@ -10,13 +10,12 @@ gradients are summed over the replicas already, each updates its own component.
 """
 
 import contextlib
-import threading
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.distribute import zero
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shard
@@ -27,13 +26,11 @@ from tfscale.tensor_parallel import collectives
 # Under which a checkpoint of TensorFlow has the value of any variable.
 _CHECKPOINT_KEY = "VARIABLE_VALUE"
 
-_thread = threading.local()
-
 
 @contextlib.contextmanager
 def on_trial():
     """Within it, in this thread, what is assigned is checked and dropped."""
-    with thread_values.within(_thread, on_trial=True):
+    with rank_context.within(assigns_on_trial=True):
         yield
 
 
@@ -42,7 +39,7 @@ class _Assigned:
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
-        if getattr(_thread, "on_trial", False):
+        if rank_context.current().assigns_on_trial:
             self._checked(value)
             return self
         return super().assign(value, *args, **kwargs)
@@ -74,12 +71,12 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
     @property
     def sharding(self) -> Sharding:
         """What each device has of it: here all."""
-        strategy = self.distribute_strategy
+        extended = self.distribute_strategy.extended
         return Sharding(
             tuple(self._primary.shape),
             self.dtype.size,
-            strategy.num_replicas_in_sync,
-            strategy.extended.num_model_ranks,
+            extended.num_replicas,
+            extended.num_model_ranks,
         )
 
     @property

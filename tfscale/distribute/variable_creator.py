@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import threading
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.distribute.late_variables import late_variable
 from tfscale.distribute.late_variables import layers_around
 from tfscale.distribute.optimizer import adapt_optimizer
@@ -58,7 +57,6 @@ class VariableCreator:
         self._device_grid = devices
         self._layouts = layouts
         self._slot_parts = slot_parts
-        self._local = threading.local()
         self.paths = []
 
     @contextlib.contextmanager
@@ -70,9 +68,7 @@ class VariableCreator:
             like: The variable as which they are divided over model ranks,
                 if they are.
         """
-        with thread_values.within(
-            self._local, pipeline_rank=pipeline_rank, like=like
-        ):
+        with rank_context.within(pipeline_rank=pipeline_rank, made_like=like):
             yield
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
@@ -127,20 +123,17 @@ class VariableCreator:
             _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
-        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
-            strategy.extended.batch_norms.add(callers[-1])
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
         elif callers and values:
-            is_found = self._layouts.is_found(path)
-            _prepare_layers(callers, strategy.extended, is_found)
+            _prepare_layers(callers, strategy.extended)
         return variable
 
     def _devices(self, colocate_with):
         """The device of each component."""
         if colocate_with is not None:
             return _internals.devices_of(colocate_with)
-        rank = getattr(self._local, "pipeline_rank", None)
+        rank = rank_context.current().pipeline_rank
         devices = [
             device
             for stages in self._device_grid
@@ -154,7 +147,7 @@ class VariableCreator:
         """How a new variable is divided."""
         like = colocate_with
         if like is None:
-            like = getattr(self._local, "like", None)
+            like = rank_context.current().made_like
         model_dim = data_dim = None
         if like is None:
             model_dim = self._layout_dim(callers, path, initial, kwargs)
@@ -216,7 +209,7 @@ def _declared_dim(callers, name):
     return None
 
 
-def _prepare_layers(callers, extended, is_found):
+def _prepare_layers(callers, extended):
     """Has the layers that make a sharded variable run on shards."""
     decide = functools.partial(
         sequence_model.decide
@@ -226,7 +219,6 @@ def _prepare_layers(callers, extended, is_found):
     )
     for layer in layer_rules.concerned(callers):
         sharded_call.attach(layer, layer_rules.make_rule, decide)
-        layer._sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer._sharded_call)
 
 

@@ -22,14 +22,13 @@ Parameter Models (2020), section 5.1 (P_os) and section 7.
 """
 
 import contextlib
-import threading
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
@@ -45,7 +44,6 @@ class SlotParts:
     def __init__(self, num_replicas: int, num_ranks: int):
         self.num_replicas = num_replicas
         self._num_ranks = num_ranks
-        self._thread = threading.local()
 
     @property
     def are_divided(self) -> bool:
@@ -87,7 +85,7 @@ class SlotParts:
     @property
     def are_updated(self) -> bool:
         """Whether this thread runs inside `updated`."""
-        return getattr(self._thread, "updated", False)
+        return rank_context.current().updates_parts
 
     @contextlib.contextmanager
     def updated(self):
@@ -95,7 +93,7 @@ class SlotParts:
 
         The rest of each component is that of the step before, until `gather`.
         """
-        with thread_values.within(self._thread, updated=True):
+        with rank_context.within(updates_parts=True):
             yield
 
     def gather(self, variables: Sequence[keras.Variable]) -> None:

@@ -188,7 +188,7 @@ class PipelineModel(PipelineTrainer):
         )
         self._programs = Programs(
             self._plan,
-            self.distribute_strategy.device_grid,
+            self.distribute_strategy,
             self._compile_loss,
             jit_compile and _internals.model_supports_jit(self.model),
         )

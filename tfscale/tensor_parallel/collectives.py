@@ -25,16 +25,13 @@ With one rank, and outside of a replica, all of them return what they got.
 """
 
 import contextlib
-import threading
 import weakref
 
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
-
-_thread = threading.local()
 
 # What `gather_from_ranks` has put together in a graph, by name. Tensors would
 # keep the graph alive.
@@ -60,13 +57,13 @@ def rank() -> int:
 @contextlib.contextmanager
 def local_shards():
     """Within it, a sharded variable is this rank's shard and not the whole."""
-    with thread_values.within(_thread, shards=True):
+    with rank_context.within(reads_shards=True):
         yield
 
 
 def reads_shards() -> bool:
     """Whether this thread is inside `local_shards`."""
-    return getattr(_thread, "shards", False)
+    return rank_context.current().reads_shards
 
 
 @contextlib.contextmanager
@@ -75,13 +72,13 @@ def uses_for_parts(uses: bool):
 
     Or not, if `uses` is false. If so, their gradients are added up.
     """
-    with thread_values.within(_thread, uses_for_parts=uses):
+    with rank_context.within(uses_for_parts=uses):
         yield
 
 
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
-    if getattr(_thread, "uses_for_parts", False) and num_ranks() > 1:
+    if rank_context.current().uses_for_parts and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
 
@@ -89,7 +86,7 @@ def as_used(value):
 @contextlib.contextmanager
 def meeting_in(graph):
     """Tells a rank's thread the graph in which it meets the other ranks."""
-    with thread_values.within(_thread, graph=graph):
+    with rank_context.within(graph=graph):
         yield
 
 
@@ -99,7 +96,7 @@ def meeting_place():
     Where operations are run eagerly there is no graph, and no way to be inside
     of a loop.
     """
-    graph = getattr(_thread, "graph", None)
+    graph = rank_context.current().graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
     return graph.as_default()

@@ -9,15 +9,12 @@ layer that is called by itself puts its output together.
 
 import contextlib
 import dataclasses
-import threading
 
 import keras
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
-
-_thread = threading.local()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,13 +41,13 @@ class Decision:
 @contextlib.contextmanager
 def within(model):
     """Within it, layers are called as parts of a functional model."""
-    with thread_values.within(_thread, model=model):
+    with rank_context.within(model=model):
         yield
 
 
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
-    model = getattr(_thread, "model", None)
+    model = rank_context.current().model
     if model is not None:
         return model
     for caller in _internals.name_scope_callers():

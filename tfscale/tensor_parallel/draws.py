@@ -14,18 +14,15 @@ Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
-
-_thread = threading.local()
 
 
 def generators(layer) -> list[keras.random.SeedGenerator]:
@@ -57,7 +54,7 @@ def attach(
 @contextlib.contextmanager
 def of_parts():
     """Within it, draws of attached generators are for this rank's part."""
-    with thread_values.within(_thread, of_parts=True):
+    with rank_context.within(draws_for_parts=True):
         yield
 
 
@@ -67,7 +64,7 @@ def _next(generator, ordered=True):
         return seed
     plan = sequence.current()
     is_part = (
-        getattr(_thread, "of_parts", False)
+        rank_context.current().draws_for_parts
         or (plan is not None and id(generator.state) in plan.draws)
         or generator._draws_parts()
     )

@@ -1,17 +1,14 @@
 """The part of a batch that a thread works on: a replica's rows, say."""
 
 import contextlib
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
-
-_thread = threading.local()
 
 
 class Part:
@@ -61,7 +58,7 @@ class Part:
     @contextlib.contextmanager
     def entered(self):
         """Within it, this is `current_part()` of this thread."""
-        with thread_values.within(_thread, part=self):
+        with rank_context.within(part=self):
             yield
 
 
@@ -71,7 +68,7 @@ def current_part() -> Part | None:
     That is nothing in a function or branch of its own, in which no replica
     meets another one.
     """
-    part = getattr(_thread, "part", None)
+    part = rank_context.current().part
     if part is None or part._graph is not tf.compat.v1.get_default_graph():
         return None
     return part
@@ -80,5 +77,5 @@ def current_part() -> Part | None:
 @contextlib.contextmanager
 def no_part():
     """Within it, Keras' code runs as it is."""
-    with thread_values.within(_thread, part=None):
+    with rank_context.within(part=None):
         yield

@@ -1,9 +1,11 @@
 """Schedules that a user may write, dropout, and what runs when."""
 
 import functools
+from unittest import mock
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -11,6 +13,10 @@ from tests import same_numbers
 from tests.pipeline import user_schedules
 from tfscale.pipeline import PipelineModel
 from tfscale.pipeline.planning import schedule as schedules
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.running.executor import Tensors
+from tfscale.pipeline.running.executor import run_schedule
+from tfscale.pipeline.tracing.phases import Phase
 
 RANDOM = np.random.RandomState(0)
 FEATURES = RANDOM.normal(size=(34, 6)).astype("float32")
@@ -141,3 +147,64 @@ class DropoutTest(parameterized.TestCase):
         moved = before - np.array(model.layers[-1].kernel)
         kept = np.round(moved[:, 0] * 4 * 64 / 2)
         self.assertEqual(set(kept), {0.0, 1.0, 2.0, 3.0, 4.0})
+
+
+class RanksTest(parameterized.TestCase):
+    def test_an_action_is_one_call_for_all_ranks_of_a_replica(self):
+        calls = []
+
+        def total(*terms):
+            calls.append([float(x) for x in terms])
+            return [tf.add_n(terms), -tf.add_n(terms), tf.zeros(())]
+
+        def keys(kind):
+            return tuple((rank, (kind, 0)) for rank in range(2))
+
+        forward = Phase(total, keys("target"), keys("losses"))
+        ranks = [
+            Tensors({}, {}, {}, [{("target", 0): x + m} for m in range(2)])
+            for x in tf.constant([1.0, 10.0])
+        ]
+        run_schedule(
+            [Action("F", 0, 0), Action("F", 0, 1)],
+            [{"F": forward}],
+            [("CPU:0", "CPU:1")],
+            ranks,
+        )
+        self.assertEqual(calls, [[1.0, 10.0], [2.0, 11.0]])
+        self.assertEqual(
+            [
+                [float(m["losses", 0]) for m in of_rank.microbatches]
+                for of_rank in ranks
+            ],
+            [[11.0, 13.0], [-11.0, -13.0]],
+        )
+
+    def test_ranks_meet_once_for_a_schedule_of_any_length(self):
+        random = np.random.RandomState(0)
+        data = dict(x=random.randn(8, 4), y=random.randn(8, 4), batch_size=8)
+
+        def meetings(num_microbatches):
+            mesh = tfscale.device_mesh(model=2)
+            layouts = {".*up/kernel": (None, "model")}
+            same_numbers.reset()
+            with tfscale.MeshStrategy(mesh, layouts).scope():
+                up = keras.layers.Dense(4, name="up")
+                model = keras.Sequential([keras.Input((4,)), up])
+                model = PipelineModel(model, num_microbatches)
+                model.compile("sgd", "mse")
+            model.fit(**data, verbose=0)
+            context = tf.distribute.ReplicaContext
+            with mock.patch.object(
+                context,
+                "merge_call",
+                autospec=True,
+                side_effect=context.merge_call,
+            ) as merge_call:
+                model.make_train_function(force=True)
+                model.fit(**data, verbose=0)
+            return merge_call.call_count
+
+        once = meetings(1)
+        self.assertGreater(once, 0)
+        self.assertEqual(meetings(4), once)

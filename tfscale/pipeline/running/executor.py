@@ -9,25 +9,30 @@ is waited for, so TensorFlow runs the stages at the same time:
                value   value           gradient
                  ▼       ▼                │
     device 1   F1.0 ─► B1.0 ─► F1.1 ─► B1.1 ─► ...
+
+Where layers are split over model ranks, a stage has a device for each, and an
+action is one call on all of them.
 """
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.pipeline.planning.action import Action
-from tfscale.pipeline.tracing.trace import TracedStage
+from tfscale.pipeline.tracing.phases import Phase
 
 
 @dataclasses.dataclass
 class Tensors:
-    """All tensors of a step of one replica, by the keys of stage_graph.py.
+    """All tensors of a step of one rank, by the keys of stage_graph.py.
 
     Attributes:
         shared: Parameters, which all microbatches use.
@@ -45,9 +50,9 @@ class Tensors:
 
 def run_schedule(
     actions: Iterable[Action],
-    stages: Sequence[TracedStage],
-    devices: Sequence[str],
-    tensors: Tensors,
+    stages: Sequence[Mapping[str, Phase]],
+    devices: Sequence[Sequence[str]],
+    tensors: Sequence[Tensors],
     *,
     whole_batch: Collection = frozenset(),
     emit: Callable = lambda action, function, arguments: function(*arguments),
@@ -56,9 +61,9 @@ def run_schedule(
 
     Args:
         actions: In an order in which each comes after all it depends on.
-        stages: The traced functions of each stage.
-        devices: The device of each stage.
-        tensors: What there is at the start; results are added to it.
+        stages: The phases of each stage, by letter, with keys `(rank, key)`.
+        devices: The devices of each stage, one for each model rank.
+        tensors: What each rank has at the start; results are added to it.
         whole_batch: Keys of states that every microbatch gets as they were
             before the step (statistics of BatchNormalization).
         emit: Calls the function of an action on its arguments; for whoever
@@ -66,39 +71,63 @@ def run_schedule(
     """
     last = {}
     for action in _with_weights(actions, stages):
-        phase = stages[action.stage].phases[action.kind]
-        device = devices[action.stage]
-        microbatch = tensors.microbatches[action.microbatch]
-        with tf.device(device), tf.control_dependencies(last.get(device, [])):
-            if action.kind == "F":
-                # States as they are now, also for a backward that computes
-                # this forward again: the same dropout masks.
-                for each in stages[action.stage].phases.values():
-                    microbatch.update(
-                        (key, tensors.states[key])
-                        for key in each.inputs
-                        if key[0] == "state"
-                    )
-            else:
-                _add_up_gradients(phase, microbatch)
-            lookup = collections.ChainMap(
-                microbatch, tensors.sums, tensors.shared
+        stage, ranks = stages[action.stage], devices[action.stage]
+        phase = stage[action.kind]
+        arguments, before = {}, {}
+        for rank, device in enumerate(ranks):
+            before[device] = last.get(device, [])
+            with tf.device(device), tf.control_dependencies(before[device]):
+                if action.kind == "F":
+                    _note_states(stage, rank, action, tensors[rank])
+                arguments.update(_arguments(phase, rank, action, tensors[rank]))
+        with (
+            tf.device(ranks[0]),
+            tf.control_dependencies(list(itertools.chain(*before.values()))),
+        ):
+            *results, done = emit(
+                action, phase.function, [arguments[key] for key in phase.inputs]
             )
-            arguments = [
-                _wait(key, lookup[key], action.kind) for key in phase.inputs
-            ]
-            *results, done = emit(action, phase.function, arguments)
-            if not tf.executing_eagerly():
+        for device in ranks if not tf.executing_eagerly() else ():
+            with tf.device(device), tf.control_dependencies(before[device]):
                 last[device] = [tf.identity(done).op]
-        for key, result in zip(phase.outputs, results):
-            if key[0] == "sum":
-                tensors.sums[key] = result
-            elif key[0] == "gradient of":
-                microbatch.setdefault(key, []).append(result)
-            elif key[0] == "new_state" and key[1] not in whole_batch:
-                tensors.states["state", key[1]] = result
-            else:
-                microbatch[key] = result
+        for (rank, key), result in zip(phase.outputs, results):
+            _keep(key, result, action, tensors[rank], whole_batch)
+
+
+def _note_states(stage, rank, action, tensors):
+    """Notes states as they are now for all phases of a microbatch.
+
+    Also for a backward that computes this forward again: the same dropout
+    masks.
+    """
+    microbatch = tensors.microbatches[action.microbatch]
+    for phase in stage.values():
+        for owner, key in phase.inputs:
+            if owner == rank and key[0] == "state":
+                microbatch[key] = tensors.states[key]
+
+
+def _arguments(phase, rank, action, tensors):
+    """What a phase takes of a rank."""
+    keys = [key for owner, key in phase.inputs if owner == rank]
+    microbatch = tensors.microbatches[action.microbatch]
+    if action.kind != "F":
+        _add_up_gradients(keys, microbatch)
+    lookup = collections.ChainMap(microbatch, tensors.sums, tensors.shared)
+    return {(rank, key): _wait(key, lookup[key], action.kind) for key in keys}
+
+
+def _keep(key, result, action, tensors, whole_batch):
+    """Adds a result to what a rank has."""
+    microbatch = tensors.microbatches[action.microbatch]
+    if key[0] == "sum":
+        tensors.sums[key] = result
+    elif key[0] == "gradient of":
+        microbatch.setdefault(key, []).append(result)
+    elif key[0] == "new_state" and key[1] not in whole_batch:
+        tensors.states["state", key[1]] = result
+    else:
+        microbatch[key] = result
 
 
 def _with_weights(actions, stages):
@@ -114,7 +143,7 @@ def _with_weights(actions, stages):
         weights = action._replace(kind="W")
         if (
             action.kind == "B"
-            and "W" in stages[action.stage].phases
+            and "W" in stages[action.stage]
             and weights not in apart
         ):
             yield weights
@@ -133,9 +162,9 @@ def _wait(key, tensor, kind):
     return tensor
 
 
-def _add_up_gradients(phase, microbatch):
+def _add_up_gradients(keys, microbatch):
     """The gradient by a tensor is the sum of what its users make of it."""
-    for key in phase.inputs:
+    for key in keys:
         if key[0] == "gradient" and key not in microbatch:
             parts = microbatch.pop(("gradient of", key[1]), None)
             microbatch[key] = (

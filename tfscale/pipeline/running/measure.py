@@ -84,12 +84,17 @@ def measure_step(
         The spans of the first replica, in seconds from the first start, of the
         step that took the median time.
     """
-    actions = list(plan.schedule.order())
+    actions, clocks = list(plan.schedule.order()), {}
 
     def replica_step(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = plan.graph.flatten_inputs(x)
-        clock = _Clock(_works_ahead(strategy.device_rows))
+        context = tf.distribute.get_replica_context()
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        # One for all ranks of the replica, which run an action together.
+        if replica not in clocks:
+            clocks[replica] = _Clock(_works_ahead(strategy.device_rows))
+        clock = clocks[replica]
         program = programs.get(inputs, (y, sample_weight), training=True)
         step = ReplicaStep(plan, program, strategy, emit=clock.emit)
         result = step.run(

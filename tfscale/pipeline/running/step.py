@@ -1,8 +1,8 @@
 """One step of one replica: divide the batch, run the schedule, add up.
 
 Everything here runs in replica context, while Keras traces a step. Where layers
-are split over model ranks, each rank does all of it with its shards, and the
-ranks run each action together.
+are split over model ranks, each rank does all of it with its shards, but the
+schedule, which is written once for all ranks of a replica.
 """
 
 import dataclasses
@@ -48,6 +48,14 @@ class StepResult:
     states: dict[int, tf.Tensor]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rank:
+    """What a model rank brings to the schedule of its replica."""
+
+    step: "ReplicaStep"
+    tensors: Tensors
+
+
 class ReplicaStep:
     """Runs a program on a batch in the current replica.
 
@@ -61,15 +69,17 @@ class ReplicaStep:
     def __init__(self, plan: Plan, program: Program, strategy, emit=None):
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        rank, num_ranks = collectives.rank(), collectives.num_ranks()
-        row = [ranks[rank] for ranks in strategy.device_grid[replica]]
+        rank, self._num_ranks = collectives.rank(), collectives.num_ranks()
+        grid = strategy.device_grid[replica]
         self._plan = plan
         self._program = program
         self._strategy = strategy
-        self._index = replica * num_ranks + rank
+        self._replica = replica
+        self._index = replica * self._num_ranks + rank
         self._context = context
         self._emit = {} if emit is None else {"emit": emit}
-        self.devices = [row[d] for d in plan.schedule.stage_devices]
+        self._ranks = [grid[d] for d in plan.schedule.stage_devices]
+        self.devices = [ranks[rank] for ranks in self._ranks]
 
     def run(
         self, inputs, targets, *, actions, loss_scale=1.0, training=False
@@ -100,19 +110,7 @@ class ReplicaStep:
         )
         if training:
             batch_loss.weigh(loss_scale)
-        moving = {
-            number
-            for each in self._plan.statistics
-            for number in (each.mean, each.variance)
-        }
-        run_schedule(
-            actions,
-            self._program.stages,
-            self.devices,
-            tensors,
-            whole_batch=moving,
-            **self._emit,
-        )
+        self._run(list(actions), tensors)
         with tf.device(self.devices[-1]):
             loss, losses = batch_loss.total()
             to_mean = tf.math.divide_no_nan(all_rows, rows)
@@ -124,6 +122,36 @@ class ReplicaStep:
                 gradients=self._gradients(tensors) if training else {},
                 states=self._states(tensors),
             )
+
+    def _run(self, actions, tensors):
+        """Runs a schedule: a replica's model ranks each action together."""
+        moving = {
+            number
+            for each in self._plan.statistics
+            for number in (each.mean, each.variance)
+        }
+
+        def run(step, tensors_of_ranks):
+            run_schedule(
+                actions,
+                [s.of_replica(step._replica) for s in step._program.stages],
+                step._ranks,
+                tensors_of_ranks,
+                whole_batch=moving,
+                **step._emit,
+            )
+
+        def run_all(strategy, ranks):
+            del strategy
+            ranks = ranks.values
+            for first in range(0, len(ranks), self._num_ranks):
+                of_replica = ranks[first : first + self._num_ranks]
+                run(of_replica[0].step, [each.tensors for each in of_replica])
+
+        if self._num_ranks == 1:
+            run(self, [tensors])
+        else:
+            self._context.merge_call(run_all, args=(_Rank(self, tensors),))
 
     def assign(self, states) -> None:
         """Assigns this replica's components of variables, by number."""

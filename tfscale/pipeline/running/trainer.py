@@ -27,7 +27,7 @@ class PipelineTrainer(keras.Model):
     def __init__(self, plan: Plan, name: str, dtype):
         super().__init__(name=name, dtype=dtype)
         self._plan = plan
-        self._programs = Programs(plan, self.distribute_strategy.device_grid)
+        self._programs = Programs(plan, self.distribute_strategy)
 
     @property
     def plan(self) -> Plan:

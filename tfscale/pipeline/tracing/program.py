@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.plan import Plan
@@ -32,6 +33,16 @@ class Program:
     divisors: Phase | None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Request:
+    """A kind of batch, and one of its batches."""
+
+    kind: str
+    inputs: Any
+    targets: Any
+    training: bool
+
+
 class Programs:
     """The programs of a model: one for each kind of batch, traced once.
 
@@ -39,7 +50,7 @@ class Programs:
 
     Args:
         plan: The model.
-        devices: `devices[replica][pipeline_rank][model_rank]`.
+        strategy: The `MeshStrategy`.
         compile_loss: The `CompileLoss` of the model, if it is compiled.
         jit_compile: Whether XLA compiles the functions.
     """
@@ -47,12 +58,12 @@ class Programs:
     def __init__(
         self,
         plan: Plan,
-        devices: Sequence[Sequence[Sequence[str]]],
+        strategy: MeshStrategy,
         compile_loss=None,
         jit_compile: bool = False,
     ):
         self._plan = plan
-        self._devices = devices
+        self._strategy = strategy
         self._compile_loss = compile_loss
         self._jit_compile = jit_compile
         self._of_kinds = {}
@@ -75,8 +86,25 @@ class Programs:
         trainable = [variable.trainable for variable in self._plan.variables]
         kind = repr((specs, training, trainable))
         if kind not in self._of_kinds:
-            self._of_kinds[kind] = self._trace(inputs, targets, training)
+            request = _Request(kind, inputs, targets, training)
+            if collectives.num_ranks() == 1:
+                self._trace_once(request)
+            else:
+                # Ranks are traced by whoever runs them.
+                context = tf.distribute.get_replica_context()
+                context.merge_call(self._trace_all, args=(request,))
         return self._of_kinds[kind][collectives.rank()]
+
+    def _trace_all(self, strategy, requests):
+        del strategy
+        for request in requests.values:
+            self._trace_once(request)
+
+    def _trace_once(self, request):
+        if request.kind not in self._of_kinds:
+            self._of_kinds[request.kind] = self._trace(
+                request.inputs, request.targets, request.training
+            )
 
     def _trace(self, inputs, targets, training):
         """Traces every stage for microbatches; a program for each rank."""
@@ -135,26 +163,31 @@ class Programs:
                     options,
                 )
                 home = schedule.stage_devices[stage.index]
-                devices = [of_replica[home] for of_replica in self._devices]
+                grid = self._strategy.device_grid
+                devices = [of_replica[home] for of_replica in grid]
                 if len(devices[0]) == 1:
                     traced.append([trace.trace_stage(make_graph())])
                 else:
                     traced.append(
                         trace.trace_on_ranks(
-                            make_graph, devices, functional, sequence_plan
+                            make_graph,
+                            self._strategy,
+                            devices,
+                            functional,
+                            sequence_plan,
                         )
                     )
                 known.update(traced[-1][0].outputs)
             last = traced[-1][0]
-            if schedule.num_microbatches * len(self._devices) > 1:
+            if schedule.num_microbatches * len(self._strategy.device_grid) > 1:
                 losses.warn_of_reduced(last.losses)
-            divisors = last.phases.get("D")
+            divisors = last.divisors
             if training and divisors is None and last.losses:
                 divisors = trace.trace_divisors(
                     plan.stages, plan.numbers, fed, targets
                 )
         return [
-            Program(stages, stages[-1].phases.get("D", divisors))
+            Program(stages, stages[-1].divisors or divisors)
             for stages in zip(*traced)
         ]
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.tracing import phases
 from tfscale.pipeline.tracing import rank_phases
 from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
@@ -28,9 +30,11 @@ class TracedStage:
     """The functions of one stage.
 
     Attributes:
-        phases: By the letter of the action that runs it: `"F"`, `"B"`, `"W"`.
-            Of the last stage also `"D"`, which makes `("divisors",)` of the
-            targets, unless they depend on masks.
+        joint: For each replica, or once for all, what the model ranks run
+            together: phases by the letter of the action, `"F"`, `"B"`, `"W"`,
+            with keys `(rank, key)`.
+        divisors: Of the last stage, makes `("divisors",)` of the targets;
+            None if they depend on masks.
         outputs: `tf.TensorSpec` of all that the forward returns, by key.
         sums: `tf.TensorSpec` of each `("sum", s, n)` that it makes.
         losses: Of the last stage, what its losses are.
@@ -38,11 +42,29 @@ class TracedStage:
             the dim along which model ranks have a part each.
     """
 
-    phases: dict[str, phases.Phase]
+    joint: tuple[dict[str, Phase], ...]
+    divisors: Phase | None
     outputs: dict[Any, tf.TensorSpec]
     sums: dict[Any, tf.TensorSpec]
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """Likewise with keys alone, of a stage that one device runs."""
+        (joint,) = self.joint
+        return {
+            letter: Phase(
+                phase.function,
+                tuple(key for _, key in phase.inputs),
+                tuple(key for _, key in phase.outputs),
+            )
+            for letter, phase in joint.items()
+        }
+
+    def of_replica(self, replica: int) -> dict[str, Phase]:
+        """What the ranks of one replica run together."""
+        return self.joint[replica % len(self.joint)]
 
 
 def trace_stage(graph: StageGraph) -> TracedStage:
@@ -59,11 +81,15 @@ def trace_stage(graph: StageGraph) -> TracedStage:
         list(parts.values()),
         jit_compile=graph.options.jit_compile,
     )
-    return _traced(graph, dict(zip(parts, made)))
+    made = dict(zip(parts, made))
+    divisors = made.pop("D", None)
+    joint = {x: rank_phases.alone(phase) for x, phase in made.items()}
+    return _traced(graph, (joint,), divisors)
 
 
 def trace_on_ranks(
     make_graph: Callable[[], StageGraph],
+    strategy: MeshStrategy,
     devices: Sequence[Sequence[str]],
     model,
     sequence_plan: sequence.Plan | None = None,
@@ -72,12 +98,13 @@ def trace_on_ranks(
 
     Args:
         make_graph: Makes the graph of the stage for a rank. There is no XLA.
+        strategy: The strategy, outside of whose replicas this is called.
         devices: Those of the ranks, `devices[replica][rank]`.
         model: The functional model that the stage is of.
         sequence_plan: What of the model is divided along the sequence.
 
     Returns:
-        What each rank runs; all have to run a phase at the same time.
+        What each rank has of it.
     """
     graphs = []
 
@@ -86,17 +113,25 @@ def trace_on_ranks(
         with sequence.following(sequence_plan), decisions.within(model):
             graphs[-1].build()
 
-    wrapped = rank_phases.trace(build_rank, devices[0])
+    wrapped = rank_phases.trace(build_rank, strategy, devices[0])
     parts = [_parts(graph) for graph in graphs]
+    # In these no rank needs another one.
+    divisors = [
+        phases.split(wrapped, graph.arguments, [of_rank.pop("D")])[0]
+        if "D" in of_rank
+        else None
+        for graph, of_rank in zip(graphs, parts)
+    ]
     made = rank_phases.split(
         wrapped,
         [graph.arguments for graph in graphs],
         [list(of_rank.values()) for of_rank in parts],
         devices,
     )
+    joint = tuple(dict(zip(parts[0], of_replica)) for of_replica in made)
     return [
-        _traced(graph, dict(zip(of_rank, phases_of_rank)))
-        for graph, of_rank, phases_of_rank in zip(graphs, parts, made)
+        _traced(graph, joint, of_rank)
+        for graph, of_rank in zip(graphs, divisors)
     ]
 
 
@@ -128,7 +163,10 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
 
 
 def _parts(graph):
-    """What to split a graph into, by the letter of the action."""
+    """What to split a graph into, by the letter of the action.
+
+    Of the last stage also `"D"`, which makes the divisors of the targets.
+    """
     forward = dict(graph.forward)
     parts = {}
     if graph.options.training and ("divisors",) in forward:
@@ -156,9 +194,10 @@ def _parts(graph):
     return parts
 
 
-def _traced(graph, phases_by_letter):
+def _traced(graph, joint, divisors):
     return TracedStage(
-        phases=phases_by_letter,
+        joint=joint,
+        divisors=divisors,
         outputs=_specs(graph.forward),
         sums=_specs(graph.weight_gradients),
         losses=graph.losses,

@@ -22,7 +22,6 @@ Transformer Models (2022), section 4.2.2.
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -31,10 +30,8 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
-
-_thread = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,26 +96,26 @@ class Plan:
 
 def current() -> Plan | None:
     """The plan by which this thread's model runs, if by one."""
-    return getattr(_thread, "plan", None)
+    return rank_context.current().sequence_plan
 
 
 @contextlib.contextmanager
 def following(plan: Plan | None):
     """Within it, layers that this thread calls run by a plan."""
-    with thread_values.within(_thread, plan=plan):
+    with rank_context.within(sequence_plan=plan):
         yield
 
 
 @contextlib.contextmanager
 def recorded_by(recorder):
     """Within it, crossings ask `recorder.call(crossing, args, kwargs)`."""
-    with thread_values.within(_thread, recorder=recorder):
+    with rank_context.within(sequence_recorder=recorder):
         yield recorder
 
 
 def is_recorded() -> bool:
     """Whether this thread traces a model to look at it."""
-    return getattr(_thread, "recorder", None) is not None
+    return rank_context.current().sequence_recorder is not None
 
 
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
@@ -162,7 +159,7 @@ class Crossing:
 
     def __call__(self, *args, **kwargs):
         """Calls, by the plan of this thread if there is one."""
-        recorder = getattr(_thread, "recorder", None)
+        recorder = rank_context.current().sequence_recorder
         if recorder is not None:
             return recorder.call(self, args, kwargs)
         plan, num_ranks = current(), collectives.num_ranks()

@@ -1,20 +1,18 @@
 """Prepares models for sequence parallelism, and finds the plan of each call."""
 
 import functools
-import threading
 import warnings
 
 import keras
+import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
-
-_thread = threading.local()
 
 # They get whole tensors while the layer goes on with parts.
 _METHODS = _internals.METHODS_OF_SHAPES
@@ -40,15 +38,25 @@ def prepare_called(fn, run, sharded_calls) -> None:
         sharded_calls: The set of calls of layers with sharded variables.
             Cleared if some of them stay undecided.
     """
+    is_eager = tf.executing_eagerly()
     while any(not call.is_decided for call in sharded_calls):
         with _internals.FuncGraph("trial").as_default():
             try:
                 run(_on_trial(fn))
             except _Prepared:
                 continue
-            except Exception:
-                # What it is will be seen where it counts.
-                pass
+            except Exception as error:
+                # A graph fails in the same way where it counts. What runs
+                # eagerly may be right, and no graph.
+                if not is_eager:
+                    raise
+                warnings.warn(
+                    "Sequence parallelism needs a graph of what the replicas "
+                    "run, to find its models before they run. Received: "
+                    f"{type(error).__name__}: {error}. Activations are whole; "
+                    "run it in a `tf.function` (`run_eagerly=False`).",
+                    stacklevel=2,
+                )
         # No model has the others, or none that is called here.
         sharded_calls.clear()
 
@@ -58,7 +66,7 @@ def _on_trial(fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with thread_values.within(_thread, on_trial=True):
+        with rank_context.within(prepares_models=True):
             return fn(*args, **kwargs)
 
     return call
@@ -74,7 +82,7 @@ def decide(num_ranks: int, rule) -> None:
     Raises:
         _Prepared: If this is a trial run and there is such a model.
     """
-    if not getattr(_thread, "on_trial", False):
+    if not rank_context.current().prepares_models:
         analysis.decide(num_ranks, rule)
         return
     model = decisions.model_in_call()

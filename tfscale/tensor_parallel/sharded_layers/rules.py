@@ -21,17 +21,14 @@ Of a layer that is not one of Keras' own, or a subclass that overrides what its
 
 import abc
 import contextlib
-import threading
 
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
-
-_thread = threading.local()
 
 
 class Rule(abc.ABC):
@@ -167,7 +164,7 @@ def runs_as(layer, kinds, *parts: str) -> bool:
         parts: Methods and properties that `call` uses, and a subclass may
             have overridden.
     """
-    kind = layer.__class__  # without what is put before it (in_place.py)
+    kind = type(layer)
     return any(
         all(
             getattr(kind, name, None) is getattr(known, name)
@@ -179,7 +176,7 @@ def runs_as(layer, kinds, *parts: str) -> bool:
 
 def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
-    given = getattr(_thread, "given", {})
+    given = rank_context.current().given_shards
     if id(variable) in given:
         return _internals.autocast(variable, given[id(variable)])
     with collectives.local_shards():
@@ -188,7 +185,7 @@ def shard_of(variable):
 
 def assign_shard(variable, value) -> None:
     """Assigns this rank's shard of a Keras variable."""
-    given = getattr(_thread, "given", {})
+    given = rank_context.current().given_shards
     if id(variable) in given:
         given[id(variable)] = value
         return
@@ -204,7 +201,7 @@ def given_shards(shards: dict[int, tf.Tensor]):
     For a trace in which variables are arguments. What is assigned replaces
     the tensors in the dict.
     """
-    with thread_values.within(_thread, given=shards):
+    with rank_context.within(given_shards=shards):
         yield
 
 

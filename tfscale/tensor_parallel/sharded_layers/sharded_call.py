@@ -3,18 +3,15 @@
 import contextlib
 import dataclasses
 import functools
-import threading
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import thread_values
+from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
-
-_thread = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +47,17 @@ def recording(num_parts: int = 1):
         A list of `Recorded`.
     """
     recorded = []
-    with thread_values.within(
-        _thread, recorded=recorded, is_inside=False, num_parts=num_parts
+    with rank_context.within(
+        recorded_calls=recorded,
+        is_inside_recorded=False,
+        num_recorded_parts=num_parts,
     ):
         yield recorded
 
 
 def is_inside() -> bool:
     """Whether this thread is inside of a call that is being noted."""
-    return getattr(_thread, "is_inside", False)
+    return rank_context.current().is_inside_recorded
 
 
 def attach(layer, make_rule, decide) -> None:
@@ -80,7 +79,6 @@ class ShardedCall:
 
     Attributes:
         is_decided: Whether analysis of a model has seen the layer.
-        is_found: Whether all of its layouts were found, not asked for.
         reason: Why it puts its output together at once, if the last analysis
             has one.
     """
@@ -92,7 +90,6 @@ class ShardedCall:
         self._decide = decide
         self._kind = self._rule = None
         self.is_decided = False
-        self.is_found = True
         self.reason = None
 
     @property
@@ -117,7 +114,7 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return self._call(*args, **kwargs)
-        if getattr(_thread, "recorded", None) is not None:
+        if rank_context.current().recorded_calls is not None:
             return self._record(args, kwargs)
         if collectives.num_ranks() == 1:
             return self._call(*args, **kwargs)
@@ -125,26 +122,26 @@ class ShardedCall:
         return rule.run(*args, **kwargs)
 
     def _record(self, args, kwargs):
-        if _thread.is_inside:
+        if is_inside():
             return self._call(*args, **kwargs)
         rule, graph = self.rule, tf.compat.v1.get_default_graph()
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
         start = len(graph.get_operations())
-        with thread_values.within(_thread, is_inside=True):
+        with rank_context.within(is_inside_recorded=True):
             outputs = self._call_on_parts(
                 inputs, args, kwargs, divides, scatters
             )
         operations = range(start, len(graph.get_operations()))
-        _thread.recorded.append(
+        rank_context.current().recorded_calls.append(
             Recorded(rule, operations, inputs, outputs, divides, scatters)
         )
         return outputs
 
     def _call_on_parts(self, inputs, args, kwargs, divides, scatters):
         """The shapes of a rank's call; the values are of no interest."""
-        count, rule = _thread.num_parts, self.rule
+        count, rule = rank_context.current().num_recorded_parts, self.rule
         came_divided = (
             count > 1 and rule.sink_dim is not None and rule.is_divided(inputs)
         )

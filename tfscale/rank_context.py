@@ -1,0 +1,97 @@
+"""What a thread does just now, for the model rank whose thread it is.
+
+Keras calls layers and optimizers, and they call what tfscale has put in their
+place: what one says to the other cannot be passed as an argument. It is one
+object, which belongs to the thread, because model ranks are threads that run by
+turns. Whoever changes it does so for a while:
+
+    with rank_context.within(reads_shards=True):
+        ...
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+_thread = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class RankContext:
+    """All that holds for a while.
+
+    Attributes:
+        devices: The devices that a strategy calls a function on, if not on one
+            of each replica; where ranks are called.
+        graph: The graph in which the ranks meet, if there is one.
+        reads_shards: Whether a sharded variable is this rank's shard.
+        uses_for_parts: Whether whole variables are used on a part of something.
+        given_shards: Tensors that stand for shards, by `id(variable)`.
+        draws_for_parts: Whether random numbers are for a part of a tensor.
+        model: The functional model whose decisions count, or None.
+        sequence_plan: What layers divide along the sequence, or None.
+        sequence_recorder: Who is asked at crossings of layers, or None.
+        prepares_models: Whether this is a run that looks for models to prepare.
+        recorded_calls: Calls of layers that are noted down, or None.
+        num_recorded_parts: The number of ranks that recorded shapes are of.
+        is_inside_recorded: Whether such a call is under way.
+        is_one_replica: Whether Keras is told that there is one replica.
+        part: The `whole_batch.Part` of a batch that is worked on, or None.
+        gradients_are_reduced: Whether gradients are summed over replicas.
+        applies_gradients: Whether an optimizer is applying them.
+        applies_in_branch: Likewise, in a branch where no rank meets another.
+        updates_parts: Whether updates are of a replica's part of variables.
+        assigns_on_trial: Whether what is assigned is only checked.
+        pipeline_rank: On which stage's devices variables are made, or None.
+        made_like: As which variable they are divided, or None.
+    """
+
+    devices: Sequence[str] | None = None
+    graph: Any = None
+    reads_shards: bool = False
+    uses_for_parts: bool = False
+    given_shards: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    draws_for_parts: bool = False
+    model: Any = None
+    sequence_plan: Any = None
+    sequence_recorder: Any = None
+    prepares_models: bool = False
+    recorded_calls: list | None = None
+    num_recorded_parts: int = 1
+    is_inside_recorded: bool = False
+    is_one_replica: bool = False
+    part: Any = None
+    gradients_are_reduced: bool = False
+    applies_gradients: bool = False
+    applies_in_branch: bool = False
+    updates_parts: bool = False
+    assigns_on_trial: bool = False
+    pipeline_rank: int | None = None
+    made_like: Any = None
+
+
+def current() -> RankContext:
+    """That of this thread."""
+    return getattr(_thread, "context", _NOTHING)
+
+
+@contextlib.contextmanager
+def within(**changes: Any) -> Iterator[None]:
+    """Within it this thread has another context; behind it, what it had before.
+
+    Args:
+        **changes: What differs, by name.
+    """
+    before = current()
+    _thread.context = dataclasses.replace(before, **changes)
+    try:
+        yield
+    finally:
+        _thread.context = before
+
+
+_NOTHING = RankContext()
