@@ -6,6 +6,7 @@ import math
 
 import keras
 
+from tfscale import _internals
 from tfscale.pipeline.planning import balance as balance_lib
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
@@ -124,7 +125,8 @@ def make_plan(
     Raises:
         TypeError: If `model` is no Keras model.
         ValueError: If the model cannot be cut, has fewer layers than there
-            are stages, or a `BatchNormalization(synchronized=True)`; if
+            are stages, or a `BatchNormalization(synchronized=True)`, or a
+            stateful recurrent layer and several microbatches; if
             `balance` is no known name or names no layers; if nothing fits
             `memory_limit`.
     """
@@ -138,6 +140,8 @@ def make_plan(
             f"pipeline={len(graph.calls)} or less."
         )
     statistics.check_synchronized(graph.calls)
+    if schedule.num_microbatches > 1:
+        _check_stateful(graph.calls, schedule.num_microbatches)
     surveyed = survey(graph)
     graph = surveyed.graph
     costs, allowed_cuts = surveyed.flops, None
@@ -177,6 +181,21 @@ def make_plan(
         microbatch_size,
         surveyed.length,
     )
+
+
+def _check_stateful(calls, num_microbatches):
+    for call in calls:
+        if not isinstance(call.operation, keras.layers.Layer):
+            continue
+        for layer in _internals.flatten_layers(call.operation):
+            if getattr(layer, "stateful", False):
+                raise ValueError(
+                    "A layer that hands a state for each row on to the next "
+                    "batch cannot be cut into microbatches, which are other "
+                    f"rows and fewer. Received: layer {layer.name!r} with "
+                    f"stateful=True, num_microbatches={num_microbatches}. Use "
+                    "stateful=False, or num_microbatches=1."
+                )
 
 
 def parameters(graph: Graph) -> list[int]:

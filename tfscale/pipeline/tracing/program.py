@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
+from tfscale.pipeline.tracing import differences
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.plan import Plan
@@ -16,7 +17,6 @@ from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.tensor_parallel import collectives
-from tfscale.whole_batch import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +179,12 @@ class Programs:
                     )
                 known.update(traced[-1][0].outputs)
             last = traced[-1][0]
-            if schedule.num_microbatches * len(self._strategy.device_grid) > 1:
-                losses.warn_of_reduced(last.losses)
+            of_first_ranks = [of_stage[0] for of_stage in traced]
+            if targets is not None:
+                differences.check_losses(plan, of_first_ranks)
+            if training:
+                num_replicas = len(self._strategy.device_grid)
+                differences.warn(plan, of_first_ranks, num_replicas)
             divisors = last.divisors
             if training and divisors is None and last.losses:
                 divisors = trace.trace_divisors(

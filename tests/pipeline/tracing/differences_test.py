@@ -1,0 +1,56 @@
+"""What microbatches would silently make another number is said, or refused."""
+
+import keras
+import numpy as np
+from absl.testing import absltest
+
+import tfscale
+from tfscale.pipeline import PipelineModel
+
+X = np.ones((4, 3, 2), "float32")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Counts(keras.layers.Layer):
+    def build(self, _):
+        self.calls = self.add_weight(
+            shape=(), name="calls", initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        return inputs
+
+
+def pipeline(*layers, num_microbatches=2):
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=1))
+    with strategy.scope():
+        inputs = keras.Input(batch_shape=(4, 3, 2))
+        model = keras.Sequential([inputs, *(make() for make in layers)])
+        return PipelineModel(model, num_microbatches), strategy
+
+
+class DifferencesTest(absltest.TestCase):
+    def test_a_counter_is_warned_of(self):
+        # It counts microbatches.
+        model, strategy = pipeline(
+            lambda: Counts(name="counts"), lambda: keras.layers.Dropout(0.1)
+        )
+        with strategy.scope():
+            model.compile("sgd", "mse")
+        with self.assertWarnsRegex(UserWarning, "counts/calls', which each"):
+            model.train_on_batch(X, X)
+
+    def test_without_a_loss_there_is_nothing_to_train_by(self):
+        # Training went on with a loss of 0, where Keras raises.
+        model, strategy = pipeline(lambda: keras.layers.Dense(2))
+        with strategy.scope():
+            model.compile("sgd")
+        with self.assertRaisesRegex(ValueError, "Pass `loss=` to `compile`"):
+            model.train_on_batch(X, X)
+
+    def test_a_stateful_layer_is_refused_in_words(self):
+        with self.assertRaisesRegex(
+            ValueError, r"microbatches.*layer 'state' .* num_microbatches=2"
+        ):
+            pipeline(lambda: keras.layers.GRU(2, stateful=True, name="state"))

@@ -1,0 +1,83 @@
+"""Says of a model what microbatches make differ from one device.
+
+What can be seen when stages are traced is said then, once: a layer that changes
+a variable of its own in every call does so once per microbatch.
+"""
+
+import warnings
+from collections.abc import Iterable
+
+import keras
+
+from tfscale import _internals
+from tfscale.pipeline.tracing.plan import Plan
+from tfscale.whole_batch import losses
+
+
+def check_losses(plan: Plan, stages: Iterable) -> None:
+    """Refuses to train or evaluate by nothing.
+
+    Args:
+        plan: The model.
+        stages: Its `TracedStage`s, traced with targets.
+
+    Raises:
+        ValueError: If there is neither a loss of `compile`, nor one that a
+            layer adds, nor a regularizer.
+    """
+    if (
+        stages[-1].losses
+        or any(("added", i) in s.outputs for i, s in enumerate(stages))
+        or any(variable.regularizer for variable in plan.variables)
+    ):
+        return
+    raise ValueError(
+        "A model must have something to minimise. Received: a model compiled "
+        "without `loss`, no layer of which calls `add_loss` or has a "
+        "regularizer. Pass `loss=` to `compile`."
+    )
+
+
+def warn(plan: Plan, stages: Iterable, num_replicas: int) -> None:
+    """Warns of what is not what it is on one device.
+
+    Args:
+        plan: The model.
+        stages: Its `TracedStage`s.
+        num_replicas: Size of the data axis.
+    """
+    num_microbatches = plan.schedule.num_microbatches
+    if num_microbatches * num_replicas > 1:
+        losses.warn_of_reduced(stages[-1].losses)
+    if num_microbatches == 1:
+        return
+    changed = {
+        key[1] for s in stages for key in s.outputs if key[0] == "new_state"
+    }
+    for each in plan.statistics:
+        changed -= {each.mean, each.variance}
+    expected = _expected(plan)
+    for number in sorted(changed):
+        variable = plan.variables[number]
+        if id(variable) not in expected:
+            warnings.warn(
+                "A layer is called once per microbatch, and on one device once "
+                f"per batch. Received: the variable {variable.path!r}, which "
+                f"each call changes: {num_microbatches} times per step. A "
+                "counter, or an average of what each call sees, comes out "
+                "differently. Use `PipelineModel(model, num_microbatches=1)` "
+                "if that matters.",
+                stacklevel=2,
+            )
+
+
+def _expected(plan):
+    """Variables that are to change in every call: seeds, and metrics."""
+    variables = []
+    for call in plan.graph.calls:
+        if isinstance(call.operation, keras.layers.Layer):
+            for layer in _internals.flatten_layers(call.operation):
+                variables += layer.metrics_variables
+                for generator in _internals.own_generators(layer):
+                    variables.append(generator.state)
+    return set(map(id, variables))
