@@ -9,6 +9,12 @@ is a byte of the Python standard library's source. Without accelerators, virtual
 CPU devices of one core each take their place.
 """
 
+import os
+
+# Before TensorFlow is imported: it has notes on how it was built. To see them,
+# set another level (0 is all).
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 import keras
 import tensorflow as tf
 from absl import app
@@ -139,17 +145,12 @@ def build_model(models):
 
 def make_layout_map(models, mesh):
     """Which dims of which weights are divided over the model ranks."""
-    # On a model that is thrown away, and on no accelerator.
-    with keras.device("cpu:0"):
-        model = build_model(models)
-        if LAYOUT.value == "backbone":
-            layout_map = model.backbone.get_layout_map(
-                mesh, data_parallel_dim_name="data"
-            )
-        else:
-            layout_map = tfscale.auto_layout_map(model, mesh)
-    keras.utils.clear_session()
-    return layout_map
+    if LAYOUT.value == "auto":
+        return tfscale.auto_layout_map(lambda: build_model(models), mesh)
+    kinds = {"llama": models.LlamaBackbone, "gemma": models.GemmaBackbone}
+    return kinds[FAMILY.value].get_layout_map(
+        mesh, data_parallel_dim_name="data"
+    )
 
 
 def to_inputs(tokens, targets):

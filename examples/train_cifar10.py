@@ -8,6 +8,12 @@ needs no network. Without accelerators, virtual CPU devices of one core each
 take their place.
 """
 
+import os
+
+# Before TensorFlow is imported: it has notes on how it was built. To see them,
+# set another level (0 is all).
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 import keras
 import tensorflow as tf
 from absl import app

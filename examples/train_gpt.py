@@ -10,7 +10,12 @@ standard library that runs this, unless `--text_files` says otherwise. Without
 accelerators, virtual CPU devices of one core each take their place.
 """
 
+import os
 import time
+
+# Before TensorFlow is imported: it has notes on how it was built. To see them,
+# set another level (0 is all).
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 from absl import app
@@ -114,10 +119,8 @@ def make_strategy():
     )
     if shared.MODEL_PARALLEL.value == 1:
         return tfscale.MeshStrategy(mesh, zero_stage=shared.ZERO_STAGE.value)
-    # Chosen by names and shapes, on a model that is thrown away.
-    with keras.device("cpu:0"):
-        layout_map = tfscale.auto_layout_map(build_model(), mesh)
-    keras.utils.clear_session()
+    # Chosen by names and shapes, of a model that is thrown away.
+    layout_map = tfscale.auto_layout_map(build_model, mesh)
     return tfscale.MeshStrategy(
         mesh, layout_map, zero_stage=shared.ZERO_STAGE.value
     )

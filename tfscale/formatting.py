@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 
 import rich.console
-import rich.padding
 import rich.text
 
 # As `model.summary()` has it for models with branches.
@@ -60,10 +59,9 @@ def print_line(
         line_length: Columns of the table.
     """
     text = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
-    console.print(
-        rich.padding.Padding(text, (0, 0, 0, 1), expand=False),
-        width=line_length,
-    )
+    for line in text.wrap(console, line_length - 1):
+        line.rstrip()
+        console.print(" ", line, sep="", soft_wrap=True)
 
 
 def print_rendered(

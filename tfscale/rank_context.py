@@ -41,6 +41,7 @@ class RankContext:
         is_inside_recorded: Whether such a call is under way.
         is_one_replica: Whether Keras is told that there is one replica.
         part: The `whole_batch.Part` of a batch that is worked on, or None.
+        batch_norm_step: Where BatchNorm layers note what they saw, or None.
         gradients_are_reduced: Whether gradients are summed over replicas.
         applies_gradients: Whether an optimizer is applying them.
         applies_in_branch: Likewise, in a branch where no rank meets another.
@@ -65,6 +66,7 @@ class RankContext:
     is_inside_recorded: bool = False
     is_one_replica: bool = False
     part: Any = None
+    batch_norm_step: Any = None
     gradients_are_reduced: bool = False
     applies_gradients: bool = False
     applies_in_branch: bool = False

@@ -2,6 +2,7 @@ import warnings
 
 import keras
 import keras_hub
+import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from keras import layers
@@ -428,6 +429,112 @@ class TransformersTest(parameterized.TestCase):
                 **{f"{name}/{each}/bias": ROW for each in into},
             },
         )
+
+    @parameterized.parameters(
+        (keras_hub.models.MixtralBackbone, "mixtral", ("gate", "intermediate")),
+        # Here a gate and what it gates are one weight.
+        (keras_hub.models.QwenMoeBackbone, "qwen", ("gate",)),
+    )
+    def test_experts(self, kind, name, ups):
+        # 80 % of Mixtral's weights were whole.
+        options = {
+            "mixtral": {},
+            "qwen": dict(
+                moe_intermediate_dim=6, shared_expert_intermediate_dim=12
+            ),
+        }
+        backbone = small(
+            kind,
+            num_query_heads=4,
+            num_key_value_heads=2,
+            num_experts=4,
+            top_k=2,
+            **options[name],
+        )
+        experts = f"transformer_layer_0/{name}_sparse_moe_block/experts"
+        self.assertEqual(
+            {p: a for p, a in divided(backbone).items() if experts in p},
+            {
+                f"{experts}/expert_feedforward_{each}_dense": FROM_HEADS
+                for each in (*ups, "output")
+            },
+        )
+
+    def test_t5_whose_heads_are_units_of_dense_layers(self):
+        with warnings.catch_warnings():
+            # Of Keras, of a mask that its attention does not pass on.
+            warnings.simplefilter("ignore")
+            backbone = keras_hub.models.T5Backbone(
+                24, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16
+            )
+        expected = {}
+        for name in ("self_attention", "cross_attention"):
+            path = f"transformer_decoder_layer_0/{name}"
+            for each in ("query", "key", "value"):
+                expected[f"{path}/{each}_projector/kernel"] = COLUMN
+            expected[f"{path}/output_projector/kernel"] = ROW
+        self.assertEqual(
+            {p: a for p, a in divided(backbone).items() if p in expected},
+            expected,
+        )
+
+
+class FunctionTest(absltest.TestCase):
+    def build(self):
+        return keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(8),
+                layers.Dropout(0.5),
+                layers.Dense(4),
+            ]
+        )
+
+    def test_the_next_model_has_the_names_and_weights_that_it_would_have(self):
+        self.build()  # so that the next names have numbers
+        keras.utils.set_random_seed(3)
+        alone = self.build()
+        keras.utils.clear_session(free_memory=False)
+        self.build()
+        keras.utils.set_random_seed(3)
+        mesh = tfscale.device_mesh(model=2)
+        layout_map = auto_layout_map(self.build, mesh)
+        strategy = tfscale.MeshStrategy(mesh, layout_map)
+        with strategy.scope():
+            # In a scope too: it is not built for this one.
+            again = auto_layout_map(self.build, mesh)
+            model = self.build()
+            lines = []
+            tfscale.sharding_summary(model, print_fn=lines.append)
+        self.assertEqual(list(again), list(layout_map))
+        self.assertEqual(
+            [v.path for v in model.variables], [v.path for v in alone.variables]
+        )
+        for expected, found in zip(alone.weights, model.weights):
+            np.testing.assert_array_equal(found, expected)
+        self.assertEqual(lines[0].count("output divided"), 1)
+
+    def test_what_it_returns_is_checked(self):
+        with self.assertRaisesRegex(TypeError, "or a function that.*<Dense"):
+            divided(lambda: layers.Dense(2))
+        with self.assertRaisesRegex(ValueError, "must be built.*'fresh'"):
+            divided(lambda: keras.Sequential([dense(3, "a")], name="fresh"))
+
+
+class WarningTest(absltest.TestCase):
+    def test_nobody_is_told_to_change_a_map_that_was_found(self):
+        # Its attention adds a bias of all heads, so they are put together.
+        def build():
+            return small(keras_hub.models.BloomBackbone, num_heads=2)
+
+        mesh = tfscale.device_mesh(model=2)
+        layout_map = auto_layout_map(build, mesh)
+        with tfscale.MeshStrategy(mesh, layout_map).scope():
+            model = build()
+        lines = []
+        # A warning would be an error.
+        tfscale.sharding_summary(model, print_fn=lines.append)
+        self.assertIn("Gathered, transformer_layer_0/self_attention", lines[0])
 
 
 class MapTest(absltest.TestCase):

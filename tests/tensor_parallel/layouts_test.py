@@ -98,6 +98,16 @@ class SplitDimTest(parameterized.TestCase):
         self.assertEqual(layouts.unmatched(), [])
         layouts.check_all_matched(["down/kernel"])
 
+    def test_a_name_with_another_number_is_explained(self):
+        # The model was built twice, and the map is of the first one.
+        mesh = tfscale.device_mesh(model=2)
+        layouts = Layouts({"^dense/kernel$": (None, "model")}, mesh)
+        with self.assertRaisesRegex(
+            ValueError,
+            "matches 'dense_2/kernel' but for a number.*clear_session",
+        ):
+            layouts.check_all_matched(["up/kernel", "dense_2/kernel"])
+
     def test_map_of_another_mesh_counts_by_its_names(self):
         # Written for eight devices of Keras on JAX, and no pipeline.
         layout_map = keras.distribution.LayoutMap(

@@ -11,6 +11,7 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
+from tfscale._internals.attributes import automatic_names
 from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
@@ -68,6 +69,7 @@ from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
 from tfscale._internals.symbols import model_supports_jit
+from tfscale._internals.symbols import numpy_dataset
 from tfscale._internals.symbols import operation_fn
 from tfscale._internals.symbols import set_keras_mask
 from tfscale._internals.symbols import tf_optimizer
@@ -94,6 +96,7 @@ __all__ = [
     "attention_dense",
     "attention_gate",
     "autocast",
+    "automatic_names",
     "causal_padding",
     "check",
     "compile_loss_of",
@@ -123,6 +126,7 @@ __all__ = [
     "nodes_of",
     "noted_losses",
     "num_attention_axes",
+    "numpy_dataset",
     "operation_fn",
     "outputs_structure",
     "own_generators",

@@ -3,6 +3,7 @@
 Each is listed in the tables beside, with why.
 """
 
+import collections
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,15 @@ def variables_made_at_once() -> Iterator[None]:
             yield
     finally:
         state.set_global_attribute(_STATELESS_SCOPE, scope)
+
+
+def automatic_names() -> dict[str, int]:
+    """How often Keras has given each name, in this thread; to be changed."""
+    return symbols.global_state.get_global_attribute(
+        "object_name_uids",
+        default=collections.defaultdict(int),
+        set_to_default=True,
+    )
 
 
 def asks_for_xla(function: Any) -> bool:

@@ -29,6 +29,9 @@ KERAS = {
     "keras.src.backend.common.stateless_scope.StatelessScope.__enter__": {
         "stateless_scope": "key of the scope in which variables are made late",
     },
+    "keras.src.utils.naming.uniquify": {
+        "object_name_uids": "how often a name was given, in each thread",
+    },
     # --- layers and models -----------------------------------------------
     _LAYER: {
         "_flatten_layers": "all layers of a layer; no public way but of models",
@@ -141,6 +144,7 @@ KERAS = {
     },
     "keras.src.layers.normalization.batch_normalization.BatchNormalization": {
         "_moments": "the batch's mean and variance, of a rank's channels",
+        "_update_renorm_statistics": "moving averages, of the whole batch's",
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention": {
         "_compute_attention": "a subclass that overrides it has no rule",

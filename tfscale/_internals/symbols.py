@@ -17,6 +17,9 @@ from tensorflow.python.distribute import device_util as device_util
 # distributed variable out of its components and says of which class.
 from tensorflow.python.distribute import distribute_utils as distribute_utils
 
+# The device of datasets of arrays.
+from tensorflow.python.distribute import numpy_dataset as numpy_dataset
+
 # Which replica or component the current thread works for.
 from tensorflow.python.distribute.distribute_lib import (
     get_update_replica_id as get_update_replica_id,

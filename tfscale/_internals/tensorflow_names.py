@@ -23,6 +23,7 @@ TENSORFLOW = {
         "_experimental_distribute_dataset": "likewise",
         "_get_cross_device_ops": "sums on each device that needs them",
         "_get_local_replica_id": "the component of a thread",
+        "_initialize_single_worker": "without a line for each strategy",
         "_get_replica_id_in_sync_group": "ranks of a replica have its number",
         "_input_workers_with_options": "batches of CPUs stay where they are",
         "_num_replicas_in_sync": "the data axis only; Keras divides by it",
@@ -37,7 +38,9 @@ TENSORFLOW = {
         "_cross_device_ops": "those that the strategy was made with",
     },
     f"{_MIRRORED}._initialize_single_worker": {
+        "_default_device": "where a scope of a remote job makes things",
         "_devices": "a device for each thread",
+        "_host_input_device": "of datasets of arrays",
         "_input_workers_devices": "which devices get batches",
     },
     _EXTENDED: {
@@ -60,6 +63,9 @@ TENSORFLOW = {
     f"{_DISTRIBUTE}input_util": {
         "get_distributed_dataset": "with options that the public one refuses",
         "get_distributed_datasets_from_function": "likewise",
+    },
+    f"{_DISTRIBUTE}numpy_dataset": {
+        "SingleDevice": "the host of the first replica",
     },
     f"{_DISTRIBUTE}values_util": {
         "get_current_replica_id_as_int": "the component of this thread",

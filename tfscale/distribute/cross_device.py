@@ -1,5 +1,7 @@
 """How tensors of replicas are put together: on each device that needs it."""
 
+import functools
+
 import tensorflow as tf
 
 from tfscale import _internals
@@ -30,16 +32,17 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
             for value, _ in value_destination_pairs
         ]
 
+    def reduce_implementation(
+        self, reduce_op, per_replica_value, destinations, options
+    ):
+        """See `tf.distribute.CrossDeviceOps`; prints nothing, as super does."""
+        tensors = [tf.convert_to_tensor(v) for v in per_replica_value.values]
+        with tf.device(tensors[0].device):
+            return self.broadcast(_reduced(reduce_op, tensors), destinations)
+
     def reduce_on_each(self, reduce_op, value):
         """The sum or mean of a value, a copy on each of its devices."""
-
-        def reduce(replicas):
-            total = tf.add_n(replicas)
-            if reduce_op == tf.distribute.ReduceOp.MEAN:
-                total /= tf.cast(len(replicas), total.dtype)
-            return total
-
-        return self._on_each(reduce, value)
+        return self._on_each(functools.partial(_reduced, reduce_op), value)
 
     def reduce_shared(self, reduce_op, value, num_replicas):
         """The sum or mean of one tensor that is the value of all replicas."""
@@ -64,3 +67,10 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
         return _internals.distribute_utils.regroup(
             tuple(results), wrap_class=_internals.Mirrored
         )
+
+
+def _reduced(reduce_op, tensors):
+    total = tf.add_n(tensors)
+    if reduce_op == tf.distribute.ReduceOp.MEAN:
+        total /= tf.cast(len(tensors), total.dtype)
+    return total

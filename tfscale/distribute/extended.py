@@ -1,6 +1,8 @@
 """What `MeshStrategy` does: makes variables, sums gradients, updates."""
 
 import contextlib
+import functools
+import weakref
 
 import tensorflow as tf
 
@@ -11,6 +13,7 @@ from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
+from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import step as whole_batch_step
 
 
@@ -32,11 +35,13 @@ class MeshExtended(ModelRanks):
         layouts: See above.
         slot_parts: How replicas divide the slots of optimizers.
         variable_creator: Makes the variables.
+        batch_norms: The BatchNormalization layers that made some of them.
     """
 
     def __init__(
         self, strategy, devices, layouts, zero_stage, sequence_parallel
     ):
+        self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
         self.slot_parts = zero.SlotParts(
             len(devices) if zero_stage else 1, len(devices[0][0])
@@ -69,7 +74,7 @@ class MeshExtended(ModelRanks):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return call(fn, args, kwargs)
-        with whole_batch_step.prepared(fn) as step:
+        with whole_batch_step.prepared(fn, self.batch_norms) as step:
             return call(step, args, kwargs)
 
     def _check_not_compiled(self, fn):
@@ -130,10 +135,12 @@ class MeshExtended(ModelRanks):
         def dense(places):
             return [tf.convert_to_tensor(gradients[i]) for i in places]
 
-        if whole:
-            found = context.all_reduce(tf.distribute.ReduceOp.SUM, dense(whole))
-            for i, total in zip(whole, found):
-                sums[i] = total
+        all_reduce = functools.partial(
+            context.all_reduce, tf.distribute.ReduceOp.SUM
+        )
+        found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
+        for i, total in zip(whole, found):
+            sums[i] = total
         parts = zero.reduce_scatter(dense(divided), [dims[i] for i in divided])
         for i, part in zip(divided, parts):
             sums[i] = part

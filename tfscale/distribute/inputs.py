@@ -67,6 +67,12 @@ class MirroredInputs(_internals.MirroredExtended):
                 and not _has_mean(self._local_results(value))
             ):
                 return self._local_results(value)[0]
+            if isinstance(
+                value, tf.distribute.DistributedValues
+            ) and not isinstance(value, _internals.Mirrored):
+                return self._cross_device_ops.reduce(
+                    reduce_op, value, destinations
+                )
             return super(MirroredInputs, self)._reduce_to(
                 reduce_op, value, destinations, options
             )

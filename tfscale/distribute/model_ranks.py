@@ -59,6 +59,21 @@ class ModelRanks(MirroredInputs):
             (host, threads[:: self.num_model_ranks]),
         )
 
+    def _initialize_single_worker(self, devices):
+        # As TensorFlow does, but for the line that it prints each time.
+        self._devices = tuple(map(_internals.device_util.canonicalize, devices))
+        host = _internals.device_util.canonicalize(
+            "/device:CPU:0", self._devices[0]
+        )
+        self._input_workers_devices = ((host, self._devices),)
+        self._host_input_device = _internals.numpy_dataset.SingleDevice(host)
+        spec = tf.DeviceSpec.from_string(host)
+        if spec.job not in (None, "localhost"):
+            # Where a scope makes what has no device of its own.
+            self._default_device = (
+                f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
+            )
+
     @property
     def worker_devices(self):
         """One device of each replica, as far as inputs are concerned.

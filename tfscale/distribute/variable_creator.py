@@ -123,10 +123,13 @@ class VariableCreator:
             _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
+        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
+            strategy.extended.batch_norms.add(callers[-1])
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
         elif callers and values:
-            _prepare_layers(callers, strategy.extended)
+            is_found = self._layouts.is_found(path)
+            _prepare_layers(callers, strategy.extended, is_found)
         return variable
 
     def _devices(self, colocate_with):
@@ -209,7 +212,7 @@ def _declared_dim(callers, name):
     return None
 
 
-def _prepare_layers(callers, extended):
+def _prepare_layers(callers, extended, is_found):
     """Has the layers that make a sharded variable run on shards."""
     decide = functools.partial(
         sequence_model.decide
@@ -219,6 +222,7 @@ def _prepare_layers(callers, extended):
     )
     for layer in layer_rules.concerned(callers):
         sharded_call.attach(layer, layer_rules.make_rule, decide)
+        layer._sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer._sharded_call)
 
 

@@ -141,7 +141,12 @@ def _analyse(model, num_ranks):
                 if tensor.name in found.draws_of_parts
             }
             rules = {call.rule for call in whole.calls}
-            complaint = pairing.complaint(calls, reasons)
+            asked = {
+                rule: reason
+                for rule, reason in reasons.items()
+                if not rule.layer._sharded_call.is_found
+            }
+            complaint = pairing.complaint(calls, asked)
             return rules, reasons, complaint, drawing
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():

@@ -4,21 +4,26 @@ import collections
 import math
 import re
 import warnings
+from collections.abc import Callable
 
 import keras
 
 from tfscale import _internals
+from tfscale.tensor_parallel.built_aside import built_aside
 from tfscale.tensor_parallel.chains import Chains
 from tfscale.tensor_parallel.chains import functional_of
+from tfscale.tensor_parallel.found_layout import FoundLayout
 from tfscale.tensor_parallel.projections import projection_of
 
 _AXIS = "model"
 
+_INTO_HEADS = re.compile("query|key|value", re.IGNORECASE)
 _NOT_A_VOCABULARY = re.compile("position|segment|token_type", re.IGNORECASE)
 
 
 def auto_layout_map(
-    model: keras.Model, mesh: keras.distribution.DeviceMesh
+    model: keras.Model | Callable[[], keras.Model],
+    mesh: keras.distribution.DeviceMesh,
 ) -> keras.distribution.LayoutMap:
     """Chooses which weights of a model to divide over the model axis.
 
@@ -34,23 +39,33 @@ def auto_layout_map(
     * Embeddings are divided by rows, unless "position", "segment" or
       "token_type" is in their name, and the last `Dense` of the model is
       divided by units if it has as many as such an embedding has rows.
+    * Experts of a Mixture of Experts, weights of a layer of the shapes
+      `(experts, width, hidden)` and `(experts, hidden, width)`, are divided by
+      experts. A layer that Keras does not know puts them together where it
+      uses them, so that they are kept in parts and not computed in parts.
 
     An `EinsumDense` counts as what its equation makes it. All else is
     replicated: whatever is not in a pair, what an axis of this size does not
     divide (a warning lists these), convolutions, quantized layers. No choice
-    changes what the model computes, only who computes it.
+    changes what the model computes, only who computes it. Where a model does
+    with heads or units what it cannot do with a part of them, they are put
+    together, which `tfscale.sharding_summary` shows.
 
-    Only paths and shapes are read, so that `model` may be built for this
-    purpose, outside of a strategy. Paths are made of names: give layers names
-    of your own, or call `keras.utils.clear_session()` before the model is
-    built again, lest Keras call a second "dense" "dense_1".
+    Only paths and shapes are read, so that the model may be one that is built
+    for this purpose, outside of a strategy: best by the function that builds
+    the one to train, which leaves Keras' automatic names and random states as
+    they were. Of a model that is given, paths are those that the next one has
+    if its layers have names of your own; else call
+    `keras.utils.clear_session()` before the next one is built, lest Keras call
+    a second "dense" "dense_1".
 
     Sources: Shoeybi et al. 2019, "Megatron-LM", section 3, for attention, MLPs
     and embeddings; Ainslie et al. 2023, "GQA", for fewer key and value heads.
 
     Args:
-        model: A built model: Sequential, functional, nested or subclassed, a
-            backbone or a task of keras_hub.
+        model: A function of no arguments that builds a model, or a built
+            model: Sequential, functional, nested or subclassed, a backbone or
+            a task of keras_hub.
         mesh: The mesh to train on.
 
     Returns:
@@ -59,7 +74,8 @@ def auto_layout_map(
         Change it as you like.
 
     Raises:
-        TypeError: If `model` is no `keras.Model`.
+        TypeError: If `model` is neither a `keras.Model` nor a function that
+            returns one.
         ValueError: If the mesh has no axis `"model"`, the model is not built,
             or nothing in it can be divided.
 
@@ -68,25 +84,31 @@ def auto_layout_map(
     >>> import keras
     >>> import tfscale
     >>> tfscale.use_virtual_devices(8)
-    >>> mlp = keras.Sequential([
-    ...     keras.Input((8,)),
-    ...     keras.layers.Dense(32, activation="relu", name="up"),
-    ...     keras.layers.Dense(8, name="down"),
-    ... ], name="mlp")
-    >>> layout_map = auto_layout_map(mlp, tfscale.device_mesh(model=2))
+    >>> def build_model():
+    ...     return keras.Sequential([
+    ...         keras.Input((8,)),
+    ...         keras.layers.Dense(32, activation="relu", name="up"),
+    ...         keras.layers.Dense(8, name="down"),
+    ...     ], name="mlp")
+    >>> mesh = tfscale.device_mesh(model=2)
+    >>> layout_map = auto_layout_map(build_model, mesh)
     >>> for pattern, layout in layout_map.items():
     ...     print(pattern, layout.axes)
     ^mlp/up/kernel$ (None, 'model')
     ^mlp/up/bias$ ('model',)
     ^mlp/down/kernel$ ('model', None)
+    >>> with tfscale.MeshStrategy(mesh, layout_map).scope():
+    ...     model = build_model()
     """
+    if callable(model) and not isinstance(model, keras.Layer):
+        model = built_aside(model)
     size = _check(model, mesh)
     plan = _Plan(size)
     _visit(model, plan, set())
     _divide_head(plan)
     layout_map = keras.distribution.LayoutMap(mesh)
     for path, axes in plan.layouts(model).items():
-        layout_map[f"^{re.escape(path)}$"] = axes
+        layout_map[f"^{re.escape(path)}$"] = FoundLayout(axes)
     if not layout_map:
         why = plan.why() or "no attention, MLP or embedding was found in it"
         raise ValueError(
@@ -160,7 +182,8 @@ class _Plan:
 def _check(model, mesh):
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"`model` must be a `keras.Model`. Received: {model!r}."
+            "`model` must be a `keras.Model`, or a function that returns one. "
+            f"Received: {model!r}."
         )
     if _AXIS not in mesh.axis_names:
         raise ValueError(
@@ -187,6 +210,8 @@ def _visit(layer, plan, seen):
     _divide_heads(projections, plan)
     graph = functional_of(layer)
     if graph is None:
+        _divide_flat_heads(layer, projections, plan)
+        _divide_experts(layer, plan)
         _divide_siblings(projections, plan)
     else:
         _divide_chains(graph, plan)
@@ -229,11 +254,54 @@ def _divide_heads(projections, plan):
             plan.split_columns(p)
 
 
+def _divide_flat_heads(layer, projections, plan):
+    """Heads that are one dim of the layers around them, as in T5."""
+    count = getattr(layer, "num_heads", None)
+    matrices = [p for p in projections if p.is_matrix]
+    into = [p for p in matrices if _INTO_HEADS.search(p.layer.name)]
+    out_of = [p for p in matrices if p not in into]
+    if not isinstance(count, int) or len(into) != 3 or len(out_of) != 1:
+        return
+    width = {p.sizes[1] for p in into} | {out_of[0].sizes[0]}
+    what = f"heads of {_name(out_of[0])}"
+    if len(width) == 1 and plan.divides(count, what):
+        for p in into:
+            plan.split_columns(p)
+        plan.split_rows(out_of[0])
+
+
+def _divide_experts(layer, plan):
+    """Weights of a layer itself, of which each expert has a matrix."""
+    banks = [v for v in _internals.own_variables(layer) if len(v.shape) == 3]
+    experts = [
+        v
+        for v in banks
+        for other in banks
+        if v is not other
+        and (_are_mlps(v.shape, other.shape) or _are_mlps(other.shape, v.shape))
+    ]
+    if experts and plan.divides(
+        experts[0].shape[0], f"experts of {experts[0].path}"
+    ):
+        for variable in experts:
+            plan.split(variable, 0)
+
+
+def _are_mlps(up, down):
+    """Whether these are as many matrices to hidden units as back from there."""
+    experts, width, hidden = up
+    # Twice as many units where a gate and what it gates are made as one.
+    return tuple(down) in (
+        (experts, hidden, width),
+        (experts, hidden / 2, width),
+    )
+
+
 def _divide_siblings(projections, plan):
     """MLPs of a parent whose call cannot be seen, by shapes and order."""
     run = []
     for p in projections:
-        if not p.is_matrix:
+        if not p.is_matrix or not plan.is_free(p):
             continue
         if run and p.sizes != run[0].sizes and p.sizes[0] == run[0].sizes[1]:
             _divide_pair(run, p, plan)

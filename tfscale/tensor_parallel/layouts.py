@@ -8,6 +8,7 @@ from typing import Any
 
 AXIS = "model"
 _DATA_AXIS = "data"
+_NUMBER = re.compile(r"_\d+(?=/|$)")
 _NO_PATHS = (
     " No layer has made a variable yet: a model with a `call` of its own must "
     "not be left to `fit` to build. Call it on a batch in the scope first."
@@ -63,6 +64,7 @@ class Layouts:
         self._may_be_idle = layout_map is not None or self.size == 1
         self._axes = {}
         self._dims = {}
+        self._found = set()
         self._matched = set()
         self._ignored = {}
         if self._size == 1:
@@ -72,6 +74,8 @@ class Layouts:
             axes = _axes_of(pattern, layout)
             self._axes[pattern] = axes
             self._dims[pattern] = _split_dim_of(pattern, axes, sizes)
+            if getattr(layout, "is_found", False):
+                self._found.add(pattern)
 
     @property
     def size(self) -> int:
@@ -86,6 +90,10 @@ class Layouts:
         would have them divided over the replicas.
         """
         return tuple(self._ignored)
+
+    def is_found(self, path: str) -> bool:
+        """Whether a variable is divided because `auto_layout_map` says so."""
+        return self._pattern_for(path) in self._found
 
     def split_dim(
         self, path: str, shape: tuple[int, ...], declared: int | None = None
@@ -257,5 +265,16 @@ def _hint(pattern, paths):
             "'.*')"
         )
     plain = re.sub(r"\.\*|\.\+|[\\^$()\[\]?]", "", pattern)
+    numbered = [
+        p for p in paths if _NUMBER.sub("", p) == _NUMBER.sub("", plain)
+    ]
+    if numbered:
+        return (
+            f" (it matches {numbered[0]!r} but for a number, which Keras gives "
+            "layers of one name in the order in which they are made: name them "
+            "yourself, pass the function that builds the model to "
+            "`tfscale.auto_layout_map`, or call `keras.utils.clear_session()` "
+            "before the model is built)"
+        )
     near = difflib.get_close_matches(plain, paths, n=3, cutoff=0.0)
     return f" (nearest: {', '.join(map(repr, near))})" if near else ""

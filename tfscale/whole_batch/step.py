@@ -3,24 +3,30 @@
 import contextlib
 import functools
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
+from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
 from tfscale.whole_batch.part import Part
 
 
 @contextlib.contextmanager
-def prepared(fn: Callable) -> Iterator[Callable]:
+def prepared(
+    fn: Callable, batch_norms: Iterable[keras.layers.BatchNormalization]
+) -> Iterator[Callable]:
     """Within it, what a step computes of each part is that of the batch.
 
     Args:
         fn: What `strategy.run` was given. Whose batch it takes is known of a
             step of a model (`model.train_step`), and of no other function.
+        batch_norms: All that were made under the strategy.
 
     Yields:
         What to run in its place, in every replica.
@@ -32,7 +38,18 @@ def prepared(fn: Callable) -> Iterator[Callable]:
             step = functools.wraps(fn)(
                 functools.partial(_run_on_part, model, fn)
             )
+        layers = list(batch_norms)
+        for layer in layers:
+            mixin = batch_norm.ReplicaBatchNormalization
+            stack.enter_context(in_place.putting(layer, mixin))
+        if layers:
+            step = functools.wraps(fn)(functools.partial(_run_noting, step))
         yield step
+
+
+def _run_noting(fn, *args, **kwargs):
+    with batch_norm.noting():
+        return fn(*args, **kwargs)
 
 
 def _run_on_part(model, fn, *args, **kwargs):

@@ -164,7 +164,7 @@ def runs_as(layer, kinds, *parts: str) -> bool:
         parts: Methods and properties that `call` uses, and a subclass may
             have overridden.
     """
-    kind = type(layer)
+    kind = layer.__class__  # without what is put before it (in_place.py)
     return any(
         all(
             getattr(kind, name, None) is getattr(known, name)

@@ -79,6 +79,7 @@ class ShardedCall:
 
     Attributes:
         is_decided: Whether analysis of a model has seen the layer.
+        is_found: Whether all of its layouts were found, not asked for.
         reason: Why it puts its output together at once, if the last analysis
             has one.
     """
@@ -90,6 +91,7 @@ class ShardedCall:
         self._decide = decide
         self._kind = self._rule = None
         self.is_decided = False
+        self.is_found = True
         self.reason = None
 
     @property
