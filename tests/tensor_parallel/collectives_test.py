@@ -40,8 +40,8 @@ OPERATORS = {
     "copy_to_ranks": (collectives.copy_to_ranks, own, total),
     "reduce_from_ranks": (collectives.reduce_from_ranks, total, own),
     "total_over_ranks": (collectives.total_over_ranks, total, total),
-    "split_to_ranks": (
-        lambda x: collectives.split_to_ranks(x, 1),
+    "scatter_to_ranks": (
+        lambda x: collectives.scatter_to_ranks(x, 1),
         own_part,
         joined,
     ),

@@ -63,7 +63,7 @@ def _squares(grads, variables, extended):
         square = tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32)))
         if is_sharded(variable):
             sharded.append(len(squares))
-        if extended.slot_parts.dim_of(variable) is not None:
+        if extended.optimizer_states.dim_of(variable) is not None:
             parted.append(len(squares))
         squares.append(square)
     for places, add_up in (

@@ -33,7 +33,7 @@ class MeshExtended(ModelRanks):
 
     Attributes:
         layouts: See above.
-        slot_parts: How replicas divide the slots of optimizers.
+        optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
         batch_norms: The BatchNormalization layers that made some of them.
     """
@@ -43,11 +43,11 @@ class MeshExtended(ModelRanks):
     ):
         self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
-        self.slot_parts = zero.SlotParts(
+        self.optimizer_states = zero.OptimizerStateSharding(
             len(devices) if zero_stage else 1, len(devices[0][0])
         )
         self.variable_creator = VariableCreator(
-            devices, layouts, self.slot_parts
+            devices, layouts, self.optimizer_states
         )
         super().__init__(
             strategy, [stages[0] for stages in devices], sequence_parallel
@@ -126,7 +126,9 @@ class MeshExtended(ModelRanks):
         sums = list(gradients)
         if self._num_replicas_in_sync == 1:
             return sums
-        dims = [self.slot_parts.dim_of(variable) for variable in variables]
+        dims = [
+            self.optimizer_states.dim_of(variable) for variable in variables
+        ]
         given = [i for i, value in enumerate(gradients) if value is not None]
         whole = [i for i in given if dims[i] is None]
         divided = [i for i in given if dims[i] is not None]
@@ -155,17 +157,17 @@ class MeshExtended(ModelRanks):
             gradient: A tensor.
             variable: The trainable variable that it is of.
         """
-        sharding = self.slot_parts.sharding_of(variable)
+        sharding = self.optimizer_states.sharding_of(variable)
         return shard(gradient, sharding, *self.place())
 
     def _update(self, var, fn, args, kwargs, group):
-        update = mixed_update.of_parts(super()._update, self.slot_parts)
+        update = mixed_update.of_parts(super()._update, self.optimizer_states)
         return update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
-        if not self.slot_parts.are_updated:
+        if not self.optimizer_states.are_updated:
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        part = self.slot_parts.own_part(var)
+        part = self.optimizer_states.own_shard(var)
         with tf.device(part.device):
             return fn(part, *args, **kwargs)
 

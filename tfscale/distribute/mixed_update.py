@@ -12,15 +12,17 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfscale.distribute.variable import MeshVariable
-from tfscale.distribute.zero import SlotParts
+from tfscale.distribute.zero import OptimizerStateSharding
 
 
-def of_parts(update: Callable, slot_parts: SlotParts) -> Callable:
+def of_parts(
+    update: Callable, optimizer_states: OptimizerStateSharding
+) -> Callable:
     """An `update` of an `extended` that gives `fn` parts of the same size.
 
     Args:
         update: Its method, with arguments `(var, fn, args, kwargs, group)`.
-        slot_parts: How replicas divide slots.
+        optimizer_states: How replicas divide slots.
     """
 
     def call(var, fn, args, kwargs, group):
@@ -30,17 +32,17 @@ def of_parts(update: Callable, slot_parts: SlotParts) -> Callable:
 
         def part(value):
             is_weight = any(value is weight for weight in weights)
-            return slot_parts.own_part(value) if is_weight else value
+            return optimizer_states.own_shard(value) if is_weight else value
 
         def fn_of_parts(component, *args, **kwargs):
             if any(var is weight for weight in weights):
-                component = slot_parts.own_part(var)
+                component = optimizer_states.own_shard(var)
             args, kwargs = tf.nest.map_structure(part, (args, kwargs))
             return fn(component, *args, **kwargs)
 
         result = update(var, fn_of_parts, args, kwargs, group)
         for weight in weights:
-            slot_parts.share(weight)
+            optimizer_states.all_gather_outside(weight)
         return result
 
     return call

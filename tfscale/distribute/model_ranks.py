@@ -239,7 +239,7 @@ def _meeting(fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with collectives.meeting_in(tf.compat.v1.get_default_graph()):
+        with collectives.collectives_in(tf.compat.v1.get_default_graph()):
             return fn(*args, **kwargs)
 
     return call

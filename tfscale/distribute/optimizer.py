@@ -40,7 +40,10 @@ def adapt_optimizer(optimizer: keras.Optimizer, extended) -> None:
         extended: The `MeshExtended` that its variables belong to.
     """
     _EXTENDED[optimizer] = extended
-    if extended.num_model_ranks == 1 and not extended.slot_parts.are_divided:
+    if (
+        extended.num_model_ranks == 1
+        and not extended.optimizer_states.are_sharded
+    ):
         in_place.put(optimizer, MeshOptimizer)
     elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         in_place.put(optimizer, DividedLossScaleOptimizer)
@@ -55,7 +58,7 @@ class MeshOptimizer(in_place.Mixin):
         """See `keras.optimizers.Optimizer`; in replica context."""
         extended = _EXTENDED[self]
         if tf.distribute.in_cross_replica_context():
-            if extended.slot_parts.are_divided:
+            if extended.optimizer_states.are_sharded:
                 raise ValueError(
                     "With zero_stage=1 `optimizer.apply` must be called by the "
                     "replicas. Received: a call outside of `strategy.run`. Put "
@@ -80,7 +83,7 @@ class MeshOptimizer(in_place.Mixin):
         ):
             result = super().apply(grads, trainable_variables)
         if in_branch:
-            extended.slot_parts.gather(variables)
+            extended.optimizer_states.all_gather(variables)
         return result
 
     def summed_gradients(self, grads, variables):
@@ -106,7 +109,7 @@ class DividedOptimizer(MeshOptimizer):
 
     def finalize_variable_values(self, var_list):
         """See `keras.optimizers.Optimizer`; averages may be in parts."""
-        if not _EXTENDED[self].slot_parts.are_divided:
+        if not _EXTENDED[self].optimizer_states.are_sharded:
             super().finalize_variable_values(var_list)
         elif self.use_ema:
             averages = self._model_variables_moving_average
@@ -139,13 +142,13 @@ class DividedOptimizer(MeshOptimizer):
     def _update_model_variables_moving_average(self, trainable_variables):
         averages = self._model_variables_moving_average
         later = tf.cast(tf.not_equal(self.iterations, 0), tf.float32)
-        parts = _EXTENDED[self].slot_parts
+        parts = _EXTENDED[self].optimizer_states
         with collectives.local_shards():
             for variable, average in zip(trainable_variables, averages):
                 if average is None:
                     continue
                 momentum = tf.cast(later * self.ema_momentum, average.dtype)
-                value = tf.convert_to_tensor(parts.own_part(variable))
+                value = tf.convert_to_tensor(parts.own_shard(variable))
                 average.value.assign(
                     momentum * tf.convert_to_tensor(average)
                     + (1 - momentum) * value
@@ -153,18 +156,21 @@ class DividedOptimizer(MeshOptimizer):
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         super()._backend_apply_gradients(grads, trainable_variables)
-        parts = _EXTENDED[self].slot_parts
-        if not parts.are_divided or rank_context.current().applies_in_branch:
+        parts = _EXTENDED[self].optimizer_states
+        if not parts.are_sharded or rank_context.current().applies_in_branch:
             return
         # Averages may be written to variables that have no gradient.
-        parts.gather(
+        parts.all_gather(
             self._trainable_variables if self.use_ema else trainable_variables
         )
 
     @contextlib.contextmanager
     def _on_parts(self):
         """Within it, variables are what this rank and replica has of them."""
-        with collectives.local_shards(), _EXTENDED[self].slot_parts.updated():
+        with (
+            collectives.local_shards(),
+            _EXTENDED[self].optimizer_states.updated(),
+        ):
             yield
 
 
@@ -174,7 +180,7 @@ class DividedLossScaleOptimizer(DividedOptimizer):
     def check_finite(self, grads):
         """See `keras.optimizers.LossScaleOptimizer`."""
         fails = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)
-        if _EXTENDED[self].slot_parts.are_divided:
+        if _EXTENDED[self].optimizer_states.are_sharded:
             fails = zero.sum_over_replicas(fails)
         return tf.equal(collectives.sum_over_ranks(fails), 0.0)
 
@@ -188,7 +194,8 @@ def _check(optimizer, variables, extended):
     divided = [
         v
         for v in variables
-        if clipping.is_sharded(v) or extended.slot_parts.dim_of(v) is not None
+        if clipping.is_sharded(v)
+        or extended.optimizer_states.dim_of(v) is not None
     ]
     if not divided:
         return

@@ -82,7 +82,9 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
     @property
     def state_sharding(self) -> Sharding:
         """What each device has of an optimizer's state of it."""
-        return self.distribute_strategy.extended.slot_parts.sharding_of(self)
+        return self.distribute_strategy.extended.optimizer_states.sharding_of(
+            self
+        )
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
@@ -163,7 +165,7 @@ class ShardedVariable(MeshVariable):
         if self._is_in_replica():
             # Threads meet outside of loops and branches only.
             with (
-                collectives.meeting_place(),
+                collectives.graph_of_collectives(),
                 collectives.uses_for_parts(False),
             ):
                 value = self._gathered()

@@ -14,7 +14,7 @@ from tfscale.distribute.optimizer import adapt_optimizer
 from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
 from tfscale.distribute.variable import ShardedVariable
-from tfscale.distribute.zero import SlotParts
+from tfscale.distribute.zero import OptimizerStateSharding
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.of_variable import state_sharding_of
 from tfscale.sharding.sharding import Sharding
@@ -47,16 +47,21 @@ class VariableCreator:
     Args:
         devices: See `MeshExtended`.
         layouts: See there.
-        slot_parts: How replicas divide the slots of optimizers.
+        optimizer_states: How replicas divide the slots of optimizers.
 
     Attributes:
         paths: Of the variables of layers so far.
     """
 
-    def __init__(self, devices, layouts: Layouts, slot_parts: SlotParts):
+    def __init__(
+        self,
+        devices,
+        layouts: Layouts,
+        optimizer_states: OptimizerStateSharding,
+    ):
         self._device_grid = devices
         self._layouts = layouts
-        self._slot_parts = slot_parts
+        self._optimizer_states = optimizer_states
         self.paths = []
 
     @contextlib.contextmanager
@@ -85,7 +90,7 @@ class VariableCreator:
         callers, path = _callers_and_path(**kwargs)
         sharding = values = None
         if self._layouts.size > 1 or (
-            self._slot_parts.are_divided and _is_optimizer(callers)
+            self._optimizer_states.are_sharded and _is_optimizer(callers)
         ):
             with tf.init_scope(), tf.device(_host_of(devices[0])):
                 initial = _as_tensor(**kwargs)

@@ -33,7 +33,7 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
 
-class SlotParts:
+class OptimizerStateSharding:
     """Which part of each variable's slots a replica has.
 
     Args:
@@ -46,7 +46,7 @@ class SlotParts:
         self._num_ranks = num_ranks
 
     @property
-    def are_divided(self) -> bool:
+    def are_sharded(self) -> bool:
         """Whether replicas have parts at all."""
         return self.num_replicas > 1
 
@@ -58,7 +58,7 @@ class SlotParts:
         """
         # What Keras overwrites with its gradient (a scale of float8) is
         # nothing that an optimizer updates.
-        if not self.are_divided or getattr(
+        if not self.are_sharded or getattr(
             variable, "overwrite_with_gradient", False
         ):
             return sharding_of(variable)
@@ -68,7 +68,7 @@ class SlotParts:
         """Which dim of its shard of a variable the replicas divide, if any."""
         return self.sharding_of(variable).data_dim
 
-    def own_part(self, variable):
+    def own_shard(self, variable):
         """What this replica updates of a variable: a part, or its component.
 
         Args:
@@ -80,7 +80,7 @@ class SlotParts:
         if sharding.data_dim is None:
             return component
         replica = thread // self._num_ranks
-        return OwnPart(variable, component, sharding, replica)
+        return OwnShard(variable, component, sharding, replica)
 
     @property
     def are_updated(self) -> bool:
@@ -91,12 +91,13 @@ class SlotParts:
     def updated(self):
         """Within it, a strategy's `update` is given parts.
 
-        The rest of each component is that of the step before, until `gather`.
+        The rest of each component is as the step before left it, until
+        `all_gather`.
         """
         with rank_context.within(updates_parts=True):
             yield
 
-    def gather(self, variables: Sequence[keras.Variable]) -> None:
+    def all_gather(self, variables: Sequence[keras.Variable]) -> None:
         """Gives each replica the parts of variables that the others updated.
 
         In replica context, and not in a loop or branch.
@@ -105,7 +106,7 @@ class SlotParts:
         found = [v for v, dim in zip(variables, dims) if dim is not None]
         parts = []
         for variable in found:
-            part = self.own_part(variable)
+            part = self.own_shard(variable)
             with tf.device(part.device):
                 parts.append(tf.convert_to_tensor(part))
         wholes = gather(parts, [dim for dim in dims if dim is not None])
@@ -115,8 +116,8 @@ class SlotParts:
             with tf.device(component.device):
                 component.assign(whole, read_value=False)
 
-    def share(self, variable) -> None:
-        """See `gather`, for one variable, outside of replicas."""
+    def all_gather_outside(self, variable) -> None:
+        """See `all_gather`, for one variable, outside of replicas."""
         dim = self.dim_of(variable)
         if dim is None:
             return
@@ -133,7 +134,7 @@ class SlotParts:
                     component.assign(whole, read_value=False)
 
 
-class OwnPart:
+class OwnShard:
     """What an optimizer updates of a variable, in the variable's place.
 
     Args:
@@ -197,7 +198,7 @@ def _forward(name):
 
 
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(OwnPart, _name, _forward(_name))
+    setattr(OwnShard, _name, _forward(_name))
 
 
 def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:

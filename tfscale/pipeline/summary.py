@@ -18,7 +18,7 @@ from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.tracing import memory
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
@@ -57,7 +57,7 @@ class StageMemory:
 
 
 def stage_memory(
-    plan: Plan, microbatch_size: int, num_slots: float = 2
+    plan: PipelinePlan, microbatch_size: int, num_slots: float = 2
 ) -> list[StageMemory]:
     """What each stage needs, for microbatches of so many rows.
 
@@ -100,7 +100,7 @@ def stage_memory(
 
 
 def print_summary(
-    plan: Plan,
+    plan: PipelinePlan,
     devices: Sequence[Sequence[str]],
     *,
     microbatch_size: int | None = None,

@@ -8,7 +8,7 @@ its own result on its own device:
     copy_to_ranks      (f)    x                   sum over ranks
     reduce_from_ranks  (g)    sum over ranks      x
     total_over_ranks          sum over ranks      sum over ranks
-    split_to_ranks            own part            all parts
+    scatter_to_ranks          own part            all parts
     gather_from_ranks         all parts           own part
     reduce_scatter            own part of sum     all parts
     all_gather                all parts           own part of sum
@@ -84,14 +84,14 @@ def as_used(value):
 
 
 @contextlib.contextmanager
-def meeting_in(graph):
+def collectives_in(graph):
     """Tells a rank's thread the graph in which it meets the other ranks."""
     with rank_context.within(graph=graph):
         yield
 
 
-def meeting_place():
-    """A context in the graph of `meeting_in`: outside of loops and branches.
+def graph_of_collectives():
+    """A context in that graph: outside of loops and branches.
 
     Where operations are run eagerly there is no graph, and no way to be inside
     of a loop.
@@ -120,7 +120,7 @@ def total_over_ranks(x):
     return sum_over_ranks(x), _of_dense(total_over_ranks)
 
 
-def split_to_ranks(x, dim: int):
+def scatter_to_ranks(x, dim: int):
     """This rank's part of a tensor that is the same on all ranks."""
 
     @tf.custom_gradient
@@ -138,7 +138,7 @@ def gather_from_ranks(x, dim: int):
     @tf.custom_gradient
     def gather(x):
         return concat_over_ranks(x, dim), _of_dense(
-            lambda dy: split_to_ranks(dy, dim)
+            lambda dy: scatter_to_ranks(dy, dim)
         )
 
     if num_ranks() == 1:

@@ -46,7 +46,7 @@ class Row:
     reason: str | None
 
 
-def rows(model: keras.Model, plan: sequence.Plan | None) -> list[Row]:
+def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
     """What there is to say of each layer with variables, or with a rule.
 
     Args:

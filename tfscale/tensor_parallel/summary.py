@@ -79,7 +79,8 @@ def _extended(model):
         strategy = getattr(variable.value, "distribute_strategy", None)
         extended = getattr(strategy, "extended", None)
         if getattr(extended, "num_model_ranks", 1) > 1 or (
-            hasattr(extended, "slot_parts") and extended.slot_parts.are_divided
+            hasattr(extended, "optimizer_states")
+            and extended.optimizer_states.are_sharded
         ):
             return extended
     raise ValueError(
@@ -142,7 +143,7 @@ def _render(console, model, extended, line_length):
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
         slots = [sharding_rows.held(v) for v in optimizer.variables]
-        replicas = extended.slot_parts.num_replicas
+        replicas = extended.optimizer_states.num_replicas
         line("Optimizer", _totals(slots, ranks, replicas))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
 
-from tfscale.pipeline.tracing.phases import Part
+from tfscale.pipeline.tracing.phases import PhaseSpec
 from tfscale.pipeline.tracing.phases import needed_arguments
 from tfscale.pipeline.tracing.phases import split
 
@@ -34,7 +34,7 @@ class Traced:
 
     def parts(self, *names, **options):
         return [
-            Part(
+            PhaseSpec(
                 f"part_{number}",
                 {name: self.results[name] for name in part.split()},
                 **options.get(f"part_{number}", {}),
@@ -152,7 +152,7 @@ class PhasesTest(absltest.TestCase):
         empty, forward = split(
             traced.wrapped,
             traced.arguments,
-            [Part("empty", {}), *traced.parts("y")],
+            [PhaseSpec("empty", {}), *traced.parts("y")],
         )
         self.assertEqual((empty.inputs, empty.outputs), ((), ()))
         self.assertNotIn("empty", run([empty, forward]))

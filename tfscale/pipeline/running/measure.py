@@ -11,7 +11,7 @@ from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import ReplicaStep
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.grappler import no_grappler
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.pipeline.tracing.single_call import map_calls
 
@@ -51,7 +51,7 @@ def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
 
 
 def measure_step(
-    plan: Plan,
+    plan: PipelinePlan,
     programs: Programs,
     strategy: tf.distribute.Strategy,
     data: tuple,
@@ -125,7 +125,7 @@ def measure_step(
     ]
 
 
-def timelines(plan: Plan, measured: list[Span] | None = None) -> dict:
+def timelines(plan: PipelinePlan, measured: list[Span] | None = None) -> dict:
     """A predicted step, and a measured one beside it, to be drawn.
 
     Args:

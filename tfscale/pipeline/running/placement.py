@@ -5,10 +5,10 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
 from tfscale.distribute.variable import MeshVariable
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 
 
-def move_variables(plan: Plan, strategy: MeshStrategy) -> None:
+def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
     """Makes every variable anew on its stage's device of every replica.
 
     They were made on the host, because nobody knew then where the model would

@@ -16,7 +16,7 @@ from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.running.microbatches import divide
 from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch.losses import num_rows
@@ -66,7 +66,9 @@ class ReplicaStep:
         emit: See `run_schedule`.
     """
 
-    def __init__(self, plan: Plan, program: Program, strategy, emit=None):
+    def __init__(
+        self, plan: PipelinePlan, program: Program, strategy, emit=None
+    ):
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group)
         rank, self._num_ranks = collectives.rank(), collectives.num_ranks()

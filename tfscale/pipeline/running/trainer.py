@@ -10,7 +10,7 @@ from tfscale.pipeline.running import placement
 from tfscale.pipeline.running.step import ReplicaStep
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 
@@ -24,13 +24,13 @@ class PipelineTrainer(keras.Model):
         dtype: See `keras.Model`.
     """
 
-    def __init__(self, plan: Plan, name: str, dtype):
+    def __init__(self, plan: PipelinePlan, name: str, dtype):
         super().__init__(name=name, dtype=dtype)
         self._plan = plan
         self._programs = Programs(plan, self.distribute_strategy)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PipelinePlan:
         """Stages, schedule and homes of variables."""
         return self._plan
 

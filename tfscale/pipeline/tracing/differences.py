@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import keras
 
 from tfscale import _internals
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.whole_batch import losses
 
 
-def check_losses(plan: Plan, stages: Iterable) -> None:
+def check_losses(plan: PipelinePlan, stages: Iterable) -> None:
     """Refuses to train or evaluate by nothing.
 
     Args:
@@ -38,7 +38,7 @@ def check_losses(plan: Plan, stages: Iterable) -> None:
     )
 
 
-def warn(plan: Plan, stages: Iterable, num_replicas: int) -> None:
+def warn(plan: PipelinePlan, stages: Iterable, num_replicas: int) -> None:
     """Warns of what is not what it is on one device.
 
     Args:

@@ -56,7 +56,7 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PhaseSpec:
     """What one phase is to be.
 
     Attributes:
@@ -77,7 +77,7 @@ class Part:
 def split(
     wrapped,
     arguments: Mapping[Hashable, tf.Tensor],
-    parts: Sequence[Part],
+    parts: Sequence[PhaseSpec],
     *,
     jit_compile: bool = False,
     devices: Mapping[str, str] | None = None,

@@ -23,7 +23,7 @@ from tfscale.pipeline.tracing.survey import survey
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """A model cut for a schedule.
 
     Attributes:
@@ -108,7 +108,7 @@ def make_plan(
     memory_limit: float | None = None,
     microbatch_size: int = 1,
     measure=None,
-) -> Plan:
+) -> PipelinePlan:
     """Cuts a model into the stages of a schedule.
 
     Args:
@@ -172,7 +172,7 @@ def make_plan(
         costs, num_stages, allowed_cuts=allowed_cuts, **limits
     )
     stages = tuple(cut(graph, cuts))
-    return Plan(
+    return PipelinePlan(
         graph,
         stages,
         schedule,

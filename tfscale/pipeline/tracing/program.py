@@ -12,7 +12,7 @@ from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.tracing import differences
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
-from tfscale.pipeline.tracing.plan import Plan
+from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
@@ -57,7 +57,7 @@ class Programs:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PipelinePlan,
         strategy: MeshStrategy,
         compile_loss=None,
         jit_compile: bool = False,

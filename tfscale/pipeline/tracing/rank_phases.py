@@ -57,7 +57,7 @@ def trace(
 def split(
     wrapped,
     arguments: Sequence[Mapping[Hashable, tf.Tensor]],
-    parts: Sequence[Sequence[phases.Part]],
+    parts: Sequence[Sequence[phases.PhaseSpec]],
     devices: Sequence[Sequence[str]],
 ) -> list[list[phases.Phase]]:
     """Splits what `trace` returned into phases, see `phases.split`.
@@ -73,7 +73,7 @@ def split(
     """
     rank_of = {device: rank for rank, device in enumerate(devices[0])}
     joint_parts = [
-        phases.Part(
+        phases.PhaseSpec(
             of_ranks[0].name,
             {
                 (rank, key): tensor

@@ -92,7 +92,7 @@ def trace_on_ranks(
     strategy: MeshStrategy,
     devices: Sequence[Sequence[str]],
     model,
-    sequence_plan: sequence.Plan | None = None,
+    sequence_plan: sequence.SequencePlan | None = None,
 ) -> list[TracedStage]:
     """Traces one stage for all model ranks at once, in one graph.
 
@@ -158,7 +158,9 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
         whole, numbers, inputs, set(), targets, TraceOptions(training=False)
     )
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
-    part = phases.Part("divisors", {("divisors",): graph.forward["divisors",]})
+    part = phases.PhaseSpec(
+        "divisors", {("divisors",): graph.forward["divisors",]}
+    )
     return phases.split(wrapped, graph.arguments, [part])[0]
 
 
@@ -177,8 +179,8 @@ def _parts(graph):
         # Backwards begin before the last forward ends: what divides their
         # losses has to be known before, from targets alone.
         if all(key[0] == "target" for key in needed):
-            parts["D"] = phases.Part(f"{graph.name}_divisors", divisors)
-    parts["F"] = phases.Part(
+            parts["D"] = phases.PhaseSpec(f"{graph.name}_divisors", divisors)
+    parts["F"] = phases.PhaseSpec(
         f"{graph.name}_forward", forward, graph.side_effects
     )
     if not graph.options.training:
@@ -186,11 +188,11 @@ def _parts(graph):
     backward, weights = dict(graph.input_gradients), graph.weight_gradients
     if not graph.options.weights_apart:
         backward.update(weights)
-    parts["B"] = phases.Part(
+    parts["B"] = phases.PhaseSpec(
         f"{graph.name}_backward", backward, restart=graph.options.recompute
     )
     if graph.options.weights_apart:
-        parts["W"] = phases.Part(f"{graph.name}_weights", weights)
+        parts["W"] = phases.PhaseSpec(f"{graph.name}_weights", weights)
     return parts
 
 

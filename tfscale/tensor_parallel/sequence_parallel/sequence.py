@@ -7,14 +7,14 @@ sequence, each rank has a part of them, and the sum over ranks becomes
     row-parallel ─► reduce-scatter ─► Dropout, Add, norm ─► all-gather ─► column
 
 which sends as much as the all-reduce that it replaces. Where tensors enter and
-leave a layer is a `Crossing`; a `Plan`, which sequence_analysis.py makes, says
-which of them are put together or divided there:
+leave a layer is a `Crossing`; a `SequencePlan`, which sequence_analysis.py
+makes, says which of them are put together or divided there:
 
-    split     own part               backward: all parts
-    share     all parts, for what    backward: own part of the sum
-              each rank does itself
-    gather    all parts, for what    backward: own part
-              all ranks do alike
+    scatter       own part               backward: all parts
+    all_gather    all parts, for what    backward: own part of the sum
+                  each rank does itself
+    gather        all parts, for what    backward: own part
+                  all ranks do alike
 
 Source: Korthikanti et al., Reducing Activation Recomputation in Large
 Transformer Models (2022), section 4.2.2.
@@ -39,7 +39,7 @@ class Conversion:
     """What is done with a tensor where it enters or leaves a layer.
 
     Attributes:
-        mode: "split", "share" or "gather".
+        mode: "scatter", "all_gather" or "gather".
         dim: Along which dim.
         size: Of the whole tensor along it.
     """
@@ -50,14 +50,14 @@ class Conversion:
 
     def fits(self, tensor: tf.Tensor, num_ranks: int) -> bool:
         """Whether a rank's tensor is what it is for: whole, or a part."""
-        whole = self.mode == "split"
+        whole = self.mode == "scatter"
         size = self.size if whole else self.size // num_ranks
         return tensor.shape[self.dim] == size
 
     def apply(self, tensor: tf.Tensor) -> tf.Tensor:
         """The converted tensor, in replica context."""
-        if self.mode == "split":
-            return collectives.split_to_ranks(tensor, self.dim)
+        if self.mode == "scatter":
+            return collectives.scatter_to_ranks(tensor, self.dim)
         if self.mode == "gather":
             return collectives.gather_from_ranks(tensor, self.dim)
         # Queries, keys and values are made from one input: put it together
@@ -74,7 +74,7 @@ class Conversion:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SequencePlan:
     """What is divided along the sequence, for inputs of some shapes.
 
     Attributes:
@@ -94,13 +94,13 @@ class Plan:
     divided: tuple[str, ...]
 
 
-def current() -> Plan | None:
+def current() -> SequencePlan | None:
     """The plan by which this thread's model runs, if by one."""
     return rank_context.current().sequence_plan
 
 
 @contextlib.contextmanager
-def following(plan: Plan | None):
+def following(plan: SequencePlan | None):
     """Within it, layers that this thread calls run by a plan."""
     with rank_context.within(sequence_plan=plan):
         yield

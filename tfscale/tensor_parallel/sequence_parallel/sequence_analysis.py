@@ -45,7 +45,7 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
         num_ranks: Number of model ranks.
 
     Returns:
-        A `sequence.Plan`, or None if nothing is divided, and if so, why.
+        A `SequencePlan`, or None if nothing is divided, and if so, why.
     """
     specs = keras.tree.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
@@ -99,7 +99,7 @@ class _Search:
         choices = sequence_choices.Choices()
         for point in recorder.points:
             if point.crossing.of_shapes and point.place[0] == "in":
-                choices.modes[point.name] = "share"
+                choices.modes[point.name] = "all_gather"
         for _ in range(_PASSES):
             walk = sequence_walk.SequenceWalk(
                 facts, trace, choices, frozenset(keys)
@@ -113,8 +113,8 @@ class _Search:
                 plan = self._check(walk, trace, whole, calls, keys, choices)
             for change in walk.changes:
                 change(choices)
-            if choices.hopeless:
-                return None, choices.hopeless
+            if choices.infeasible:
+                return None, choices.infeasible
             if not walk.changes:
                 return (plan, None) if plan.scatters else (None, _NOTHING)
         return None, "no way was found in which everything fits"
@@ -169,7 +169,7 @@ class _Search:
                     walk.take_whole(place)
             reason = next(iter(failures.values()))
             if not walk.changes:
-                walk.changes.append(sequence_choices.set_hopeless(reason))
+                walk.changes.append(sequence_choices.set_infeasible(reason))
             return None
         plan, clash = sequence_planning.make_plan(
             walk,
@@ -184,7 +184,7 @@ class _Search:
             },
         )
         if clash:
-            walk.changes.append(sequence_choices.set_hopeless(clash))
+            walk.changes.append(sequence_choices.set_infeasible(clash))
             return None
         local, recorder = self._trace(plan)
         pairs = (
@@ -222,7 +222,7 @@ def _with_points(calls, points, modes):
         sorted(points, key=lambda pair: pair[0].operations.start)
     ):
         mode = modes[point.name]
-        mode = "split" if isinstance(mode, Divided) else mode
+        mode = "scatter" if isinstance(mode, Divided) else mode
         made.append(point.as_call(("point", number), mode, dim))
     return [*calls, *made]
 

@@ -90,7 +90,7 @@ class ChangingWalk(propagation_walk.Walk):
                 return
         if not self._put_together(op.inputs):
             reason = f"{op.type} {op.name!r}: {error}"
-            self.changes.append(sequence_choices.set_hopeless(reason))
+            self.changes.append(sequence_choices.set_infeasible(reason))
 
     def _copy_weights(self, operand):
         """Whether a layer's own weights, or what it makes of them, do."""
@@ -121,7 +121,9 @@ class ChangingWalk(propagation_walk.Walk):
         for point in self._before(tensors, self.is_along_sequence):
             mode = self._choices.modes.get(point.name)
             if mode is None:
-                self.changes.append(sequence_choices.set_mode(point, "share"))
+                self.changes.append(
+                    sequence_choices.set_mode(point, "all_gather")
+                )
             elif isinstance(mode, Divided):
                 self.changes.append(sequence_choices.set_mode(point, "never"))
             else:
@@ -139,7 +141,7 @@ class ChangingWalk(propagation_walk.Walk):
         shared = [
             point
             for point in self._before(tensors, is_copied)
-            if self._choices.modes.get(point.name) == "share"
+            if self._choices.modes.get(point.name) == "all_gather"
         ]
         for point in shared:
             self.changes.append(sequence_choices.set_mode(point, "gather"))
@@ -163,7 +165,7 @@ class ChangingWalk(propagation_walk.Walk):
                     )
         if not self.changes:
             self.changes.append(
-                sequence_choices.set_hopeless("a weight is used in two ways")
+                sequence_choices.set_infeasible("a weight is used in two ways")
             )
 
     def take_whole(self, place: int) -> None:
@@ -176,14 +178,16 @@ class ChangingWalk(propagation_walk.Walk):
                 if self.is_along_sequence(point.after)
             ]
             for point in points:
-                self.changes.append(sequence_choices.set_mode(point, "share"))
+                self.changes.append(
+                    sequence_choices.set_mode(point, "all_gather")
+                )
             if points:
                 return
         operations = self._trace.trace.operations
         op = operations[min(place, len(operations) - 1)]
         if not self._put_together(op.inputs):
             self.changes.append(
-                sequence_choices.set_hopeless(f"{op.name!r} differs on ranks")
+                sequence_choices.set_infeasible(f"{op.name!r} differs on ranks")
             )
 
     def _before(self, tensors, belongs):

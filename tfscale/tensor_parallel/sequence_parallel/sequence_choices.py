@@ -11,19 +11,19 @@ class Choices:
     """What is decided so far; each only ever moves on, so that it ends.
 
     Attributes:
-        modes: By name of the operation of a `Point`: None, then "split", or
-            "share" and after it "gather"; at last "never".
+        modes: By name of the operation of a `Point`: None, then "scatter", or
+            "all_gather" and after it "gather"; at last "never".
         copies: Ids of crossings that use their weights on parts.
         not_copies: Those for which that was found wrong.
         whole: Keys of the sums that stay whole.
-        hopeless: Why nothing can be divided, if so.
+        infeasible: Why nothing can be divided, if so.
     """
 
     modes: dict = dataclasses.field(default_factory=dict)
     copies: set = dataclasses.field(default_factory=set)
     not_copies: set = dataclasses.field(default_factory=set)
     whole: set = dataclasses.field(default_factory=set)
-    hopeless: str | None = None
+    infeasible: str | None = None
 
 
 def set_mode(point, mode):
@@ -45,11 +45,11 @@ def set_not_copies(key):
     return change
 
 
-def set_hopeless(reason):
+def set_infeasible(reason):
     """A change: nothing is divided."""
 
     def change(choices):
-        choices.hopeless = reason
+        choices.infeasible = reason
 
     return change
 

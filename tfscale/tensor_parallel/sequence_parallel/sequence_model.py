@@ -147,7 +147,7 @@ class ModelCall:
         with sequence.following(plan), decisions.within(self._model):
             return self._call(inputs, *args, **kwargs)
 
-    def plan_for(self, inputs) -> sequence.Plan | None:
+    def plan_for(self, inputs) -> sequence.SequencePlan | None:
         """The plan for inputs of these shapes, or None.
 
         Args:

@@ -10,7 +10,7 @@ from tfscale.tensor_parallel.sequence_parallel.sequence_walk import SequenceWalk
 
 def make_plan(
     walk: SequenceWalk, trace: SequenceTrace, recorded, choices, keys, drawing
-) -> tuple[sequence.Plan | None, str | None]:
+) -> tuple[sequence.SequencePlan | None, str | None]:
     """The plan, or why it does not hold for all calls of a layer.
 
     Args:
@@ -35,7 +35,7 @@ def make_plan(
             return None, f"{layer.name!r} is called in two ways"
     for point, dim in walk.effective.items():
         mode = choices.modes[point.name]
-        mode = "split" if isinstance(mode, Divided) else mode
+        mode = "scatter" if isinstance(mode, Divided) else mode
         made = sequence.Conversion(mode, dim, point.before.shape[dim])
         known = conversions.setdefault((id(point.crossing), point.place), made)
         if known != made:
@@ -49,7 +49,7 @@ def make_plan(
             size = point.before.shape[made.dim]
             if walk.is_along_sequence(point.before):
                 size //= num_ranks
-            parts = 1 if made.mode == "split" else num_ranks
+            parts = 1 if made.mode == "scatter" else num_ranks
             if size == made.size // parts:
                 return None, f"{layer.name!r} is called in two ways"
         is_input = point.place[0] == "in"
@@ -58,7 +58,7 @@ def make_plan(
     if not copying <= copies:
         return None, "a layer without inputs has weights"
     return (
-        sequence.Plan(
+        sequence.SequencePlan(
             scatters,
             conversions,
             frozenset(copying),

@@ -16,15 +16,15 @@ _OF_INPUT = (
     "reduce-scatter of the input's gradient, likewise",
 )
 _OF_CONVERSION = {
-    ("in", "split"): "all-gather of the input's gradient",
+    ("in", "scatter"): "all-gather of the input's gradient",
     ("in", "gather"): "all-gather of the input",
-    ("out", "split"): "all-gather of the output's gradient",
+    ("out", "scatter"): "all-gather of the output's gradient",
     ("out", "gather"): "all-gather of the output",
-    ("out", "share"): "all-gather of the output",
+    ("out", "all_gather"): "all-gather of the output",
 }
 
 
-def plan_of(model, num_ranks: int) -> sequence.Plan | None:
+def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
     """The plan of the last shapes that a model was called with.
 
     Args:
@@ -46,7 +46,9 @@ def plan_of(model, num_ranks: int) -> sequence.Plan | None:
 
 
 def exchanged(
-    layer: keras.layers.Layer, names: tuple[str, ...], plan: sequence.Plan
+    layer: keras.layers.Layer,
+    names: tuple[str, ...],
+    plan: sequence.SequencePlan,
 ) -> tuple[str, ...]:
     """What ranks exchange for a layer that runs by a plan.
 
@@ -61,7 +63,7 @@ def exchanged(
         for (crossing, place), made in plan.conversions.items()
         if crossing == id(layer.call)
     }
-    if ("in", "share") in conversions:
+    if ("in", "all_gather") in conversions:
         _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
     if id(layer) in plan.scatters:
         _replace(found, "all-reduce of the output", _OF_SUM)
@@ -73,7 +75,7 @@ def exchanged(
     return tuple(found)
 
 
-def line(plan: sequence.Plan, num_ranks: int) -> tuple[str, str]:
+def line(plan: sequence.SequencePlan, num_ranks: int) -> tuple[str, str]:
     """Title and text of what there is to say below a table."""
     sizes = sorted(set(plan.scatters.values()))
     parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)

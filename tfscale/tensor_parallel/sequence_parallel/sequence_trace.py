@@ -45,7 +45,7 @@ class Point:
 
     def as_call(self, key, mode, dim) -> LayerCall:
         """The same for a comparison of traces."""
-        if mode == "split":
+        if mode == "scatter":
             return LayerCall(
                 key,
                 self.operations,
@@ -61,7 +61,7 @@ class Point:
 
 
 @dataclasses.dataclass(eq=False)
-class Span:
+class CallSpan:
     """A call of a layer.
 
     Attributes:
@@ -71,7 +71,7 @@ class Span:
     """
 
     crossing: Crossing
-    around: "Span | None"
+    around: "CallSpan | None"
     operations: range = range(0)
 
 
@@ -87,7 +87,9 @@ class Recorder:
         spans: In the order in which the calls begin.
     """
 
-    def __init__(self, plan: sequence.Plan | None = None, num_parts: int = 1):
+    def __init__(
+        self, plan: sequence.SequencePlan | None = None, num_parts: int = 1
+    ):
         self.points = []
         self.spans = []
         self._plan = plan
@@ -98,7 +100,7 @@ class Recorder:
         """Calls what a crossing is in the place of."""
         if sharded_call.is_inside():
             return crossing.call(*args, **kwargs)
-        span = Span(crossing, self._inside)
+        span = CallSpan(crossing, self._inside)
         self.spans.append(span)
         start, before = _num_operations(), self._inside
         self._inside = span
@@ -122,7 +124,7 @@ class Recorder:
                 mode = conversion.mode
         if mode is None:
             after = tf.identity(tensor)
-        elif mode == "split":
+        elif mode == "scatter":
             after = tf.split(tensor, self._num_parts, conversion.dim)[0]
         else:
             after = tf.concat([tensor] * self._num_parts, conversion.dim)
@@ -166,22 +168,22 @@ class SequenceTrace:
                 span = self._spans[point.operations.start]
                 self._entrances.setdefault(span, []).append(point)
 
-    def span_of(self, op: tf.Operation) -> Span | None:
+    def span_of(self, op: tf.Operation) -> CallSpan | None:
         """The innermost call that an operation belongs to."""
         place = self._places.get(op.name)
         return None if place is None else self._spans[place]
 
-    def span_at(self, place: int) -> Span | None:
+    def span_at(self, place: int) -> CallSpan | None:
         """The innermost call around a place in the graph."""
         return self._spans[place] if place < len(self._spans) else None
 
-    def around(self, span: Span | None) -> Iterator[Span]:
+    def around(self, span: CallSpan | None) -> Iterator[CallSpan]:
         """A call, and those around it."""
         while span is not None:
             yield span
             span = span.around
 
-    def entrances(self, span: Span) -> list[Point]:
+    def entrances(self, span: CallSpan) -> list[Point]:
         """Where tensors enter a call."""
         return self._entrances.get(span, [])
 

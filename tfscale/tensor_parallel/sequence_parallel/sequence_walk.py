@@ -96,9 +96,9 @@ class SequenceWalk(ChangingWalk):
         state, keys = self._state(before)
         mode = self._choices.modes.get(point.name)
         if isinstance(state, Divided) and self.is_along_sequence(before):
-            if mode in ("share", "gather"):
+            if mode in ("all_gather", "gather"):
                 self.effective[point] = state.dim
-                if mode == "share":
+                if mode == "all_gather":
                     made = Copied(direct=True), frozenset([point])
                     self.states[after.name] = made
                 return
@@ -157,4 +157,4 @@ class SequenceWalk(ChangingWalk):
     def _fail(self, keys, reason):
         # Neither the sums' doing, nor to be helped at a crossing.
         if self._depth == 0 and not all(isinstance(k, Point) for k in keys):
-            self.changes.append(sequence_choices.set_hopeless(reason))
+            self.changes.append(sequence_choices.set_infeasible(reason))

@@ -111,7 +111,7 @@ class _Row(rules.Rule):
     def take(self, inputs):
         if self.sink_dim is None:
             dim = inputs.shape.rank + self._input_dim
-            return collectives.split_to_ranks(inputs, dim)
+            return collectives.scatter_to_ranks(inputs, dim)
         if self._comes_divided and not self.is_divided(inputs):
             raise ValueError(
                 "The input of a layer with input_is_parallel=True must be this "

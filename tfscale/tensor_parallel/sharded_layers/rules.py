@@ -144,7 +144,7 @@ class Rule(abc.ABC):
         if self.is_divided(inputs):
             return inputs
         dim = inputs.shape.rank + self.sink_dim
-        return collectives.split_to_ranks(inputs, dim)
+        return collectives.scatter_to_ranks(inputs, dim)
 
     def is_divided(self, inputs) -> bool:
         """Whether an input is this rank's part.
@@ -210,4 +210,4 @@ def part_of(variable, dim):
     if sharding_of(variable).model_dim == dim:
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
-    return collectives.split_to_ranks(whole, dim)
+    return collectives.scatter_to_ranks(whole, dim)
