@@ -73,6 +73,7 @@ LAYERS = (
     ("tfscale/data/chain/",),
     ("tfscale/data/explaining/",),
     ("tfscale/data/",),
+    ("tfscale/backup/",),
     ("tfscale/callbacks/",),
     ("tfscale/pipeline/tracing/",),
     ("tfscale/pipeline/running/",),

@@ -8,6 +8,7 @@ from tfscale import layers
 from tfscale import losses
 from tfscale import pipeline
 from tfscale._version import __version__
+from tfscale.backup.export import export_backup
 from tfscale.distribute import MeshStrategy
 from tfscale.mesh import device_mesh
 from tfscale.mesh import use_virtual_devices
@@ -24,6 +25,7 @@ __all__ = [
     "collectives",
     "data",
     "device_mesh",
+    "export_backup",
     "layers",
     "losses",
     "pipeline",

@@ -33,6 +33,24 @@ from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
+from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
+from tfscale._internals.fitting import SWAP_EMA_STATE
+from tfscale._internals.fitting import TENSORBOARD_STEPS
+from tfscale._internals.fitting import Watcher
+from tfscale._internals.fitting import build
+from tfscale._internals.fitting import count_time_from
+from tfscale._internals.fitting import element_spec_of
+from tfscale._internals.fitting import go_on_with
+from tfscale._internals.fitting import is_running
+from tfscale._internals.fitting import known_batches
+from tfscale._internals.fitting import make_iterator
+from tfscale._internals.fitting import running_fit
+from tfscale._internals.fitting import set_initial_epoch
+from tfscale._internals.fitting import set_known_batches
+from tfscale._internals.fitting import shuffles_arrays
+from tfscale._internals.fitting import source_of
+from tfscale._internals.fitting import validation_epochs
+from tfscale._internals.fitting import watch
 from tfscale._internals.layers import ATTENTION_PARTS
 from tfscale._internals.layers import ATTENTION_REPEATS
 from tfscale._internals.layers import METHODS_OF_SHAPES
@@ -46,7 +64,9 @@ from tfscale._internals.nodes import COLOCATED_WITH
 from tfscale._internals.nodes import GRADIENT_TYPE
 from tfscale._internals.nodes import LOWERED
 from tfscale._internals.nodes import OUTPUT_SHAPES
+from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import DistributedVariable
+from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import FuncGraph
 from tfscale._internals.symbols import Functional
 from tfscale._internals.symbols import Mirrored
@@ -66,6 +86,7 @@ from tfscale._internals.symbols import get_distributed_dataset
 from tfscale._internals.symbols import get_distributed_datasets_from_function
 from tfscale._internals.symbols import get_keras_mask
 from tfscale._internals.symbols import get_update_replica_id
+from tfscale._internals.symbols import global_seed_generator
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
 from tfscale._internals.symbols import model_supports_jit
@@ -81,8 +102,13 @@ __all__ = [
     "GRADIENT_TYPE",
     "LOWERED",
     "METHODS_OF_SHAPES",
+    "MODEL_CHECKPOINT_COUNTERS",
     "OUTPUT_SHAPES",
+    "SWAP_EMA_STATE",
+    "TENSORBOARD_STEPS",
+    "CallbackList",
     "DistributedVariable",
+    "EpochIterator",
     "FuncGraph",
     "Functional",
     "Mirrored",
@@ -91,21 +117,25 @@ __all__ = [
     "ResourceVariable",
     "StructuredFunctionWrapper",
     "SyncOnReadVariable",
+    "Watcher",
     "apply_mask",
     "asks_for_xla",
     "attention_dense",
     "attention_gate",
     "autocast",
     "automatic_names",
+    "build",
     "causal_padding",
     "check",
     "compile_loss_of",
+    "count_time_from",
     "current_path",
     "device_properties",
     "device_util",
     "devices_of",
     "distribute_utils",
     "eager_context",
+    "element_spec_of",
     "flat_losses",
     "flatten_layers",
     "functional_in",
@@ -114,11 +144,16 @@ __all__ = [
     "get_distributed_datasets_from_function",
     "get_keras_mask",
     "get_update_replica_id",
+    "global_seed_generator",
+    "go_on_with",
     "grappler_cluster",
     "inputs_of",
     "inputs_structure",
     "is_compiled_by_xla",
+    "is_running",
     "keep_side_effects_of_branches",
+    "known_batches",
+    "make_iterator",
     "make_value_anew",
     "model_supports_jit",
     "moments",
@@ -131,13 +166,20 @@ __all__ = [
     "outputs_structure",
     "own_generators",
     "own_variables",
+    "running_fit",
+    "set_initial_epoch",
     "set_keras_mask",
+    "set_known_batches",
+    "shuffles_arrays",
+    "source_of",
     "standardize_inputs",
     "sublayers",
     "tf_optimizer",
+    "validation_epochs",
     "value_of",
     "variables_made_at_once",
     "variant_of",
+    "watch",
     "weight_of",
     "with_flat_losses",
 ]

@@ -171,4 +171,60 @@ KERAS = {
         "_value_dense": "likewise",
         "_output_dense": "which adds up over heads",
     },
+    # --- a fit that runs ---------------------------------------------------
+    "keras.src.trainers.epoch_iterator": {
+        "EpochIterator": "a local variable of `fit`: its steps",
+    },
+    "keras.src.callbacks.callback_list": {
+        "CallbackList": "a local variable of `fit`: its callbacks",
+    },
+    "keras.src.trainers.epoch_iterator.EpochIterator": {
+        "_enumerate_iterator": "between two of its steps a run is saved",
+    },
+    "keras.src.trainers.epoch_iterator.EpochIterator.__init__": {
+        "_current_iterator": "goes on from epoch to epoch",
+        "_num_batches": "what Keras learns of the length of data",
+        "_steps_seen": "how much of it is used up",
+    },
+    "keras.src.backend.tensorflow.trainer.TFEpochIterator": {
+        "_get_iterator": "counted: making one moves seeds of shuffles on",
+    },
+    "keras.src.backend.tensorflow.trainer.TFEpochIterator.__init__": {
+        "_distributed_dataset": "what a replica gets of a step",
+    },
+    "keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter"
+    ".__init__": {
+        "_dataset": "the dataset that a user gave to `fit`",
+    },
+    "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
+    ".__init__": {
+        "_shuffle": "without a seed a run cannot go on with the same data",
+    },
+    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer.fit": {
+        "_initial_epoch": "the epoch that a run goes on with",
+        "_eval_epoch_iterator": "the epochs over the validation data",
+    },
+    "keras.src.random.seed_generator": {
+        "global_seed_generator": "its state is one of a run",
+    },
+    "keras.src.utils.progbar.Progbar.__init__": {
+        "_start": "a bar that goes on counts the steps before",
+        "_time_after_first_step": "likewise",
+    },
+    # --- what callbacks keep ----------------------------------------------
+    "keras.src.callbacks.model_checkpoint.ModelCheckpoint.__init__": {
+        "_batches_seen_since_last_saving": "kept in a backup",
+        "_last_batch_seen": "likewise",
+    },
+    "keras.src.callbacks.model_checkpoint.ModelCheckpoint.on_epoch_begin": {
+        "_current_epoch": "likewise",
+    },
+    "keras.src.callbacks.swap_ema_weights.SwapEMAWeights.__init__": {
+        "_ema_weights_in_model": "likewise",
+    },
+    "keras.src.callbacks.tensorboard.TensorBoard.__init__": {
+        "_global_train_batch": "likewise",
+        "_global_test_batch": "likewise",
+        "_previous_epoch_iterations": "likewise",
+    },
 }

@@ -92,3 +92,16 @@ from tensorflow.python.data.ops.structured_function import (
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable as ResourceVariable,
 )
+
+# --- tfscale.backup -------------------------------------------------------
+# isort: split
+# What a `fit` that runs consists of, and the seeds of those given none.
+from keras.src.callbacks.callback_list import CallbackList as CallbackList
+from keras.src.random.seed_generator import (
+    global_seed_generator as global_seed_generator,
+)
+from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+
+# isort: split
+# What a step of replicas gets, each of them a value of its own.
+from tensorflow.python.distribute.values import PerReplicaSpec as PerReplicaSpec

@@ -1,0 +1,180 @@
+"""A run that was killed ends bit for bit where one ends that was not."""
+
+import os
+import signal
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests.backup import jobs
+
+# Of a run that has 5 steps an epoch and saves after each 2.
+BATCHES = ("batch 3", "batch 5", "batch 4")
+ALL_CALLBACKS = (
+    *("stop", "plateau", "schedule", "checkpoint"),
+    *("csv", "append", "ema", "random"),
+)
+
+
+class KillMatrixTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.jobs = jobs.Jobs()
+        cls.addClassCleanup(cls.jobs.close)
+
+    def assert_same_end(self, kills, **arguments):
+        """Kills a training at each of the points, in processes of their own."""
+        folder = self.create_tempdir().full_path
+        whole = self.jobs.run(folder=f"{folder}/whole", **arguments)
+        interval = arguments.get("save_freq", 2) * 2
+        last = -1
+        for kill in kills:
+            with self.assertRaises(jobs.Killed) as raised:
+                self.jobs.run(folder=f"{folder}/runs", kill=kill, **arguments)
+            made = [
+                [int(n) for n in line.split()[1:]]
+                for line in str(raised.exception).splitlines()
+                if line.startswith("STEP")
+            ]
+            if made:
+                steps = len({(e, b) for e, b, _ in whole["steps"]})
+                per_epoch = steps / len(whole["epochs"])
+                begin = made[0][0] * per_epoch + made[0][1]
+                self.assertGreaterEqual(begin, last - interval, kill)
+                last = made[-1][0] * per_epoch + made[-1][1]
+        end = self.jobs.run(folder=f"{folder}/runs", **arguments)
+        for name in set(whole) - {"said"}:
+            self.assertEqual(end[name], whole[name], name)
+        self.assertFalse(os.path.exists(f"{folder}/runs/backup-"))
+        for log in ("log.csv", "append.csv"):
+            if os.path.exists(f"{folder}/whole-{log}"):
+                with (
+                    open(f"{folder}/whole-{log}") as one,
+                    open(f"{folder}/runs-{log}") as other,
+                ):
+                    self.assertEqual(other.read(), one.read())
+        return end
+
+    @parameterized.parameters(
+        "arrays", "shuffle", "unknown", "repeat", "tfscale"
+    )
+    def test_between_batches(self, data):
+        self.assert_same_end(BATCHES, data=data)
+
+    def test_at_each_point_of_a_save(self):
+        # Two saves have nine of them: the second one removes the first.
+        points = [f"save {number}" for number in range(1, 11)]
+        self.assert_same_end(points, backup={"keep": 1}, validate=False)
+
+    def test_in_validation_at_the_end_of_an_epoch_and_while_restoring(self):
+        self.assert_same_end(
+            ("validation 2", "epoch 1", "restore", "batch 1", "batch 1"),
+            data="shuffle",
+        )
+
+    def test_all_callbacks_together(self):
+        self.assert_same_end(("batch 4", "epoch 1"), callbacks=ALL_CALLBACKS)
+
+    @parameterized.parameters(
+        dict(model="counted"),
+        dict(model="normalised", data="unknown"),
+        dict(steps_per_execution=2),
+        dict(save_freq="epoch"),
+    )
+    def test_other_models_and_steps(self, **arguments):
+        freq = {"epoch": 5}.get(arguments.get("save_freq"))
+        if freq:
+            folder = self.create_tempdir().full_path
+            whole = self.jobs.run(folder=f"{folder}/a", **arguments)
+            with self.assertRaises(jobs.Killed):
+                self.jobs.run(folder=f"{folder}/b", kill="batch 8", **arguments)
+            end = self.jobs.run(folder=f"{folder}/b", **arguments)
+            self.assertEqual(end["weights"], whole["weights"])
+            self.assertEqual(end["steps"], whole["steps"])
+            self.assertNotIn("STEP 0", end["said"])
+            return
+        self.assert_same_end(("batch 4", "batch 4"), **arguments)
+
+    @parameterized.parameters(
+        dict(mesh={"data": 2}, model="normalised"),
+        dict(mesh={"data": 2}, options={"zero_stage": 1}),
+        dict(mesh={"data": 2, "pipeline": 2}),
+        dict(mesh={"model": 2}, data="tfscale"),
+    )
+    def test_on_a_mesh(self, **arguments):
+        self.assert_same_end(("batch 3", "batch 4"), **arguments)
+
+
+class ElasticTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.jobs = jobs.Jobs()
+        cls.addClassCleanup(cls.jobs.close)
+
+    def test_on_another_mesh(self):
+        folder = self.create_tempdir().full_path
+        meshes = (
+            dict(mesh={"data": 2}, options={"zero_stage": 1}),
+            dict(mesh={"pipeline": 2}),
+            dict(mesh={"model": 2}),
+        )
+        arguments = dict(data="tfscale", model="plain")
+        whole = self.jobs.run(folder=f"{folder}/whole", **arguments)
+        for mesh in meshes:
+            with self.assertRaises(jobs.Killed):
+                self.jobs.run(
+                    folder=f"{folder}/runs", kill="batch 4", **arguments, **mesh
+                )
+        end = self.jobs.run(folder=f"{folder}/runs", **arguments)
+        for value, expected in zip(end["values"], whole["values"]):
+            jobs.assert_close(value, expected, 1e-5)
+        self.assertEqual(end["iterations"], whole["iterations"])
+
+    def test_each_record_once_with_other_batch_sizes(self):
+        folder = self.create_tempdir().full_path
+        sizes = (8, 4, 10)
+        for size in sizes:
+            with self.assertRaises(jobs.Killed) as raised:
+                self.jobs.run(
+                    folder=folder,
+                    kill="batch 2",
+                    data="counting",
+                    model="counting",
+                    batch_size=size,
+                    save_freq=1,
+                    epochs=2,
+                    validate=False,
+                )
+            del raised
+        end = self.jobs.run(
+            folder=folder,
+            data="counting",
+            model="counting",
+            batch_size=8,
+            save_freq=1,
+            epochs=2,
+            validate=False,
+        )
+        # The layer adds up what it sees: each record once in each epoch.
+        self.assertEqual(end["seen"], 2 * sum(range(1, 41)))
+
+
+class SignalTest(absltest.TestCase):
+    def test_sigterm_saves_at_the_next_step(self):
+        server = jobs.Jobs()
+        self.addCleanup(server.close)
+        folder = self.create_tempdir().full_path
+        whole = server.run(folder=f"{folder}/whole")
+        with self.assertRaisesRegex(RuntimeError, f"^{128 + signal.SIGTERM}: "):
+            server.run(folder=f"{folder}/runs", terminate=4, save_freq="epoch")
+        end = server.run(folder=f"{folder}/runs", save_freq="epoch")
+        self.assertEqual(end["weights"], whole["weights"])
+        self.assertEqual(end["steps"], whole["steps"])
+        self.assertIn("STEP 0 4", end["said"])
+        self.assertNotIn("STEP 0 3", end["said"])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,340 @@
+"""Trainings to be killed at any point; each in a process of its own."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tfscale.backup import storage
+
+ROWS, WIDTH = 40, 6
+
+
+def train(
+    *,
+    folder,
+    data="arrays",
+    mesh=None,
+    options=None,
+    kill=None,
+    epochs=3,
+    save_freq=2,
+    callbacks=(),
+    steps_per_execution=1,
+    validate=True,
+    backup=None,
+    model="mlp",
+    batch_size=8,
+    loss="mse",
+    terminate=None,
+):
+    """Trains, and prints what came of it.
+
+    Args:
+        folder: Of the backups; logs of callbacks lie beside it.
+        data: A key of `DATA`.
+        mesh: Arguments of `tfscale.device_mesh`, or None for plain Keras.
+        options: Other arguments of `MeshStrategy`, with "microbatches".
+        kill: Where to be killed: "batch N", "save N" (the N-th thing that is
+            done to a file), "validation N", "epoch N", or "restore".
+        epochs: As of `fit`.
+        save_freq: As of `BackupAndRestore`.
+        callbacks: Keys of `CALLBACKS`.
+        steps_per_execution: As of `compile`.
+        validate: Whether there is validation data.
+        backup: Other arguments of `BackupAndRestore`; False for none.
+        model: A key of `MODELS`.
+        batch_size: Rows of a batch.
+        loss: As of `compile`.
+        terminate: The batch at whose end the process gets a SIGTERM.
+    """
+    tf.config.experimental.enable_op_determinism()
+    keras.utils.set_random_seed(5)
+    if mesh:
+        tfscale.use_virtual_devices(4)
+        strategy = mesh_strategy(mesh, dict(options or {}))
+    else:
+        strategy = tf.distribute.get_strategy()
+    with strategy.scope():
+        net = MODELS[model]()
+        if mesh and mesh.get("pipeline"):
+            net = tfscale.PipelineModel(
+                net, num_microbatches=2, balance="params"
+            )
+        net.compile(
+            keras.optimizers.Adam(0.01, use_ema=True),
+            loss,
+            metrics=["mae"],
+            steps_per_execution=steps_per_execution,
+        )
+    seen = Seen(kill, terminate)
+    used = [CALLBACKS[name](folder) for name in callbacks] + [seen]
+    if backup is not False:
+        used.append(
+            tfscale.callbacks.BackupAndRestore(
+                folder, save_freq=save_freq, **(backup or {})
+            )
+        )
+    kill_in_saves(kill)
+    x, arguments = DATA[data](batch_size)
+    if validate:
+        # Shuffled anew in each validation: its iterators count.
+        rows = tf.data.Dataset.from_tensor_slices(rows_of(2, 24))
+        rows = rows.shuffle(24, seed=4, reshuffle_each_iteration=True)
+        arguments["validation_data"] = rows.batch(8)
+        if data == "repeat":
+            arguments["validation_data"] = rows.repeat().batch(8)
+            arguments["validation_steps"] = 2
+    history = net.fit(x, epochs=epochs, verbose=0, callbacks=used, **arguments)
+    inner = net.model if hasattr(net, "model") else net
+    result = {
+        "weights": digest([v.numpy() for v in inner.variables]),
+        "optimizer": digest([v.numpy() for v in net.optimizer.variables]),
+        "values": [v.numpy().tolist() for v in inner.trainable_variables],
+        "history": history.history,
+        "epochs": history.epoch,
+        "iterations": int(net.optimizer.iterations.numpy()),
+        "steps": seen.steps,
+        "random": [random.random(), float(np.random.rand())],
+        "keras_random": float(keras.random.uniform(())),
+    }
+    if model == "counting":
+        result["seen"] = float(inner.layers[0].seen.numpy())
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def mesh_strategy(mesh, options):
+    mesh = tfscale.device_mesh(**mesh)
+    layout_map = None
+    if mesh.shape[mesh.axis_names.index("model")] > 1:
+        layout_map = keras.distribution.LayoutMap(mesh)
+        layout_map[".*up/kernel"] = (None, "model")
+        layout_map[".*down/kernel"] = ("model", None)
+    return tfscale.MeshStrategy(mesh, layout_map, **options)
+
+
+class CountedDense(keras.layers.Dense):
+    """Has a variable and a generator of TensorFlow, which nothing lists."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.calls = tf.Variable(0.0, trainable=False)
+        self.noise = tf.random.Generator.from_seed(3)
+
+    def call(self, x, training=False):
+        self.calls.assign_add(1.0)
+        draw = self.noise.uniform((), maxval=0.01)
+        return super().call(x) + 0.001 * self.calls + draw
+
+
+def mlp(last=keras.layers.Dense):
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(8, "relu", name="up"),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(4, name="down"),
+            last(1, name="last"),
+        ]
+    )
+
+
+class Counting(keras.layers.Layer):
+    """Adds up what it is trained on."""
+
+    def build(self, input_shape):
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", dtype="float64", trainable=False
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign_add(keras.ops.sum(keras.ops.cast(x, "float64")))
+        return x
+
+
+def counting():
+    return keras.Sequential(
+        [keras.Input((1,)), Counting(), keras.layers.Dense(1)]
+    )
+
+
+def plain():
+    """Draws nothing, and so comes out the same on any mesh."""
+    layers = [keras.layers.Dense(8, "relu", name="up")]
+    layers += [keras.layers.Dense(4, name="down"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers])
+
+
+def normalised():
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    return keras.Sequential(layers)  # built by `fit`
+
+
+MODELS = {
+    "mlp": mlp,
+    "wide": lambda: mlp(lambda units, name: keras.layers.Dense(2, name=name)),
+    "counted": lambda: mlp(CountedDense),
+    "normalised": normalised,
+    "counting": counting,
+    "plain": plain,
+}
+
+
+def rows_of(seed, rows=ROWS):
+    draw = np.random.RandomState(seed)
+    return (
+        draw.randn(rows, WIDTH).astype("float32"),
+        draw.randn(rows, 1).astype("float32"),
+    )
+
+
+def shuffled(batch_size, seed=7):
+    rows = tf.data.Dataset.from_tensor_slices(rows_of(1))
+    rows = rows.shuffle(ROWS, seed=seed, reshuffle_each_iteration=True)
+    return rows.batch(batch_size)
+
+
+DATA = {
+    "arrays": lambda size: (
+        rows_of(1)[0],
+        {"y": rows_of(1)[1], "batch_size": size},
+    ),
+    "shuffle": lambda size: (shuffled(size), {}),
+    "unknown": lambda size: (
+        shuffled(size).filter(lambda x, y: tf.shape(x)[0] > 0),
+        {},
+    ),
+    "repeat": lambda size: (
+        shuffled(size).repeat(),
+        {"steps_per_epoch": 6},
+    ),
+    "counting": lambda size: (
+        tfscale.data.pipeline(
+            tfscale.data.arrays(
+                np.arange(1.0, ROWS + 1, dtype="float32")[:, None],
+                np.zeros([ROWS, 1], "float32"),
+            ),
+            batch_size=size,
+            seed=3,
+        ),
+        {},
+    ),
+    "tfscale": lambda size: (
+        tfscale.data.pipeline(
+            tfscale.data.arrays(*rows_of(1)), batch_size=size, seed=3
+        ),
+        {},
+    ),
+}
+
+
+class Seen(keras.callbacks.Callback):
+    """Notes the steps that were made, and kills where it was asked to."""
+
+    def __init__(self, kill, terminate):
+        super().__init__()
+        self._terminate = terminate
+        self.steps = []
+        self._kill = kill
+        self._count = {"batch": 0, "validation": 0, "epoch": 0}
+
+    def _at(self, kind):
+        self._count[kind] += 1
+        if self._kill == f"{kind} {self._count[kind]}":
+            die()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append([self._epoch, batch, logs["loss"]])
+        print("STEP", self._epoch, batch, flush=True)
+        self._at("batch")
+        if self._count["batch"] == self._terminate:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._at("validation")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._at("epoch")
+
+    def get_state(self):
+        return {"steps": self.steps}
+
+    def set_state(self, state):
+        self.steps = state["steps"]
+
+
+class Lambda(keras.callbacks.Callback):
+    """Its effect follows from the epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        random.random()
+        np.random.rand()
+
+
+CALLBACKS = {
+    "stop": lambda folder: keras.callbacks.EarlyStopping(
+        "val_loss", patience=1, restore_best_weights=True
+    ),
+    "plateau": lambda folder: keras.callbacks.ReduceLROnPlateau(
+        "loss", patience=1, factor=0.5, min_delta=10.0, cooldown=1
+    ),
+    "schedule": lambda folder: keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate * 0.9
+    ),
+    "checkpoint": lambda folder: keras.callbacks.ModelCheckpoint(
+        folder + "-best.weights.h5",
+        save_best_only=True,
+        save_weights_only=True,
+    ),
+    "csv": lambda folder: keras.callbacks.CSVLogger(folder + "-log.csv"),
+    "append": lambda folder: keras.callbacks.CSVLogger(
+        folder + "-append.csv", append=True
+    ),
+    "ema": lambda folder: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    "random": lambda folder: Lambda(),
+}
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_in_saves(kill):
+    """Numbers all that is done to files; dies before the one that is asked."""
+    if kill is None or kill.split()[0] not in ("save", "restore"):
+        return
+    if kill == "restore":
+        storage.read = lambda path: die()
+        return
+    count = 0
+
+    def numbered(function):
+        def call(*args):
+            nonlocal count
+            count += 1
+            if kill == f"save {count}":
+                die()
+            return function(*args)
+
+        return call
+
+    for name in ("make_folder", "flush", "write", "remove_file"):
+        setattr(storage, name, numbered(getattr(storage, name)))
+
+
+def digest(arrays):
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

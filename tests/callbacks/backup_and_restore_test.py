@@ -1,0 +1,272 @@
+"""What is refused, said and reported; the kill matrix is in tests/backup."""
+
+import glob
+import logging
+import os
+import signal
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tfscale.backup import committed
+from tfscale.callbacks import BackupAndRestore
+
+X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
+
+
+def compiled(width=4, optimizer="adam", functional=True):
+    first = [keras.Input((3,))] if functional else []
+    layers = [keras.layers.Dense(width), keras.layers.Dense(2)]
+    model = keras.Sequential([*first, *layers])
+    model.compile(optimizer, "mse")
+    return model
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends `fit` after some batches, as an error in somebody's code does."""
+
+    def __init__(self, after):
+        super().__init__()
+        self._after = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 == self._after:
+            raise Interrupted
+
+    def get_state(self):
+        return None
+
+
+class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.path = self.create_tempdir().full_path
+
+    def interrupt(self, model, x=X, y=Y, after=3, **options):
+        options = {"save_freq": 1, **options}
+        with self.assertRaises(Interrupted):
+            model.fit(
+                *((x, y) if y is not None else (x,)),
+                batch_size=None if y is None else 4,
+                verbose=0,
+                callbacks=[
+                    BackupAndRestore(self.path, **options),
+                    Interrupt(after),
+                ],
+            )
+
+    def resume(self, model, x=X, y=Y, **options):
+        return model.fit(
+            *((x, y) if y is not None else (x,)),
+            batch_size=None if y is None else 4,
+            verbose=0,
+            callbacks=[
+                BackupAndRestore(self.path, save_freq=1, **options),
+                Interrupt(-1),
+            ],
+        )
+
+    @parameterized.parameters(
+        (dict(save_freq=True), '"epoch", "auto" or a number'),
+        (dict(save_freq=False), "Received: save_freq=False"),
+        (dict(save_freq=0), "1 or more. Received: save_freq=0"),
+        (dict(save_freq="batch"), "Received: save_freq='batch'"),
+        (dict(keep=0), "Received: keep=0"),
+        (dict(overhead=1.5), "between 0 and 1. Received: overhead=1.5"),
+    )
+    def test_bad_arguments_are_refused(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            BackupAndRestore(self.path, **arguments)
+
+    def test_a_second_one_is_refused_that_of_keras_too(self):
+        for other in (BackupAndRestore, keras.callbacks.BackupAndRestore):
+            both = [BackupAndRestore(self.path), other(self.path + "2")]
+            with self.assertRaisesRegex(ValueError, "another BackupAndRestore"):
+                compiled().fit(X, Y, verbose=0, callbacks=both)
+
+    def test_evaluate_with_it_is_as_ever(self):
+        model = compiled()
+        expected = model.evaluate(X, Y, verbose=0)
+        callback = BackupAndRestore(self.path)
+        found = model.evaluate(X, Y, verbose=0, callbacks=[callback])
+        self.assertEqual(found, expected)
+
+    @parameterized.parameters(
+        (dict(width=5), r"\[3, 5\] float32, in the backup \[3, 4\] float32"),
+        (dict(optimizer="sgd"), "which the backup has"),
+    )
+    def test_another_model_or_optimizer_is_refused(self, other, message):
+        self.interrupt(compiled())
+        model = compiled(**other)
+        before = model.get_weights()
+        with self.assertRaisesRegex(ValueError, message):
+            self.resume(model)
+        for value, expected in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(value, expected)
+        self.assertNotEmpty(glob.glob(self.path + "/backup-*"))
+
+    def test_other_data_is_refused(self):
+        self.interrupt(compiled())
+        with self.assertRaisesRegex(ValueError, "'16 batches'.*'8 batches'"):
+            self.resume(compiled(), np.ones((64, 3)), np.ones((64, 2)))
+
+    def test_other_callbacks_are_refused(self):
+        self.interrupt(compiled())
+        with self.assertRaisesRegex(ValueError, "callbacks .* saved .*Interr"):
+            compiled().fit(
+                X,
+                Y,
+                batch_size=4,
+                verbose=0,
+                callbacks=[BackupAndRestore(self.path)],
+            )
+
+    def test_a_fit_that_failed_lets_go_of_folder_and_signals(self):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        callback = BackupAndRestore(self.path, save_freq=1)
+        model = compiled()
+        with self.assertRaises(Interrupted):
+            model.fit(
+                X,
+                Y,
+                batch_size=4,
+                verbose=0,
+                callbacks=[callback, Interrupt(3)],
+            )
+        self.resume(compiled())  # with a callback of its own
+        self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+
+    def test_a_failed_save_is_raised_at_a_later_step(self):
+        def fail(*args):
+            raise OSError("no space left")
+
+        write = committed.write_parts
+        committed.write_parts = fail
+        self.addCleanup(setattr, committed, "write_parts", write)
+        with self.assertRaisesRegex(OSError, "no space left"):
+            compiled().fit(
+                X,
+                Y,
+                batch_size=4,
+                verbose=0,
+                callbacks=[BackupAndRestore(self.path, save_freq=1)],
+            )
+
+    def test_backups_are_removed_at_the_end_unless_told_otherwise(self):
+        self.resume(compiled())
+        self.assertEmpty(glob.glob(self.path + "/backup-*"))
+        self.resume(compiled(), delete_checkpoint=False)
+        self.assertNotEmpty(glob.glob(self.path + "/backup-*"))
+
+    def test_a_later_fit_begins_where_it_is_told(self):
+        self.interrupt(compiled())
+        model = compiled()
+        self.resume(model)
+        history = model.fit(X, Y, epochs=2, verbose=0)
+        self.assertEqual(history.epoch, [0, 1])
+
+    def test_the_report_counts_what_was_lost(self):
+        self.interrupt(compiled(), after=4, save_freq=3)
+        with self.assertLogs(level="INFO") as logs:
+            self.resume(compiled())
+        self.assertRegex(
+            logs.output[-1], "1 interruptions, 1 steps lost, .* goodput"
+        )
+
+    @parameterized.parameters(
+        (lambda d: d.shuffle(9), "a `shuffle` has no seed"),
+        (
+            lambda d: d.map(
+                lambda x, y: (
+                    tf.ensure_shape(
+                        tf.py_function(lambda v: v, [x], tf.float32), [3]
+                    ),
+                    y,
+                )
+            ),
+            "Python functions",
+        ),
+        (lambda d: d, None),
+        (lambda d: d.shuffle(9, seed=3), None),
+    )
+    def test_what_cannot_be_exact_is_said(self, change, reason):
+        tf.random.set_seed(None)
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+        dataset = change(dataset).batch(16)
+        with self.assertLogs(level="WARNING") as logs:
+            logging.warning("at least one line")
+            compiled().fit(
+                dataset, verbose=0, callbacks=[BackupAndRestore(self.path)]
+            )
+        said = [line for line in logs.output if "After an inter" in line]
+        self.assertLen(said, 1 if reason else 0)
+        if reason:
+            self.assertIn(reason, said[0])
+
+    def test_a_save_holds_training_up_for_a_part_of_writing_it(self):
+        model = keras.Sequential(
+            [keras.Input((512,)), *[keras.layers.Dense(512)] * 2]
+        )
+        model.compile("adam", "mse")
+        seconds = 0.3
+        write = committed.write_parts
+
+        def slow(*args):
+            time.sleep(seconds)
+            write(*args)
+
+        committed.write_parts = slow
+        self.addCleanup(setattr, committed, "write_parts", write)
+        x = np.ones((8, 512), "float32")
+        times = []
+
+        class Steps(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                times.append(time.monotonic())
+
+        callback = BackupAndRestore(self.path, save_freq=3)
+        model.fit(x, x, batch_size=2, verbose=0, callbacks=[callback, Steps()])
+        # The save is due before the fourth step, and waits for nobody.
+        self.assertLess(times[3] - times[2], seconds)
+
+
+class ExportTest(tf.test.TestCase):
+    def test_the_newest_backup_becomes_a_plain_model(self):
+        path = self.create_tempdir().full_path
+        model = compiled()
+        model.fit(
+            X,
+            Y,
+            batch_size=4,
+            verbose=0,
+            epochs=2,
+            callbacks=[BackupAndRestore(path, delete_checkpoint=False)],
+        )
+        file = path + "/model.keras"
+        tfscale.export_backup(path, file)
+        loaded = keras.models.load_model(file)
+        self.assertEqual(loaded.count_params(), model.count_params())
+        weights = path + "/model.weights.h5"
+        tfscale.export_backup(path, weights, compiled())
+        self.assertTrue(os.path.exists(weights))
+        with self.assertRaisesRegex(ValueError, "must be the one of the run"):
+            tfscale.export_backup(path, weights, compiled(5))
+
+    def test_without_a_backup_it_is_an_error(self):
+        path = self.create_tempdir().full_path
+        with self.assertRaisesRegex(FileNotFoundError, "which has none"):
+            tfscale.export_backup(path, path + "/model.keras")
+        with self.assertRaisesRegex(ValueError, "must end in"):
+            tfscale.export_backup(path, path + "/model.h5")
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,186 @@
+"""What is private in a `fit` that runs: its epochs, and where it stands.
+
+Each name is listed in `keras_names`, with why.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals.symbols import CallbackList
+from tfscale._internals.symbols import EpochIterator
+from tfscale._internals.symbols import PerReplicaSpec
+
+# What callbacks of Keras keep for later steps, beside public attributes.
+MODEL_CHECKPOINT_COUNTERS = (
+    "_batches_seen_since_last_saving",
+    "_last_batch_seen",
+    "_current_epoch",
+)
+SWAP_EMA_STATE = ("_ema_weights_in_model",)
+TENSORBOARD_STEPS = (
+    "_global_train_batch",
+    "_global_test_batch",
+    "_previous_epoch_iterations",
+)
+
+
+class Watcher(Protocol):
+    """What is told, and asked, by an epoch iterator that is watched."""
+
+    def iterator_made(self) -> None:
+        """An iterator over the data is about to be made."""
+
+    def begin_epoch(self) -> int:
+        """An epoch begins; returns how many of its steps are done already."""
+
+    def skip(self, iterator: Iterator[Any]) -> None:
+        """A step of those is passed over."""
+
+    def between_steps(self, step: int) -> None:
+        """All callbacks have ended the step before and none has begun this."""
+
+
+def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
+    """The epochs and the callbacks of the `fit` of a model on the stack.
+
+    They are local variables of `fit`: Keras gives callbacks no way to them.
+
+    Raises:
+        RuntimeError: If no `fit` of the model runs in this thread.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_locals.get("self") is model:
+            values = list(frame.f_locals.values())
+            epochs = [v for v in values if isinstance(v, EpochIterator)]
+            lists = [v for v in values if isinstance(v, CallbackList)]
+            if epochs and lists:
+                return epochs[0], lists[0]
+        frame = frame.f_back
+    raise RuntimeError(
+        "The callback works in `fit` of its model. Received: `on_train_begin` "
+        "outside of it. In a loop of your own use `tf.train.Checkpoint`."
+    )
+
+
+def is_running(epochs: EpochIterator) -> bool:
+    """Whether the `fit` of an epoch iterator is on the stack of a thread."""
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code.co_name == "fit" and any(
+                value is epochs for value in frame.f_locals.values()
+            ):
+                return True
+            frame = frame.f_back
+    return False
+
+
+class _Watched:
+    """Members of an epoch iterator whose class was taken over by `watch`."""
+
+    watcher: Watcher
+
+    def _get_iterator(self):
+        self.watcher.iterator_made()
+        return super()._get_iterator()
+
+    def _enumerate_iterator(self):
+        done = self.watcher.begin_epoch()
+        for step, end, iterator in super()._enumerate_iterator():
+            if step < done:
+                self.watcher.skip(iterator)
+                continue
+            self.watcher.between_steps(step)
+            yield step, end, iterator
+
+
+def watch(epochs: EpochIterator, watcher: Watcher) -> None:
+    """Puts a subclass in the place of the class of a `fit`'s epochs.
+
+    It ends with the object, which is that of one `fit`.
+    """
+    if not isinstance(epochs, _Watched):
+        base = type(epochs)
+        epochs.__class__ = type(base.__name__, (_Watched, base), {})
+    epochs.watcher = watcher
+
+
+def make_iterator(epochs: EpochIterator) -> Iterator[Any]:
+    """Makes an iterator as an epoch does, which moves seeds of shuffles on."""
+    return iter(epochs._get_iterator())
+
+
+def go_on_with(
+    epochs: EpochIterator, iterator: Iterator[Any], steps_seen: int
+) -> None:
+    """Has an epoch of `steps_per_epoch` go on with an iterator in use."""
+    epochs._current_iterator = iterator
+    epochs._steps_seen = steps_seen
+
+
+def known_batches(epochs: EpochIterator) -> int | None:
+    """Batches of the data as far as Keras knows, which learns it by the end."""
+    return epochs._num_batches
+
+
+def set_known_batches(epochs: EpochIterator, count: int | None) -> None:
+    """Tells it what an earlier process has learned."""
+    epochs._num_batches = count
+
+
+def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
+    """The dataset that a user gave, or what Keras made of his arrays."""
+    return getattr(epochs.data_adapter, "_dataset", None)
+
+
+def shuffles_arrays(epochs: EpochIterator) -> bool:
+    """Whether a user gave arrays, which Keras shuffles for him."""
+    return bool(getattr(epochs.data_adapter, "_shuffle", False))
+
+
+def element_spec_of(epochs: EpochIterator) -> Any:
+    """What a replica gets of a step, as `tf.TypeSpec`s."""
+
+    def of_one(spec):
+        if isinstance(spec, PerReplicaSpec):
+            return spec._value_specs[0]
+        return spec
+
+    spec = epochs._distributed_dataset.element_spec
+    return tf.nest.map_structure(of_one, spec)
+
+
+def validation_epochs(model: keras.Model) -> EpochIterator | None:
+    """The epochs over the validation data of the `fit` that runs."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Has the `fit` that begins start with an epoch; None: as it was called.
+
+    Keras keeps it for all later calls of `fit`, so it is to be put back.
+    """
+    model._initial_epoch = epoch
+
+
+def build(model: keras.Model, element_spec: Any) -> None:
+    """Makes all variables of a compiled model, its metrics' among them."""
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=element_spec)
+
+
+def count_time_from(
+    callbacks: CallbackList, steps: int, seconds_per_step: float
+) -> None:
+    """Has the progress bar reckon with steps that were done before."""
+    for callback in callbacks.callbacks:
+        bar = getattr(callback, "progbar", None)
+        if isinstance(bar, keras.utils.Progbar):
+            before = max(steps - 1, 0) * seconds_per_step
+            bar._time_after_first_step = bar._start - before
+            bar._start -= steps * seconds_per_step

@@ -1,0 +1,135 @@
+"""What callbacks have to keep: by `get_state`, or from a table for Keras'.
+
+A class that is not known is named once: it may keep nothing, or something
+that is lost.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfscale import _internals
+
+_callbacks = keras.callbacks
+
+# Attributes by class, private ones among them: `_internals` lists these.
+# `min_delta` of those that monitor is left out: its sign is set on first use.
+_ATTRIBUTES = {
+    _callbacks.EarlyStopping: (
+        *("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+    ),
+    _callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    _callbacks.ModelCheckpoint: (
+        "best",
+        *_internals.MODEL_CHECKPOINT_COUNTERS,
+    ),
+    _callbacks.SwapEMAWeights: _internals.SWAP_EMA_STATE,
+    _callbacks.TensorBoard: _internals.TENSORBOARD_STEPS,
+    _callbacks.History: ("history", "epoch"),
+}
+
+# They have nothing to keep: what they do follows from epoch and logs.
+_STATELESS = (
+    _callbacks.LearningRateScheduler,
+    _callbacks.ProgbarLogger,
+    _callbacks.RemoteMonitor,
+    _callbacks.TerminateOnNaN,
+)
+
+
+def callback_states(callbacks: Sequence[keras.callbacks.Callback]) -> list[Any]:
+    """A state for each callback, for `json_arrays.split`; None for none."""
+    return [_state(callback) for callback in callbacks]
+
+
+def set_callback_states(
+    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[Any]
+) -> None:
+    """Sets what `callback_states` returned, in the same order."""
+    for callback, state in zip(callbacks, states, strict=True):
+        if state is not None:
+            _set_state(callback, state)
+
+
+def names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """The classes of callbacks, which a backup is for."""
+    return [type(callback).__name__ for callback in callbacks]
+
+
+def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Names, once for a `fit`, the callbacks whose state is not kept."""
+    unknown = [
+        type(callback).__name__
+        for callback in callbacks
+        if not hasattr(callback, "get_state")
+        and _attributes(callback) is None
+        and not isinstance(callback, (*_STATELESS, _callbacks.CSVLogger))
+        and not type(callback).__module__.startswith("tfscale.")
+    ]
+    if unknown:
+        logging.warning(
+            "BackupAndRestore keeps no state of %s. If one has a state, give "
+            "it methods `get_state` and `set_state`, of numbers, strings and "
+            "arrays.",
+            ", ".join(sorted(set(unknown))),
+        )
+
+
+def _attributes(callback):
+    for kind, attributes in _ATTRIBUTES.items():
+        if isinstance(callback, kind):
+            return attributes
+    return None
+
+
+def _state(callback):
+    if hasattr(callback, "get_state"):
+        return callback.get_state()
+    if isinstance(callback, _callbacks.CSVLogger):
+        return _lines_of(callback)
+    attributes = _attributes(callback)
+    if attributes is None:
+        return None
+    return {
+        name: getattr(callback, name)
+        for name in attributes
+        if hasattr(callback, name)
+    }
+
+
+def _set_state(callback, state):
+    if hasattr(callback, "set_state"):
+        callback.set_state(state)
+    elif isinstance(callback, _callbacks.CSVLogger):
+        _set_lines(callback, state)
+    else:
+        for name, value in state.items():
+            setattr(callback, name, value)
+
+
+def _lines_of(logger):
+    """What is in the file, or how much of it if `append` leaves it there."""
+    logger.csv_file.flush()
+    with open(logger.filename, newline="") as file:
+        text = file.read()
+    if logger.append:
+        return {"keys": logger.keys, "length": len(text)}
+    return {"keys": logger.keys, "text": text}
+
+
+def _set_lines(logger, state):
+    """Puts the file back, so that no line is lost or there twice."""
+    logger.csv_file.close()
+    if logger.append:
+        with open(logger.filename, newline="") as file:
+            state = {**state, "text": file.read()[: state["length"]]}
+    with open(logger.filename, "w", newline="") as file:
+        file.write(state["text"])
+    had_header, append = bool(state["text"]), logger.append
+    # As it begins to append to a file of its own.
+    logger.append = True
+    logger.on_train_begin()
+    logger.append, logger.append_header = append, not had_header
+    logger.keys = state["keys"]

@@ -1,0 +1,198 @@
+"""Where a run stands in its data, and how to get there again.
+
+Of a dataset of `tfscale.data` it is a position, which is set. Of any other one
+it is how many iterators were made, since making one moves the seeds of its
+shuffles on, and how many batches were drawn from the last: as many are made
+and drawn again.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.data.chain.position import PositionValue
+from tfscale.data.chain.resumable_dataset import ResumableDataset
+
+
+class DataPlace:
+    """Counts what epochs take of their data.
+
+    Args:
+        epochs: The epoch iterator of Keras, just made.
+    """
+
+    def __init__(self, epochs):
+        self._epochs = epochs
+        self._pipeline, self._is_direct = _pipeline_in(
+            _internals.source_of(epochs)
+        )
+        self._num_made = 0
+        self._num_drawn = 0
+        self._start = self._position()
+        self._first_epoch = None
+
+    def _position(self):
+        if self._pipeline is None:
+            return None
+        return self._pipeline.position.value
+
+    @property
+    def _has_endless_epochs(self):
+        """Whether an iterator goes on from epoch to epoch."""
+        return self._epochs.steps_per_epoch is not None
+
+    def iterator_made(self) -> None:
+        """An iterator is about to be made."""
+        self._num_made += 1
+        self._num_drawn = 0
+        self._start = self._position()
+
+    def drawn(self, count: int) -> None:
+        """Batches were trained on."""
+        self._num_drawn += count
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Sets the position to the beginning of an epoch.
+
+        By itself it moves on when the last batch is handed out, which a
+        strategy that reads ahead does before training has come there.
+        """
+        if not self._is_direct or self._has_endless_epochs:
+            return
+        if self._first_epoch is None:
+            self._first_epoch = epoch - self._pipeline.position.value.epoch
+            return
+        self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)
+
+    def identity(self) -> str:
+        """What has to be the same for a run to go on with it.
+
+        A dataset of `tfscale.data` may have another batch size by then.
+        """
+        if self._is_direct:
+            return f"{self._pipeline.recipe.plan.limit} records"
+        source = _internals.source_of(self._epochs)
+        if source is None:
+            return f"{self._epochs.data_adapter.num_batches} batches"
+        return f"{int(source.cardinality())} batches"
+
+    def state(self) -> dict[str, Any]:
+        """Integers from which `resume` gets here again."""
+        state = {
+            "made": self._num_made,
+            "drawn": self._num_drawn,
+            "known": _internals.known_batches(self._epochs),
+        }
+        if self._pipeline is not None:
+            state["start"] = list(self._start)
+        if self._is_direct:
+            here = _after(self._pipeline, self._start, self._num_drawn)
+            state["position"] = list(here)
+        return state
+
+    def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
+        """Gets to where a run was, within an epoch that begins.
+
+        Args:
+            state: What `state` returned.
+            epoch: The epoch of `fit`.
+            step: Batches of the epoch that were trained on.
+
+        Returns:
+            Batches of the epoch that are not to be trained on again; `skip` is
+            then called for these.
+        """
+        if self._is_direct:
+            position = PositionValue(*state["position"])
+            self._pipeline.position.assign(**position._asdict())
+            if not self._has_endless_epochs:
+                self._first_epoch = epoch - position.epoch
+                if position.index == 0:
+                    return 0
+                whole = int(self._pipeline.cardinality())
+                return whole - self._pipeline.batches_left
+        _internals.set_known_batches(self._epochs, state["known"])
+        self._make_again(state, state["made"] - 1)
+        if self._has_endless_epochs:
+            self._go_on(state, state["drawn"] - step)
+        return step
+
+    def resume_behind(self, state: dict[str, Any]) -> None:
+        """Gets to where a run was between two of its epochs.
+
+        Args:
+            state: What `state` returned.
+        """
+        if self._is_direct:
+            position = PositionValue(*state["position"])
+            self._pipeline.position.assign(**position._asdict())
+        else:
+            _internals.set_known_batches(self._epochs, state["known"])
+        if not self._has_endless_epochs:
+            self._make_again(state, state["made"])
+            return
+        self._make_again(state, state["made"] - 1)
+        self._go_on(state, state["drawn"])
+
+    def _make_again(self, state, count):
+        """Makes iterators that are thrown away, for the seeds they move on."""
+        if self._is_direct:
+            return
+        for _ in range(count):
+            _internals.make_iterator(self._epochs)
+        if self._pipeline is not None:
+            start = PositionValue(*state["start"])
+            self._pipeline.position.assign(**start._asdict())
+
+    def _go_on(self, state, drawn):
+        """Makes the iterator that epochs share, and draws what was drawn."""
+        iterator = _internals.make_iterator(self._epochs)
+        if not self._is_direct:
+            draw(iterator, drawn)
+            self._num_drawn = drawn
+        _internals.go_on_with(self._epochs, iterator, drawn)
+
+    def skip(self, iterator: Iterator[Any], count: int) -> None:
+        """Batches that a run has trained on before are passed over."""
+        if not self._is_direct:
+            draw(iterator, count)
+            self._num_drawn += count
+
+
+def draw(iterator: Iterator[Any], count: int) -> None:
+    """Draws batches and lets them go."""
+    for _ in range(count):
+        if next(iterator, None) is None:
+            raise ValueError(
+                "The data of a run that goes on must be what it was. Received: "
+                "fewer batches than it had trained on. Give it the same data, "
+                "or take another `backup_dir`."
+            )
+
+
+def _after(pipeline, start, batches):
+    """The position behind batches that begin at a position."""
+    plan = pipeline.recipe.plan
+    steps = math.ceil(batches / plan.batches_per_step)
+    per_step = plan.global_batch * plan.lines
+    first = start.index // per_step
+    epochs, done = divmod(first + steps, plan.num_steps)
+    index = done * per_step + (start.index % per_step if not epochs else 0)
+    return PositionValue(start.seed, start.epoch + epochs, index)
+
+
+def _pipeline_in(dataset):
+    """The pipeline in a dataset, and whether its batches are the dataset's."""
+    is_direct = True
+    while isinstance(dataset, tf.data.Dataset):
+        if isinstance(dataset, ResumableDataset):
+            return dataset, is_direct
+        kind = type(dataset).__name__.lower()
+        if not any(word in kind for word in ("repeat", "prefetch", "options")):
+            is_direct = False
+        inputs = _internals.inputs_of(dataset)
+        dataset = inputs[0] if len(inputs) == 1 else None
+    return None, False

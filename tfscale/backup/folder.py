@@ -1,0 +1,103 @@
+"""A folder of backups: the newest that verifies, and no more than a few."""
+
+import logging
+
+from tfscale.backup import committed
+from tfscale.backup import storage
+
+_DAMAGED = "damaged-"
+
+
+class BackupFolder:
+    """The backups of one run, of which one job at a time writes.
+
+    Args:
+        path: Of the file system or of `tf.io.gfile`.
+        keep: How many backups to keep.
+    """
+
+    def __init__(self, path: str, keep: int):
+        self.path = path
+        self._keep = keep
+        self._lock = None
+
+    def acquire(self) -> None:
+        """Makes the folder, and keeps it for this job.
+
+        Raises:
+            BlockingIOError: If another job has it.
+            OSError: If it cannot be written to.
+        """
+        storage.make_folder(self.path)
+        self._lock = storage.FolderLock(self.path)
+
+    def release(self) -> None:
+        """Lets other jobs have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def newest(self, *, leave_damaged: bool = False) -> committed.Backup | None:
+        """The newest backup that verifies.
+
+        What a kill left unfinished is removed. A complete one that does not
+        verify is set aside, under a name that begins with `damaged-`, and the
+        reason is logged.
+
+        Args:
+            leave_damaged: Whether to leave all that is there as it is, since
+                another job may be writing.
+
+        Raises:
+            DamagedBackupError: If there are backups and none verifies.
+        """
+        for name in committed.begun(self.path):
+            path = storage.join(self.path, name)
+            if not committed.is_complete(path):
+                if not leave_damaged:
+                    storage.remove_folder(path)
+                continue
+            try:
+                return committed.open_backup(path)
+            except committed.DamagedBackupError as error:
+                if leave_damaged:
+                    continue
+                logging.warning("Backup %s is set aside: %s.", path, error)
+                aside = storage.join(self.path, _DAMAGED + name)
+                storage.rename(path, aside)
+                reason = storage.join(aside, "REASON")
+                storage.write(reason, str(error).encode())
+        damaged = [
+            name
+            for name in storage.names(self.path)
+            if name.startswith(_DAMAGED)
+        ]
+        if damaged:
+            raise committed.DamagedBackupError(
+                "One of the backups must be what was written. Received: "
+                f"{len(damaged)} in {self.path!r} that are not, such as "
+                f"{damaged[0]!r}: {self._reason(damaged[0])}. Remove them, or "
+                "take another `backup_dir`, to start anew."
+            )
+        return None
+
+    def _reason(self, name):
+        path = storage.join(storage.join(self.path, name), "REASON")
+        return storage.read(path).decode()
+
+    def commit(self, step, parts, state) -> None:
+        """Writes a backup, and removes those that are too many after it."""
+        committed.commit(self.path, step, parts, state)
+        complete = [
+            path
+            for name in committed.begun(self.path)
+            if committed.is_complete(path := storage.join(self.path, name))
+        ]
+        for path in complete[self._keep :]:
+            committed.remove(path)
+
+    def clear(self) -> None:
+        """Removes all backups, those set aside too."""
+        for name in storage.names(self.path):
+            if name.startswith(("backup-", _DAMAGED)):
+                committed.remove(storage.join(self.path, name))

@@ -1,0 +1,77 @@
+"""What interruptions and saves have cost a run, over all of its processes."""
+
+import os
+import time
+import weakref
+from typing import Any
+
+from tfscale.backup import storage
+
+_DIGITS = 16
+
+
+class Report:
+    """Adds up times and steps; is saved with the run.
+
+    Args:
+        folder: The folder of the backups; the step that training has come to
+            is noted there, so that a kill does not lose it.
+    """
+
+    def __init__(self, folder: str):
+        self._totals = {
+            "began": time.time(),
+            "interruptions": 0,
+            "steps_lost": 0,
+            "num_saves": 0,
+            "save_seconds": 0.0,
+            "useful_seconds": 0.0,
+        }
+        self._note = None
+        if storage.is_local(folder):
+            path = storage.join(folder, "PROGRESS")
+            self._note = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._close = weakref.finalize(self, os.close, self._note)
+
+    def close(self) -> None:
+        """Closes what it notes steps in."""
+        if self._note is not None:
+            self._close()
+            self._note = None
+
+    def state(self, useful_seconds: float) -> dict[str, Any]:
+        """The totals, with the time of steps of this process added."""
+        useful = self._totals["useful_seconds"] + useful_seconds
+        return {**self._totals, "useful_seconds": useful}
+
+    def resume(self, state: dict[str, Any], steps: int) -> None:
+        """Goes on from what an earlier process had saved after `steps`."""
+        self._totals = dict(state)
+        self._totals["interruptions"] += 1
+        self._totals["steps_lost"] += max(self._noted() - steps, 0)
+
+    def _noted(self):
+        if self._note is None:
+            return 0
+        return int(os.pread(self._note, _DIGITS, 0) or 0)
+
+    def step(self, steps: int) -> None:
+        """Notes how many steps the run has made."""
+        if self._note is not None:
+            os.pwrite(self._note, f"{steps:0{_DIGITS}d}".encode(), 0)
+
+    def saved(self, seconds: float) -> None:
+        """A save held training up for so long."""
+        self._totals["num_saves"] += 1
+        self._totals["save_seconds"] += seconds
+
+    def text(self, useful_seconds: float) -> str:
+        """One line for people."""
+        totals = self.state(useful_seconds)
+        wall = max(time.time() - totals["began"], 1e-9)
+        return (
+            f"{totals['interruptions']} interruptions, "
+            f"{totals['steps_lost']} steps lost, {totals['num_saves']} saves "
+            f"that took {totals['save_seconds']:.2f} s of the steps' time, "
+            f"goodput {min(totals['useful_seconds'] / wall, 1.0):.1%}"
+        )

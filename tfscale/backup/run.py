@@ -1,0 +1,310 @@
+"""A `fit` that is saved, and goes on: between two of its steps.
+
+    fit        on_epoch_begin  ─► step 0 ─► step 1 ─► ... ─► validation
+                    epochs ▲ between_steps(0)  ▲ between_steps(1)
+    a run that goes on:
+               restore, skip what was done, and only then the next step
+
+There all callbacks have ended one step and none has begun the next. To restore
+comes after each `on_train_begin` and `on_epoch_begin`, in which callbacks reset
+themselves.
+"""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.backup import callback_states
+from tfscale.backup import json_arrays
+from tfscale.backup import random_states
+from tfscale.backup import variables
+from tfscale.backup.committed import Backup
+from tfscale.backup.data_place import DataPlace
+from tfscale.backup.exactness import warn_of_inexact
+from tfscale.backup.export import config_of
+from tfscale.backup.folder import BackupFolder
+from tfscale.backup.parts import Part
+from tfscale.backup.report import Report
+from tfscale.backup.schedule import SaveSchedule
+from tfscale.backup.stopping import StopSignals
+from tfscale.backup.writer import Writer
+from tfscale.sharding.sharding import Sharding
+
+
+class Run:
+    """The `fit` that runs; it is the `Watcher` of its epochs.
+
+    Args:
+        model: The model that is fitted.
+        folder: The backups, of which this job has the lock.
+        schedule: When to save.
+        signals: What asks the run to stop.
+        exit_code: With what it then ends.
+
+    Raises:
+        ValueError: If the newest backup is of another model, optimizer, other
+            data or callbacks.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        folder: BackupFolder,
+        schedule: SaveSchedule,
+        signals: StopSignals,
+        exit_code: int,
+    ):
+        self._model = model
+        self._folder = folder
+        self._schedule = schedule
+        self._signals = signals
+        self._exit_code = exit_code
+        self._writer = Writer()
+        self._epochs, self._callbacks = _internals.running_fit(model)
+        self._data = DataPlace(self._epochs)
+        self._validation = None
+        self._validation_state = None
+        self._report = Report(folder.path)
+        self._epoch = None
+        self._step = 0
+        self._num_steps = 0
+        self._logs_so_far = None
+        self._backup = folder.newest()
+        if self._backup is not None:
+            spec = _internals.element_spec_of(self._epochs)
+            _internals.build(model, spec)
+            self._check(self._backup)
+            _internals.set_initial_epoch(model, self._backup.state["epoch"])
+        warn_of_inexact(self._epochs, "training")
+        callback_states.warn_of_unknown(self._callbacks.callbacks)
+        _internals.watch(self._epochs, self)
+
+    def _check(self, backup: Backup) -> None:
+        difference = variables.difference(
+            variables.variables_of(self._model), backup
+        )
+        if difference is None:
+            for what, now in self._identity().items():
+                if backup.state[what] != now:
+                    difference = f"{what} {now}, saved {backup.state[what]}"
+        if difference is not None:
+            raise ValueError(
+                "A run goes on with the model, the optimizer, the data and the "
+                f"callbacks that it had. Received: {difference}, of backup "
+                f"{backup.path!r}. Nothing was changed. Restore what it was, "
+                "or take another `backup_dir`."
+            )
+
+    def _identity(self):
+        spec = _internals.element_spec_of(self._epochs)
+        shapes = [
+            f"{part.dtype.name}{list(part.shape)[1:]}"
+            for part in tf.nest.flatten(spec)
+            if isinstance(part, tf.TensorSpec)
+        ]
+        callbacks = callback_states.names(self._callbacks.callbacks)
+        # With `verbose=0` there is no progress bar.
+        callbacks = [name for name in callbacks if name != "ProgbarLogger"]
+        data = [*shapes, self._data.identity()]
+        return {"data": data, "callbacks": callbacks}
+
+    # --- of the callback --------------------------------------------------
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """See `keras.callbacks.Callback`."""
+        _internals.set_initial_epoch(self._model, None)
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int) -> None:
+        """See `keras.callbacks.Callback`; `batch` is the last of the step."""
+        count = batch + 1 - self._step
+        self._step += count
+        self._num_steps += count
+        self._data.drawn(count)
+        self._schedule.step_ended(count)
+        self._report.step(self._num_steps)
+
+    def on_test_begin(self) -> None:
+        """Counts iterators over the validation data of this `fit`."""
+        epochs = _internals.validation_epochs(self._model)
+        if epochs is None:
+            return
+        if self._validation is None:
+            self._validation = Validation(epochs)
+            if self._validation_state is not None:
+                self._validation.resume(self._validation_state)
+
+    def on_test_batch_end(self, batch: int) -> None:
+        """See `keras.callbacks.Callback`."""
+        if self._validation is not None:
+            self._validation.ended(batch)
+
+    def on_epoch_end(self, logs: dict[str, Any] | None) -> None:
+        """Gives an epoch that had no step left the logs of the steps before."""
+        if logs is not None and self._logs_so_far:
+            for name, value in self._logs_so_far.items():
+                logs.setdefault(name, value)
+        self._logs_so_far = None
+
+    def end(self) -> str:
+        """Ends it well; returns the report."""
+        self._writer.wait()
+        self._report.close()
+        return self._report.text(self._schedule.useful_seconds)
+
+    def abandon(self) -> None:
+        """Ends it, whatever became of it."""
+        self._report.close()
+
+    # --- of the epochs ----------------------------------------------------
+
+    def iterator_made(self) -> None:
+        """See `_internals.Watcher`."""
+        self._data.iterator_made()
+
+    def begin_epoch(self) -> int:
+        """See `_internals.Watcher`; goes on from a backup, if there is one."""
+        self._step = 0
+        self._data.begin_epoch(self._epoch)
+        backup, self._backup = self._backup, None
+        if backup is None:
+            return 0
+        self._restore(backup)
+        self._step = self._data.resume(
+            backup.state["place"], self._epoch, backup.state["step"]
+        )
+        self._logs_so_far = None
+        if self._step:
+            results = self._model.get_metrics_result()
+            self._logs_so_far = {k: float(v) for k, v in results.items()}
+            _internals.count_time_from(
+                self._callbacks,
+                self._step,
+                backup.state["seconds_per_step"],
+            )
+        return self._step
+
+    def skip(self, iterator: Any) -> None:
+        """See `_internals.Watcher`."""
+        self._data.skip(iterator, self._epochs.steps_per_execution)
+
+    def between_steps(self, step: int) -> None:
+        """See `_internals.Watcher`; saves if it is due, or ends the run."""
+        self._writer.check()
+        if self._signals.received is not None:
+            self._stop(step)
+        if self._schedule.is_due(is_first=step == 0):
+            self._save(step)
+        self._schedule.step_begins()
+
+    def _stop(self, step):
+        self._save(step)
+        self._writer.wait()
+        logging.warning(
+            "Signal %d: the run is saved after %d steps, and ends.",
+            self._signals.received,
+            self._num_steps,
+        )
+        sys.exit(self._exit_code)
+
+    # --- saving and restoring ---------------------------------------------
+
+    def _save(self, step):
+        start = time.monotonic()
+        # One at a time: waits where the one before is not written yet.
+        self._writer.wait()
+        entries = variables.variables_of(self._model)
+        parts = variables.hold(entries)
+        state, arrays = json_arrays.split(self._state(step), "state")
+        for key, array in arrays.items():
+            value = tf.constant(array)
+            whole = Sharding(array.shape, value.dtype.size)
+            parts.append(Part(key, whole, (0, 0), value))
+        number, folder = self._num_steps, self._folder
+        self._writer.start(lambda: folder.commit(number, parts, state))
+        stall = time.monotonic() - start
+        self._report.saved(stall)
+        self._schedule.saved(stall)
+
+    def _state(self, step):
+        validation = self._validation_state
+        if self._validation is not None:
+            validation = self._validation.state()
+        callbacks = self._callbacks.callbacks
+        return {
+            **self._identity(),
+            "model": config_of(self._model),
+            "epoch": self._epoch,
+            "step": step,
+            "num_steps": self._num_steps,
+            "place": self._data.state(),
+            "validation": validation,
+            "seconds_per_step": self._schedule.seconds_per_step,
+            "random": random_states.random_states(),
+            "callback_states": callback_states.callback_states(callbacks),
+            "report": self._report.state(self._schedule.useful_seconds),
+        }
+
+    def _restore(self, backup):
+        state = json_arrays.join(
+            dict(backup.state), lambda key: np.asarray(backup.read_whole(key))
+        )
+        variables.restore(variables.variables_of(self._model), backup)
+        self._validation_state = state["validation"]
+        self._num_steps = state["num_steps"]
+        self._report.resume(state["report"], self._num_steps)
+        callback_states.set_callback_states(
+            self._callbacks.callbacks, state["callback_states"]
+        )
+        random_states.set_random_states(state["random"])
+
+
+class Validation:
+    """Counts what validation takes of its data; a `Watcher` too.
+
+    Args:
+        epochs: The epoch iterator over the validation data, just made.
+    """
+
+    def __init__(self, epochs):
+        self._place = DataPlace(epochs)
+        self._done = 0
+        self._num_epochs = 0
+        warn_of_inexact(epochs, "validation")
+        _internals.watch(epochs, self)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Gets behind the last validation of an earlier process."""
+        self._place.resume_behind(state)
+
+    def state(self) -> dict[str, Any]:
+        """See `DataPlace.state`."""
+        return self._place.state()
+
+    def ended(self, batch: int) -> None:
+        """A batch was evaluated."""
+        self._place.drawn(batch + 1 - self._done)
+        self._done = batch + 1
+
+    def iterator_made(self) -> None:
+        """See `_internals.Watcher`."""
+        self._place.iterator_made()
+
+    def begin_epoch(self) -> int:
+        """See `_internals.Watcher`."""
+        self._done = 0
+        self._place.begin_epoch(self._num_epochs)
+        self._num_epochs += 1
+        return 0
+
+    def skip(self, iterator: Any) -> None:
+        """See `_internals.Watcher`: there is nothing to skip."""
+
+    def between_steps(self, step: int) -> None:
+        """See `_internals.Watcher`."""

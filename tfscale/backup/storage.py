@@ -1,0 +1,175 @@
+"""Files of backups: written so that they are there once it is said they are.
+
+A path without a scheme is of this machine: data goes to the disk before a name
+refers to it (fsync of file and folder). A path such as `gs://bucket/run` goes
+through `tf.io.gfile`: there a file appears whole or not at all, once it is
+closed.
+"""
+
+import fcntl
+import hashlib
+import os
+import threading
+import weakref
+
+import tensorflow as tf
+
+_CHUNK = 1 << 20
+
+# Folders that this process writes into: `lockf` is by process.
+_own_locks: set[str] = set()
+_own_locks_lock = threading.Lock()
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is of this machine's file systems."""
+    return "://" not in path
+
+
+def join(folder: str, name: str) -> str:
+    """The path of a name in a folder."""
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder and those it is in, if they are not there."""
+    tf.io.gfile.makedirs(path)
+    if is_local(path):
+        _sync(os.path.dirname(os.path.abspath(path)))
+
+
+def write(path: str, content: bytes) -> None:
+    """Writes a file so that it is there whole, or as it was before."""
+    if not is_local(path):
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(content)
+        return
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync(os.path.dirname(os.path.abspath(path)))
+
+
+def flush(paths: list[str]) -> None:
+    """Returns once files that somebody else wrote, of one folder, are there."""
+    local = [path for path in paths if is_local(path)]
+    for path in local:
+        _sync(path)
+    if local:
+        _sync(os.path.dirname(os.path.abspath(local[0])))
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+    """
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return file.read()
+    except tf.errors.NotFoundError:
+        raise FileNotFoundError(path) from None
+
+
+def size_and_digest(path: str) -> tuple[int, str]:
+    """Bytes of a file and its SHA-256, read chunk by chunk."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except tf.errors.NotFoundError:
+        raise FileNotFoundError(path) from None
+    return size, digest.hexdigest()
+
+
+def names(folder: str) -> list[str]:
+    """What is in a folder, none if there is no folder."""
+    try:
+        return [n.rstrip("/") for n in tf.io.gfile.listdir(folder)]
+    except tf.errors.NotFoundError:
+        return []
+
+
+def remove_file(path: str) -> None:
+    """Removes a file if it is there."""
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.remove(path)
+
+
+def remove_folder(path: str) -> None:
+    """Removes a folder with all that is in it, if it is there."""
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+
+
+def rename(old: str, new: str) -> None:
+    """Gives a folder another name."""
+    tf.io.gfile.rename(old, new)
+
+
+class FolderLock:
+    """Keeps a folder for one job; it ends with its process, however that does.
+
+    `lockf`, not `flock`: a child that was forked does not hold it on. On object
+    stores there is none, and two jobs with one folder are not noticed.
+
+    Args:
+        folder: The folder, which is there.
+
+    Raises:
+        BlockingIOError: If another job has it.
+    """
+
+    def __init__(self, folder: str):
+        self._release = None
+        if not is_local(folder):
+            return
+        path = os.path.realpath(join(folder, "LOCK"))
+        with _own_locks_lock:
+            if path in _own_locks:
+                raise BlockingIOError(_in_use(folder, "this process"))
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                owner = os.pread(file, 16, 0).decode() or "unknown"
+                os.close(file)
+                raise BlockingIOError(
+                    _in_use(folder, f"process {owner}")
+                ) from None
+            _own_locks.add(path)
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        self._release = weakref.finalize(self, _release, path, file)
+
+    def release(self) -> None:
+        """Lets others have the folder; once is enough."""
+        if self._release is not None:
+            self._release()
+
+
+def _release(path, file):
+    with _own_locks_lock:
+        _own_locks.discard(path)
+    os.close(file)
+
+
+def _in_use(folder, by):
+    return (
+        "A folder of backups must be of one job. Received: backup_dir="
+        f"{folder!r}, in use by {by}. End that one, or take another folder."
+    )

@@ -1,0 +1,207 @@
+"""All variables of a run: held as they are, and put back.
+
+What `model.variables` lists, what optimizer and metrics have, and variables
+and generators of TensorFlow that are attributes of layers, which nothing lists.
+A key is a place in the order in which a program makes them, because names
+depend on what else was made before.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.backup.committed import Backup
+from tfscale.backup.parts import Part
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.sharding import Sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A variable of a run.
+
+    Attributes:
+        key: See above.
+        name: For people.
+        variable: Of Keras or TensorFlow.
+        is_sum: Whether its value is the sum over the replicas, as that of a
+            metric is; otherwise the first replica's counts.
+    """
+
+    key: str
+    name: str
+    variable: Any
+    is_sum: bool
+
+    @property
+    def components(self) -> list[tf.Variable]:
+        """A variable of TensorFlow for each device."""
+        value = self.variable
+        if isinstance(value, keras.Variable):
+            value = _internals.value_of(value)
+        if isinstance(value, _internals.DistributedVariable):
+            return list(value.values)
+        return [value]
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether an optimizer updates it."""
+        return isinstance(self.variable, keras.Variable) and bool(
+            self.variable.trainable
+        )
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the variable is divided."""
+        return sharding_of(self.variable)
+
+
+def variables_of(model: keras.Model) -> list[Entry]:
+    """All variables of a built model and of what it was compiled with."""
+    entries, seen = [], set()
+
+    def add(kind, variables, is_sum=False):
+        for variable in variables:
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            if isinstance(variable, keras.Variable):
+                seen.add(id(_internals.value_of(variable)))
+            number = sum(entry.key.startswith(kind) for entry in entries)
+            name = getattr(variable, "path", None) or variable.name
+            key = f"{kind}/{number}"
+            entries.append(Entry(key, name, variable, is_sum))
+
+    add("model", model.variables)
+    if model.optimizer is not None:
+        add("optimizer", model.optimizer.variables)
+    add("metrics", model.metrics_variables, is_sum=True)
+    add("tensorflow", _of_tensorflow(model))
+    return entries
+
+
+def _of_tensorflow(model) -> Iterator[tf.Variable]:
+    """Variables and states of generators that are attributes of layers."""
+    for layer in _internals.flatten_layers(model):
+        for attribute in vars(layer).values():
+            values = [attribute]
+            if isinstance(attribute, dict):
+                values = attribute.values()
+            elif isinstance(attribute, list | tuple):
+                values = attribute
+            for value in values:
+                if isinstance(value, tf.Variable):
+                    yield value
+                elif isinstance(value, tf.random.Generator):
+                    yield value.state
+                elif isinstance(value, tf.Module):
+                    yield from value.variables
+
+
+def hold(entries: list[Entry]) -> list[Part]:
+    """The values of variables as they are now.
+
+    Nothing is copied: TensorFlow copies a value that is held when it is
+    written next.
+    """
+    parts = []
+    for entry in entries:
+        sharding, components = entry.sharding, entry.components
+        if sharding.is_sharded:
+            held = set()
+            for place, component in zip(sharding.places, components):
+                slices = tuple(
+                    (s.start, s.stop) for s in sharding.slices(*place)
+                )
+                if slices not in held:
+                    held.add(slices)
+                    parts.append(
+                        Part(entry.key, sharding, place, _value(component))
+                    )
+            continue
+        # Replicas may differ: each metric counts what its replica has seen.
+        for index, component in enumerate(_different(entry, components)):
+            key = f"{entry.key}@{index}" if index else entry.key
+            whole = Sharding(tuple(component.shape), component.dtype.size)
+            parts.append(Part(key, whole, (0, 0), _value(component)))
+    return parts
+
+
+def _different(entry, components):
+    """The components that may differ.
+
+    What training updates is the same on all replicas. Statistics, seeds and
+    metrics are small, and each replica may have its own.
+    """
+    is_updated = entry.key.startswith("optimizer") or entry.is_trainable
+    return components[:1] if is_updated else components
+
+
+def _value(component):
+    with tf.device(component.device):
+        return component.read_value()
+
+
+def difference(entries: list[Entry], backup: Backup) -> str | None:
+    """In what a backup is of other variables than these; None if in nothing."""
+    expected = {
+        entry.key: (
+            entry.name,
+            list(entry.sharding.shape),
+            tf.as_dtype(entry.variable.dtype).name,
+        )
+        for entry in entries
+    }
+    found = {
+        key: (value["shape"], value["dtype"])
+        for key, value in backup.tensors.items()
+        if "@" not in key and key.split("/")[0] in _KINDS
+    }
+    for key, (name, shape, dtype) in expected.items():
+        if key not in found:
+            return f"{name!r} {shape} {dtype}, which the backup has not"
+        if found[key] != (shape, dtype):
+            before = f"{found[key][0]} {found[key][1]}"
+            return f"{name!r} {shape} {dtype}, in the backup {before}"
+    more = [key for key in found if key not in expected]
+    if more:
+        shape, dtype = found[more[0]]
+        return f"no {more[0]!r} {shape} {dtype}, which the backup has"
+    return None
+
+
+_KINDS = ("model", "optimizer", "metrics", "tensorflow")
+
+
+def restore(entries: list[Entry], backup: Backup) -> None:
+    """Gives variables the values of a backup, part by part."""
+    for entry in entries:
+        sharding, components = entry.sharding, entry.components
+        if sharding.is_sharded:
+            for place, component in zip(sharding.places, components):
+                _assign(component, backup.read(entry.key, sharding, place))
+            continue
+        values = [backup.read_whole(entry.key)]
+        while f"{entry.key}@{len(values)}" in backup.tensors:
+            values.append(backup.read_whole(f"{entry.key}@{len(values)}"))
+        if len(values) != len(components):
+            values = _for_others(entry, values, len(components))
+        for value, component in zip(values, components):
+            _assign(component, value)
+
+
+def _for_others(entry, values, count):
+    """Values for another number of replicas than had them."""
+    if not entry.is_sum:
+        return [values[0]] * count
+    total = tf.add_n(values)
+    return [total] + [tf.zeros_like(total)] * (count - 1)
+
+
+def _assign(component, value):
+    with tf.device(component.device):
+        component.assign(value)

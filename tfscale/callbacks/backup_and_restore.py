@@ -1,0 +1,188 @@
+"""Saves a run as it goes, and goes on with it after an interruption."""
+
+import logging
+import signal
+import weakref
+from collections.abc import Sequence
+
+import keras
+
+from tfscale import _internals
+from tfscale.backup.folder import BackupFolder
+from tfscale.backup.run import Run
+from tfscale.backup.schedule import SaveSchedule
+from tfscale.backup.stopping import StopSignals
+
+# Those whose `fit` runs, or ended in an error, of which callbacks are not told.
+_entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Goes on with an interrupted `fit` from the exact step.
+
+    A drop-in for Keras' callback of that name. A run that was killed, any
+    number of times and at any point, ends bit for bit where one that was never
+    interrupted ends (as far as its operations are deterministic). Start the
+    same program again.
+
+    Saved are weights, optimizer, the running metrics, the state of the other
+    callbacks, `History`, the positions in training and validation data, and
+    all random states. Values are held and written beside the training; a save
+    that failed is raised at the next step.
+
+    On a signal, SIGTERM unless told otherwise, the run is saved at the next
+    step and the process ends; a second signal ends it at once.
+
+    Args:
+        backup_dir: Folder of the backups; any path of `tf.io.gfile`. Of one
+            job at a time.
+        save_freq: `"epoch"`, a number of batches, or `"auto"`: as often as
+            keeps what saves cost under `overhead`.
+        keep: How many backups to keep.
+        delete_checkpoint: Whether to remove the backups when `fit` has ended.
+        overhead: With `"auto"`, the share of the steps' time that saves may
+            take.
+        signals: Numbers of the signals that ask the run to stop.
+        exit_code: With what the process then ends.
+
+    Raises:
+        ValueError: If an argument makes no sense; from `fit`, if the backup is
+            of another model, optimizer, data or callbacks. Nothing is changed
+            then.
+        BlockingIOError: From `fit`, if another job uses the folder.
+        tfscale.backup.committed.DamagedBackupError: From `fit`, if there are
+            backups, and none is what was written.
+
+    Example:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse")
+    >>> backup = BackupAndRestore(tempfile.mkdtemp(), save_freq=10)
+    >>> history = model.fit(
+    ...     np.ones((64, 2)), np.ones((64, 1)), verbose=0, callbacks=[backup]
+    ... )
+
+    Reference: Mohan, Phanishayee, Chidambaram: CheckFreq, FAST 2021 (the share
+    of the time, and values that are held while they are written).
+    """
+
+    def __init__(
+        self,
+        backup_dir: str,
+        save_freq: str | int = "epoch",
+        keep: int = 2,
+        delete_checkpoint: bool = True,
+        *,
+        overhead: float = 0.035,
+        signals: Sequence[int] = (signal.SIGTERM,),
+        exit_code: int = 128 + signal.SIGTERM,
+    ):
+        super().__init__()
+        backup_dir = str(backup_dir)
+        if not backup_dir:
+            raise ValueError(
+                "`backup_dir` must be a path. Received: backup_dir=''."
+            )
+        if save_freq not in ("epoch", "auto") and (
+            type(save_freq) is not int or save_freq < 1
+        ):
+            raise ValueError(
+                '`save_freq` must be "epoch", "auto" or a number of batches, '
+                f"1 or more. Received: save_freq={save_freq!r}."
+            )
+        if type(keep) is not int or keep < 1:
+            raise ValueError(
+                "`keep` must be a number of backups, 1 or more. "
+                f"Received: keep={keep!r}."
+            )
+        if not 0.0 < overhead < 1.0:
+            raise ValueError(
+                "`overhead` must be a share of the time, between 0 and 1. "
+                f"Received: overhead={overhead!r}."
+            )
+        self._folder = BackupFolder(backup_dir, keep)
+        self._save_freq = save_freq
+        self._overhead = overhead
+        self._delete_checkpoint = delete_checkpoint
+        self._signals = tuple(signals)
+        self._exit_code = exit_code
+        self._stop_signals = None
+        self._run = None
+
+    def on_train_begin(self, logs=None):
+        """Finds the newest backup; `fit` goes on from it."""
+        for other in list(_entered):
+            if other is self or other._is_over():
+                other._leave()
+        epochs, callbacks = _internals.running_fit(self.model)
+        kinds = (BackupAndRestore, keras.callbacks.BackupAndRestore)
+        if sum(isinstance(c, kinds) for c in callbacks.callbacks) > 1:
+            raise ValueError(
+                "One callback must restore a run. Received: another "
+                "BackupAndRestore in `callbacks`. Leave one out."
+            )
+        # Its logs are there before others read them.
+        callbacks.callbacks.remove(self)
+        callbacks.callbacks.insert(0, self)
+        self._folder.acquire()
+        self._epochs = weakref.ref(epochs)
+        _entered.add(self)
+        self._stop_signals = StopSignals(self._signals, self._is_over)
+        try:
+            self._run = Run(
+                self.model,
+                self._folder,
+                SaveSchedule(self._save_freq, self._overhead),
+                self._stop_signals,
+                self._exit_code,
+            )
+        except BaseException:
+            self._leave()
+            raise
+        self._stop_signals.watch()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes the epoch."""
+        self._run.on_epoch_begin(epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes how far training has come."""
+        self._run.on_train_batch_end(batch)
+
+    def on_test_begin(self, logs=None):
+        """Follows validation through its data."""
+        if self._run is not None:
+            self._run.on_test_begin()
+
+    def on_test_batch_end(self, batch, logs=None):
+        """Likewise."""
+        if self._run is not None:
+            self._run.on_test_batch_end(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Completes the logs of an epoch that went on behind its last step."""
+        self._run.on_epoch_end(logs)
+
+    def on_train_end(self, logs=None):
+        """Says what interruptions and saves have cost; removes the backups."""
+        logging.info("BackupAndRestore: %s.", self._run.end())
+        if self._delete_checkpoint:
+            self._folder.clear()
+        self._leave()
+
+    def _is_over(self):
+        """Whether its `fit` has ended, if by an error that nobody told it."""
+        epochs = self._epochs()
+        return epochs is None or not _internals.is_running(epochs)
+
+    def _leave(self):
+        """Lets go of folder and signals, also of a `fit` that failed."""
+        if self._stop_signals is not None:
+            self._stop_signals.restore()
+        if self._run is not None:
+            self._run.abandon()
+        self._folder.release()
+        _entered.discard(self)
+        self._run = self._stop_signals = None
