@@ -28,6 +28,7 @@ def use_virtual_devices(
             it to split a GPU, and knows no such limit for a CPU.
 
     Raises:
+        TypeError: If `num_devices` is no integer.
         ValueError: If `num_devices` is less than 1, there is no physical
             device of that type, or `memory_limit` is missing for a GPU or
             given for a CPU.
@@ -39,6 +40,7 @@ def use_virtual_devices(
     >>> import tfscale
     >>> tfscale.use_virtual_devices(8)
     """
+    _check_sizes(num_devices=num_devices)
     if num_devices < 1:
         raise ValueError(
             "`num_devices` must be at least 1. Received: "
@@ -103,6 +105,7 @@ def device_mesh(
         with the axes `"data"`, `"pipeline"` and `"model"`.
 
     Raises:
+        TypeError: If the size of an axis is no integer, or `devices` no names.
         ValueError: If an axis is smaller than 1, a device is named twice, or
             there are not as many devices as the axes need.
 
@@ -113,7 +116,7 @@ def device_mesh(
     >>> mesh.shape
     (2, 4, 1)
     """
-    shape = (data, pipeline, model)
+    shape = _check_sizes(data=data, pipeline=pipeline, model=model)
     if min(shape) < 1:
         raise ValueError(
             "Every axis of a mesh must be at least 1. Received: "
@@ -122,6 +125,14 @@ def device_mesh(
     needed = math.prod(shape)
     if devices is None:
         devices = _default_devices(needed, shape)
+    elif isinstance(devices, str) or not all(
+        isinstance(name, str) for name in devices
+    ):
+        raise TypeError(
+            "`devices` must be a list of names of devices. Received: "
+            f"devices={devices!r}. Of what `tf.config.list_logical_devices` "
+            "returns, take the `name`s."
+        )
     elif len(devices) != needed or len(set(devices)) != needed:
         raise ValueError(
             "A mesh needs as many different devices as the product of its "
@@ -131,6 +142,17 @@ def device_mesh(
     return keras.distribution.DeviceMesh(
         shape=shape, axis_names=AXES, devices=np.array(devices)
     )
+
+
+def _check_sizes(**sizes):
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            whole = isinstance(size, float) and size.is_integer()
+            fix = f" Use {name}={int(size)}." if whole else ""
+            raise TypeError(
+                f"`{name}` must be an integer. Received: {name}={size!r}.{fix}"
+            )
+    return tuple(map(int, sizes.values()))
 
 
 def _default_devices(needed, shape):

@@ -161,6 +161,13 @@ class MeshExtended(ModelRanks):
         return shard(gradient, sharding, *self.place())
 
     def _update(self, var, fn, args, kwargs, group):
+        if not isinstance(var, _internals.DistributedVariable):
+            raise ValueError(
+                "What trains under a strategy must be made in its scope. "
+                f"Received: {var.name!r}, made outside of the scope. Put all "
+                "that makes variables under `with strategy.scope():`, "
+                "`enable_lora` too."
+            )
         update = mixed_update.of_parts(super()._update, self.optimizer_states)
         return update(var, fn, args, kwargs, group)
 

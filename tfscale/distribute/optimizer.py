@@ -57,6 +57,14 @@ class MeshOptimizer(in_place.Mixin):
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`; in replica context."""
         extended = _EXTENDED[self]
+        if not tf.distribute.has_strategy():
+            raise ValueError(
+                "`optimizer.apply` must be called by the replicas of the "
+                f"strategy in whose scope {self.name!r} was made. Received: a "
+                "call outside of `strategy.run` and of the strategy's scope. "
+                "Put the step into a function and call "
+                "`strategy.run(step, args=(x, y))`."
+            )
         if tf.distribute.in_cross_replica_context():
             if extended.optimizer_states.are_sharded:
                 raise ValueError(

@@ -8,6 +8,7 @@ _ERRORS = (
     "Mixing different tf.distribute.Strategy objects",
     "must only be passed a variable created in this tf.distribute.Strategy",
 )
+_NO_REPLICA = "is not available outside the replica context"
 _VARIABLE = re.compile(r"<tf.Variable '([^']+)'")
 
 
@@ -24,10 +25,29 @@ class Scope:
         self._scope = scope
 
     def __enter__(self):
-        return self._scope.__enter__()
+        try:
+            return self._scope.__enter__()
+        except RuntimeError as error:
+            if _ERRORS[0] not in str(error):
+                raise
+            raise ValueError(
+                "Scopes of different strategies cannot be within each other. "
+                "Received: the scope of a `MeshStrategy`, entered in that of "
+                "another strategy. Leave that first; one strategy does all, "
+                "over the axes of its mesh. (`fit` enters the scope in which a "
+                "model was made.)"
+            ) from error
 
     def __exit__(self, kind, error, traceback):
         self._scope.__exit__(kind, error, traceback)
+        if isinstance(error, ValueError) and _NO_REPLICA in str(error):
+            raise ValueError(
+                "A training step by hand is for replicas. Received: the value "
+                "or the gradient of a variable, outside of `strategy.run`. Put "
+                "the step into a function `step` and call "
+                "`strategy.run(step, args=(x, y))`, with a batch of "
+                "`strategy.experimental_distribute_dataset(dataset)`."
+            ) from error
         if isinstance(error, RuntimeError | ValueError) and any(
             text in str(error) for text in _ERRORS
         ):

@@ -53,7 +53,8 @@ class MeshStrategy(tf.distribute.Strategy):
     Toward Training Trillion Parameter Models (2020), section 5.1.
 
     Raises:
-        TypeError: If `mesh` is no `DeviceMesh`.
+        TypeError: If `mesh` is no `DeviceMesh`, `layout_map` no map, or
+            `sequence_parallel` no bool.
         ValueError: If `zero_stage` is neither 0 nor 1, if the mesh has an axis
             of another name, or if it names a device twice or one that
             TensorFlow does not have. In the first run: if the `"model"` axis
@@ -84,13 +85,18 @@ class MeshStrategy(tf.distribute.Strategy):
         zero_stage: int = 0,
         sequence_parallel: bool = False,
     ):
-        if zero_stage not in (0, 1):
+        if zero_stage not in (0, 1) or isinstance(zero_stage, bool):
             raise ValueError(
                 "`zero_stage` must be 0 (each replica has all optimizer slots) "
                 "or 1 (the replicas divide them). Received: "
                 f"zero_stage={zero_stage!r}. Gradients and weights are not "
                 "divided over replicas here; `tfscale.PipelineModel` and a "
                 "layout map divide both over other axes."
+            )
+        if not isinstance(sequence_parallel, bool):
+            raise TypeError(
+                "`sequence_parallel` must be True or False. Received: "
+                f"sequence_parallel={sequence_parallel!r}."
             )
         self._mesh = mesh
         self._device_grid = _device_grid(mesh)

@@ -75,7 +75,7 @@ def auto_layout_map(
 
     Raises:
         TypeError: If `model` is neither a `keras.Model` nor a function that
-            returns one.
+            returns one, or `mesh` is no `DeviceMesh`.
         ValueError: If the mesh has no axis `"model"`, the model is not built,
             or nothing in it can be divided.
 
@@ -184,6 +184,11 @@ def _check(model, mesh):
         raise TypeError(
             "`model` must be a `keras.Model`, or a function that returns one. "
             f"Received: {model!r}."
+        )
+    if not isinstance(mesh, keras.distribution.DeviceMesh):
+        raise TypeError(
+            "`mesh` must be a `keras.distribution.DeviceMesh`. Received: "
+            f"{mesh!r}. Make one with `tfscale.device_mesh(model=...)`."
         )
     if _AXIS not in mesh.axis_names:
         raise ValueError(

@@ -33,6 +33,9 @@ from tfscale import _internals
 from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 
+# What TensorFlow says where a thread is not in the graph in which all began.
+_IN_BRANCH = "while defining a new graph"
+
 # What `gather_from_ranks` has put together in a graph, by name. Tensors would
 # keep the graph alive.
 _gathered = weakref.WeakKeyDictionary()
@@ -259,8 +262,19 @@ def _exchange(compute, x):
 
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()
-    with layer_losses.kept():
-        result = context.merge_call(merge, args=(x,))
+    try:
+        with layer_losses.kept():
+            result = context.merge_call(merge, args=(x,))
+    except RuntimeError as error:
+        if _IN_BRANCH not in str(error):
+            raise
+        raise RuntimeError(
+            "Model ranks cannot meet inside of a branch, a loop or a "
+            "`tf.function` of a step. Received: a call of a divided layer in "
+            "`tf.cond`, `tf.while_loop` or the like. Leave its variables whole "
+            "(keys of their own with `None`s in the layout map), or call it "
+            "outside: loops of Python are unrolled."
+        ) from error
     # Says that no gradient is defined: what is around a collective, to give it
     # one, looks for variables behind it, in the whole model without this.
     return tf.stop_gradient(result)

@@ -43,7 +43,8 @@ class Layouts:
             map is not looked at.
 
     Raises:
-        TypeError: If a layout is neither a `TensorLayout` nor a tuple.
+        TypeError: If `layout_map` is no map, or a layout neither a
+            `TensorLayout` nor a tuple.
         ValueError: If a key is no regular expression, or a layout names an
             axis that the mesh does not have, the pipeline axis, or the model
             axis twice.
@@ -59,6 +60,7 @@ class Layouts:
     """
 
     def __init__(self, layout_map: Mapping[str, Any] | None, mesh):
+        _check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self._size = sizes.get(AXIS)
         self._may_be_idle = layout_map is not None or self.size == 1
@@ -203,6 +205,21 @@ class Layouts:
             f"whole: give {path!r} a key of its own with `None`s, which comes "
             "first, or start from `tfscale.auto_layout_map`."
         )
+
+
+def _check_map(layout_map):
+    if layout_map is None or isinstance(layout_map, Mapping):
+        return
+    what = "Pass one, or a dict of tuples, or None."
+    if hasattr(layout_map, "device_mesh"):  # one of `keras.distribution`
+        what = (
+            "A distribution of Keras holds a mesh and a map: pass the map that "
+            "it was made with; which axis is which is a matter of names here."
+        )
+    raise TypeError(
+        "`layout_map` must be a `keras.distribution.LayoutMap`. Received: "
+        f"{layout_map!r}. {what}"
+    )
 
 
 def _check_pattern(pattern):

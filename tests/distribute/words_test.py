@@ -1,0 +1,132 @@
+"""Wrong uses of meshes and strategies: errors say what to do instead."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+
+X = np.ones((4, 4), "float32")
+LAYOUTS = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
+
+
+def distribution():
+    mesh = tfscale.device_mesh(model=2)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    return keras.distribution.ModelParallel(
+        layout_map=layout_map, batch_dim_name="model"
+    )
+
+
+def strategy(data=2, **options):
+    return tfscale.MeshStrategy(tfscale.device_mesh(data=data), **options)
+
+
+def build():
+    x = keras.Input((4,))
+    y = keras.layers.Dense(8, "relu", name="up")(x)
+    return keras.Model(x, keras.layers.Dense(4, name="down")(y))
+
+
+class ArgumentsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (
+            lambda: tfscale.device_mesh(data=2.0),
+            "Received: data=2.0. Use da.*2",
+        ),
+        (lambda: tfscale.device_mesh(model="2"), "an integer.*model='2'"),
+        (lambda: tfscale.device_mesh(pipeline=True), "pipeline=True"),
+        (lambda: tfscale.use_virtual_devices("8"), "num_devices='8'"),
+        (
+            lambda: tfscale.device_mesh(
+                data=2, devices=tf.config.list_logical_devices()[:2]
+            ),
+            "take the `name`s",
+        ),
+        (
+            lambda: strategy(layout_map=distribution()),
+            "Received: <ModelParallel.*pass the map that it was made with",
+        ),
+        (lambda: strategy(layout_map=[".*"]), r"Received: \['\.\*'\]"),
+        (lambda: strategy(sequence_parallel="no"), "True or False.*'no'"),
+        (lambda: tfscale.auto_layout_map(build, None), "Received: None"),
+    )
+    def test_of_the_wrong_type(self, make, text):
+        with self.assertRaisesRegex(TypeError, text):
+            make()
+
+    def test_zero_stage_is_a_number(self):
+        with self.assertRaisesRegex(ValueError, "zero_stage=True"):
+            strategy(zero_stage=True)
+
+    def test_sizes_of_numpy_are_integers(self):
+        mesh = tfscale.device_mesh(data=np.int64(2))
+        self.assertIs(type(mesh.shape[0]), int)
+
+
+class ByHandTest(parameterized.TestCase):
+    def model_and_step(self, mesh_strategy):
+        with mesh_strategy.scope():
+            model, optimizer = build(), keras.optimizers.SGD()
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(X))
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        return model, step
+
+    def test_a_step_that_the_replicas_do_not_run(self):
+        mesh_strategy = strategy()
+        _, step = self.model_and_step(mesh_strategy)
+        with self.assertRaisesRegex(ValueError, "Received: a call outside"):
+            step()
+        with (
+            self.assertRaisesRegex(
+                ValueError, "(?s)for replicas.*strategy.run"
+            ),
+            mesh_strategy.scope(),
+        ):
+            step()
+        mesh_strategy.run(step)
+
+    def test_a_scope_in_that_of_another_strategy(self):
+        with (
+            self.assertRaisesRegex(ValueError, "cannot be within each other"),
+            strategy().scope(),
+            strategy().scope(),
+        ):
+            pass
+        one = strategy()
+        with one.scope(), one.scope():
+            pass
+
+    def test_low_rank_adaptation_outside_of_the_scope(self):
+        # It was an AssertionError of TensorFlow, without a word.
+        with strategy().scope():
+            model = build()
+        model.get_layer("up").enable_lora(2)
+        model.compile("sgd", "mse")
+        with self.assertRaisesRegex(
+            ValueError, "'up/lora_kernel_a.*`enable_lo"
+        ):
+            model.fit(X, X, verbose=0)
+
+    def test_model_ranks_that_would_meet_in_a_branch(self):
+        mesh_strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(model=2), LAYOUTS
+        )
+        model, _ = self.model_and_step(mesh_strategy)
+
+        def branch():
+            return tf.cond(
+                tf.constant(X)[0, 0] > 0, lambda: model(X), lambda: X
+            )
+
+        run = tf.function(lambda: mesh_strategy.run(branch), autograph=False)
+        with self.assertRaisesRegex(
+            RuntimeError, "cannot meet inside of a bran"
+        ):
+            run()
