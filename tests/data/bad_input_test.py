@@ -588,6 +588,10 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "memory budget"):
             self._pipeline(cache="memory", ram_budget=4000)
 
+    @parameterized.parameters("none", False, None)
+    def test_none_is_asked_for_in_any_of_these_words(self, cache):
+        self.assertEqual(self._pipeline(cache=cache).recipe.cache_kind, "none")
+
     def test_a_window_that_does_not_fit_is_refused(self):
         path = _shard(self.create_tempdir().full_path)
         with self.assertRaisesRegex(ValueError, "shuffle_window=10.*Use 9 or"):

@@ -253,6 +253,30 @@ def branches():
     return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
 
 
+class Block(keras.layers.Layer):
+    """A layer made of layers, one of them made of layers itself."""
+
+    def __init__(self, depth):
+        super().__init__(name=f"block_{depth}")
+        self.norm = keras.layers.LayerNormalization(name="norm")
+        self.dense = dense(name="dense")
+        self.inner = Block(depth - 1) if depth else keras.layers.Identity()
+
+    def build(self, shape):
+        for layer in (self.norm, self.dense, self.inner):
+            layer.build(shape)
+
+    def call(self, x, training=None):
+        h = self.inner(self.dense(self.norm(x)), training=training)
+        return keras.ops.concatenate([x[:, :4] + h[:, :4], h[:, 4:]], axis=1)
+
+
+def composite_layers():
+    inputs = keras.Input((6,))
+    x = Block(2)(dense(name="a")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
 def spectral_normalization():
     inputs = keras.Input((6,))
     x = keras.layers.SpectralNormalization(dense(name="a"))(inputs)
@@ -313,6 +337,7 @@ MODELS = dict(
         "mse",
         ["both", "last"],
     ),
+    composite=(composite_layers, BY_VALUES, "mse", "flops"),
     branches=(branches, BY_VALUES, "mse", ["b"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
@@ -350,7 +375,7 @@ class ModelsTest(parameterized.TestCase):
     @parameterized.named_parameters((name, name) for name in MODELS)
     def test_three_steps(self, name):
         cuts = MODELS[name][-1]
-        stages = 3 if cuts == "params" else 1 + len(cuts)
+        stages = 3 if isinstance(cuts, str) else 1 + len(cuts)
         one = same_numbers.on_one_device(job(name))
         many = same_numbers.on_mesh(
             job(name), stages, 3, 2 if stages < 4 else 1, balance=cuts

@@ -140,7 +140,7 @@ class SummaryTextTest(tf.test.TestCase, parameterized.TestCase):
         )
         lines = self._lines(make_plan(model, one_f_one_b(2, 2), "flops"))
         (line,) = [line for line in lines if line.startswith(" Not cut: gru ")]
-        self.assertIn("of the FLOPs, and a layer is never", line)
+        self.assertIn("of the FLOPs, which cannot be cut", line)
         self.assertNotIn("Not cut", _text(_plan()))
 
     def test_narrow_table_is_refused(self):

@@ -80,8 +80,8 @@ def pipeline(
             it is to be exact.
         cache: Where parsed records are kept: `"memory"`, filled as they are
             read; `"file"`, in `cache_dir`, written now and kept for later
-            runs; `"none"`; or `"auto"`: memory if they fit the budget, else
-            file if there is a `cache_dir` with room, else none.
+            runs; `"none"`, False or None; or `"auto"`: memory if they fit the
+            budget, else file if there is a `cache_dir` with room, else none.
         cache_dir: String, a directory on a local disk, which pipelines may
             share. A cache is found again by the names and sizes of what it was
             made from, and by a few records, which are also parsed again and

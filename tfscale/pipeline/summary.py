@@ -18,12 +18,11 @@ from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.tracing import memory
+from tfscale.pipeline.tracing.plan import LARGE
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
-# How many times the share of a stage one layer has, for it to be mentioned.
-_MUCH = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,13 +244,13 @@ def _not_cut(plan):
     """What a layer that is too large for one stage sets as a limit."""
     most, total = max(plan.flops), sum(plan.flops)
     num_stages = len(plan.stages)
-    if num_stages > 1 and most * num_stages > _MUCH * total:
+    if num_stages > 1 and most * num_stages > LARGE * total:
         name = plan.graph.calls[plan.flops.index(most)].name
         yield (
             "Not cut",
             f"{rich.markup.escape(name)} has "
-            f"{colored(f'{100 * most / total:.1f}')} % of the FLOPs, and a "
-            "layer is never cut: no speed-up over "
+            f"{colored(f'{100 * most / total:.1f}')} % of the FLOPs, which "
+            "cannot be cut: no speed-up over "
             f"{colored(f'{total / most:.2f}')}",
         )
 

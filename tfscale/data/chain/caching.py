@@ -23,7 +23,8 @@ def cached(recipe, kind, cache_dir, first, budget):
 
     Args:
         recipe: `Recipe` without a cache.
-        kind: `"auto"`, `"memory"`, `"file"` or `"none"`.
+        kind: `"auto"`, `"memory"`, `"file"` or `"none"`; False or None for
+            the last.
         cache_dir: String or None.
         first: Structure of eager tensors, the first parsed record.
         budget: Integer, bytes of memory.
@@ -35,6 +36,8 @@ def cached(recipe, kind, cache_dir, first, budget):
         ValueError: If the kind is unknown, or what is asked for does not fit.
         OSError: If a cache file cannot be written.
     """
+    if kind is False or kind is None:
+        kind = "none"
     if kind not in KINDS:
         raise ValueError(
             f"`cache` must be one of {KINDS}. Received: cache={kind!r}."

@@ -111,7 +111,7 @@ def flatten_model(model: keras.Model) -> Graph:
     functional = _functional(model)
     if functional is None:
         raise _not_functional(model)
-    flattener = _Flattener()
+    flattener = Flattener({})
     inputs = [flattener.new_value(x) for x in functional.inputs]
     outputs = flattener.add(functional, inputs)
     return Graph(
@@ -123,17 +123,28 @@ def flatten_model(model: keras.Model) -> Graph:
     )
 
 
-class _Flattener:
-    def __init__(self):
-        self.calls = []
-        self.specs = {}
+class Flattener:
+    """Finds the calls of functional models, one after the other.
 
-    def new_value(self, keras_tensor):
+    Args:
+        specs: Of the values that there are already.
+
+    Attributes:
+        calls: The calls found.
+        specs: Those given, and those of the values that the calls make.
+    """
+
+    def __init__(self, specs: dict[Value, keras.KerasTensor]):
+        self.calls = []
+        self.specs = specs
+
+    def new_value(self, keras_tensor: keras.KerasTensor) -> Value:
+        """A value that was not there."""
         value = Value(len(self.specs))
         self.specs[value] = keras_tensor
         return value
 
-    def add(self, functional, inputs):
+    def add(self, functional: keras.Model, inputs: list[Value]) -> list[Value]:
         """Adds the calls of a model on `inputs`, returns its outputs."""
         values = {id(x): v for x, v in zip(functional.inputs, inputs)}
         for node in _internals.nodes_of(functional):

@@ -5,6 +5,7 @@ import functools
 import math
 
 import keras
+import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.pipeline.planning import balance as balance_lib
@@ -12,6 +13,7 @@ from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.planning.simulate import simulate
+from tfscale.pipeline.tracing import composite
 from tfscale.pipeline.tracing import memory as memory_lib
 from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.graph import Graph
@@ -20,6 +22,9 @@ from tfscale.pipeline.tracing.graph import flatten_model
 from tfscale.pipeline.tracing.stages import Stage
 from tfscale.pipeline.tracing.stages import cut
 from tfscale.pipeline.tracing.survey import survey
+
+# How many times the work of a stage a layer has to have, to be too large.
+LARGE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +136,13 @@ def make_plan(
             `memory_limit`.
     """
     graph = flatten_model(model)
+    statistics.check_synchronized(graph.calls)
+    if schedule.num_microbatches > 1:
+        _check_stateful(graph.calls, schedule.num_microbatches)
     num_stages = schedule.num_stages
+    opens = not isinstance(balance, (list, tuple)) and not _has_ranks()
+    surveyed = _survey(graph, num_stages if opens else 1)
+    graph = surveyed.graph
     if num_stages > len(graph.calls):
         raise ValueError(
             "A pipeline must have at most as many stages as the model has "
@@ -139,11 +150,6 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    statistics.check_synchronized(graph.calls)
-    if schedule.num_microbatches > 1:
-        _check_stateful(graph.calls, schedule.num_microbatches)
-    surveyed = survey(graph)
-    graph = surveyed.graph
     costs, allowed_cuts = surveyed.flops, None
     if balance == "params":
         costs = parameters(graph)
@@ -196,6 +202,30 @@ def _check_stateful(calls, num_microbatches):
                     f"stateful=True, num_microbatches={num_microbatches}. Use "
                     "stateful=False, or num_microbatches=1."
                 )
+
+
+def _survey(graph, num_stages):
+    """Surveys a model, and opens layers that no stage can take."""
+    while True:
+        surveyed = survey(graph)
+        too_much = sum(surveyed.flops) * LARGE / num_stages
+        large = [
+            (cost, -index)
+            for index, cost in enumerate(surveyed.flops)
+            if num_stages > 1 and cost > too_much
+        ]
+        for _, index in sorted(large, reverse=True):
+            if (opened := composite.opened(graph, -index)) is not None:
+                graph = opened
+                break
+        else:
+            return surveyed
+
+
+def _has_ranks():
+    """Whether layers are analysed as the model calls them."""
+    extended = tf.distribute.get_strategy().extended
+    return getattr(extended, "num_model_ranks", 1) > 1
 
 
 def parameters(graph: Graph) -> list[int]:

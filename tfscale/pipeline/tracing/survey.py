@@ -16,6 +16,7 @@ from tfscale.pipeline.tracing import flops
 from tfscale.pipeline.tracing.graph import Call
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.noted_reads import NotedReads
 
 # What a dimension of an input counts that is unknown and not the batch.
 UNKNOWN_LENGTH = 128
@@ -180,22 +181,8 @@ def _with_variables(graph):
 def _used_variables(call, specs):
     """Ids of the variables that a call reads, in training or without it."""
     args, kwargs = described(call, specs)
-    scope = _ReadsNoted()
+    scope = NotedReads()
     for training in (False, True):
         operation = _internals.operation_fn(call.operation, training=training)
         flops.trace_call(operation, args, kwargs, scope)
     return scope.read
-
-
-class _ReadsNoted(keras.StatelessScope):
-    def __init__(self):
-        super().__init__()
-        self.read = set()
-
-    def get_current_value(self, variable):
-        self.read.add(id(variable))
-        return super().get_current_value(variable)
-
-    def add_update(self, update):
-        self.read.add(id(update[0]))
-        super().add_update(update)
