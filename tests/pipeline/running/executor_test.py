@@ -16,6 +16,8 @@ from tfscale.pipeline.planning import schedule as schedules
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
+from tfscale.pipeline.tracing.keys import Losses
+from tfscale.pipeline.tracing.keys import Target
 from tfscale.pipeline.tracing.phases import Phase
 
 RANDOM = np.random.RandomState(0)
@@ -157,12 +159,12 @@ class RanksTest(parameterized.TestCase):
             calls.append([float(x) for x in terms])
             return [tf.add_n(terms), -tf.add_n(terms), tf.zeros(())]
 
-        def keys(kind):
-            return tuple((rank, (kind, 0)) for rank in range(2))
+        def keys(key):
+            return tuple((rank, key) for rank in range(2))
 
-        forward = Phase(total, keys("target"), keys("losses"))
+        forward = Phase(total, keys(Target(0)), keys(Losses()))
         ranks = [
-            Tensors({}, {}, {}, [{("target", 0): x + m} for m in range(2)])
+            Tensors({}, {}, {}, [{Target(0): x + m} for m in range(2)])
             for x in tf.constant([1.0, 10.0])
         ]
         run_schedule(
@@ -174,7 +176,7 @@ class RanksTest(parameterized.TestCase):
         self.assertEqual(calls, [[1.0, 10.0], [2.0, 11.0]])
         self.assertEqual(
             [
-                [float(m["losses", 0]) for m in of_rank.microbatches]
+                [float(m[Losses()]) for m in of_rank.microbatches]
                 for of_rank in ranks
             ],
             [[11.0, 13.0], [-11.0, -13.0]],

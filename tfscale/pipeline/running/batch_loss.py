@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfscale.pipeline.running.executor import Tensors
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.whole_batch import losses
 
@@ -52,13 +53,13 @@ class BatchLoss:
             self._shares = self._find_shares()
         is_vector = tf.constant([x.is_vector for x in self._losses], tf.bool)
         for microbatch, share in zip(self._tensors.microbatches, self._shares):
-            share_of_rows = microbatch["rows",] / self._all_rows
-            microbatch["added_scale",] = loss_scale * share_of_rows
+            share_of_rows = microbatch[keys.Rows()] / self._all_rows
+            microbatch[keys.AddedScale()] = loss_scale * share_of_rows
             if self._losses:
                 # What is not reduced is minimised as a sum.
-                count = tf.minimum(microbatch["rows",], 1.0)
+                count = tf.minimum(microbatch[keys.Rows()], 1.0)
                 counts = tf.where(is_vector, count, share)
-                microbatch["loss_scale",] = loss_scale * weights * counts
+                microbatch[keys.LossScale()] = loss_scale * weights * counts
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's part of the loss, and of each single loss."""
@@ -67,11 +68,11 @@ class BatchLoss:
         for microbatch, share in zip(self._tensors.microbatches, shares):
             if self._losses:
                 single.append(
-                    tf.math.multiply_no_nan(microbatch["losses",], share)
+                    tf.math.multiply_no_nan(microbatch[keys.Losses()], share)
                 )
-            share_of_rows = microbatch["rows",] / self._all_rows
+            share_of_rows = microbatch[keys.Rows()] / self._all_rows
             for stage in range(len(self._program.stages)):
-                added = microbatch.get(("added", stage))
+                added = microbatch.get(keys.AddedLoss(stage))
                 if added is not None:
                     total += tf.math.multiply_no_nan(added, share_of_rows)
         if self._losses:
@@ -87,12 +88,12 @@ class BatchLoss:
         if not self._losses:
             return [None] * len(microbatches)
         for microbatch in microbatches:
-            if ("divisors",) not in microbatch:
+            if keys.Divisors() not in microbatch:
                 known = {**tensors.shared, **tensors.states, **microbatch}
                 microbatch.update(self._program.divisors.run(known))
-        counts = [tf.minimum(m["rows",], 1.0) for m in microbatches]
+        counts = [tf.minimum(m[keys.Rows()], 1.0) for m in microbatches]
         divisors = [
-            count * microbatch["divisors",]
+            count * microbatch[keys.Divisors()]
             for count, microbatch in zip(counts, microbatches)
         ]
         total = self._all_sum(tf.add_n(divisors))

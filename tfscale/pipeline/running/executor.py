@@ -27,12 +27,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 
 
 @dataclasses.dataclass
 class Tensors:
-    """All tensors of a step of one rank, by the keys of stage_graph.py.
+    """All tensors of a step of one rank, by the keys of tracing/keys.py.
 
     Attributes:
         shared: Parameters, which all microbatches use.
@@ -103,29 +104,29 @@ def _note_states(stage, rank, action, tensors):
     microbatch = tensors.microbatches[action.microbatch]
     for phase in stage.values():
         for owner, key in phase.inputs:
-            if owner == rank and key[0] == "state":
+            if owner == rank and isinstance(key, keys.State):
                 microbatch[key] = tensors.states[key]
 
 
 def _arguments(phase, rank, action, tensors):
     """What a phase takes of a rank."""
-    keys = [key for owner, key in phase.inputs if owner == rank]
+    own = [key for owner, key in phase.inputs if owner == rank]
     microbatch = tensors.microbatches[action.microbatch]
     if action.kind != "F":
-        _add_up_gradients(keys, microbatch)
+        _add_up_gradients(own, microbatch)
     lookup = collections.ChainMap(microbatch, tensors.sums, tensors.shared)
-    return {(rank, key): _wait(key, lookup[key], action.kind) for key in keys}
+    return {(rank, key): _wait(key, lookup[key], action.kind) for key in own}
 
 
 def _keep(key, result, action, tensors, whole_batch):
     """Adds a result to what a rank has."""
     microbatch = tensors.microbatches[action.microbatch]
-    if key[0] == "sum":
+    if isinstance(key, keys.GradientSum):
         tensors.sums[key] = result
-    elif key[0] == "gradient of":
+    elif isinstance(key, keys.GradientTerm):
         microbatch.setdefault(key, []).append(result)
-    elif key[0] == "new_state" and key[1] not in whole_batch:
-        tensors.states["state", key[1]] = result
+    elif isinstance(key, keys.NewState) and key.number not in whole_batch:
+        tensors.states[keys.State(key.number)] = result
     else:
         microbatch[key] = result
 
@@ -156,19 +157,22 @@ def _wait(key, tensor, kind):
     its data. So the data that everything in it depends on has to wait: inputs
     of a forward, gradients for a backward, what was kept for a W.
     """
-    waits = key[0] not in ("param", "sum", "kept")
-    if waits or (key[0] == "kept" and kind == "W"):
+    if isinstance(key, keys.Kept):
+        waits = kind == "W"
+    else:
+        waits = not isinstance(key, keys.Param | keys.GradientSum)
+    if waits:
         return tf.identity(tensor)
     return tensor
 
 
-def _add_up_gradients(keys, microbatch):
+def _add_up_gradients(own, microbatch):
     """The gradient by a tensor is the sum of what its users make of it."""
-    for key in keys:
-        if key[0] == "gradient" and key not in microbatch:
-            parts = microbatch.pop(("gradient of", key[1]), None)
+    for key in own:
+        if isinstance(key, keys.Gradient) and key not in microbatch:
+            parts = microbatch.pop(keys.GradientTerm(key.value), None)
             microbatch[key] = (
                 tf.add_n(parts)
                 if parts
-                else tf.zeros_like(microbatch["value", key[1]])
+                else tf.zeros_like(microbatch[keys.Activation(key.value)])
             )

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import ReplicaStep
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.plan import PipelinePlan
@@ -255,8 +256,8 @@ def _seconds(single):
 
 
 def _argument(key, tensor, variables):
-    if key[0] in ("param", "state"):
-        return tf.identity(variables[key[1]].value)
+    if isinstance(key, keys.Param | keys.State):
+        return tf.identity(variables[key.number].value)
     if tensor.dtype.is_floating:
         return tf.ones(tensor.shape, tensor.dtype)
     return tf.zeros(tensor.shape, tensor.dtype)

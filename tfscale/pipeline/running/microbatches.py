@@ -4,6 +4,8 @@ from collections.abc import Hashable
 
 import tensorflow as tf
 
+from tfscale.pipeline.tracing import keys
+
 
 def divide(
     batch: dict[Hashable, tf.Tensor], count: int
@@ -19,7 +21,7 @@ def divide(
 
     Returns:
         The tensors of each microbatch, by key, and how many of their rows
-        count, a scalar of float32, as `("rows",)`.
+        count, a scalar of float32, as `Rows`.
     """
     first = next(iter(batch.values()))
     rows = first.shape[0]
@@ -30,7 +32,7 @@ def divide(
         rows = tf.shape(first)[0]
         more = tf.cast(tf.range(count) < rows % count, rows.dtype)
         sizes = tf.unstack(rows // count + more)
-    microbatches = [{("rows",): tf.cast(size, tf.float32)} for size in sizes]
+    microbatches = [{keys.Rows(): tf.cast(size, tf.float32)} for size in sizes]
     for key, tensor in batch.items():
         if divides:
             parts = tf.split(tensor, count)

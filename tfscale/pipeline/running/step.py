@@ -15,6 +15,7 @@ from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.running.microbatches import divide
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
@@ -97,11 +98,11 @@ class ReplicaStep:
         """
         targets = [x for x in keras.tree.flatten(targets) if x is not None]
         values = self._plan.graph.inputs
-        batch = {("value", v): x for v, x in zip(values, inputs)}
-        batch.update((("target", i), x) for i, x in enumerate(targets))
+        batch = {keys.Activation(v): x for v, x in zip(values, inputs)}
+        batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         tensors = Tensors(
-            shared=self._read("trainable", "param"),
-            states=self._read("state", "state"),
+            shared=self._read("trainable", keys.Param),
+            states=self._read("state", keys.State),
             sums=self._zeros() if training else {},
             microbatches=divide(batch, self._plan.schedule.num_microbatches),
         )
@@ -173,12 +174,12 @@ class ReplicaStep:
             self._index
         ]
 
-    def _read(self, kind, letter):
+    def _read(self, variables, kind):
         """Values of variables, each read once and where it lives."""
         values = {}
         for stage in self._plan.stages:
-            for variable in getattr(stage, kind):
-                key = letter, self._plan.numbers[id(variable)]
+            for variable in getattr(stage, variables):
+                key = kind(self._plan.numbers[id(variable)])
                 if key not in values:
                     component = self._component(variable)
                     with tf.device(component.device):
@@ -205,7 +206,10 @@ class ReplicaStep:
 
         outputs, gathered = [], self._program.stages[-1].gathered
         for value in self._plan.graph.outputs:
-            output, mask = join(("value", value)), join(("mask", value))
+            output, mask = (
+                join(keys.Activation(value)),
+                join(keys.Mask(value)),
+            )
             if value in gathered:
                 # TensorFlow leaves it out if no metric uses it.
                 output = collectives.gather_from_ranks(output, gathered[value])
@@ -218,7 +222,7 @@ class ReplicaStep:
         """Gradients by variable number, summed over stages and replicas."""
         parts = {}
         for key, tensor in tensors.sums.items():
-            parts.setdefault(key[2], []).append(tensor)
+            parts.setdefault(key.number, []).append(tensor)
         gradients = {}
         for number, found in sorted(parts.items()):
             variable = self._plan.variables[number]
@@ -233,21 +237,24 @@ class ReplicaStep:
     def _states(self, tensors):
         """What the microbatches made of statistics and seeds, by number."""
         changed = {
-            key[1]
+            key.number
             for stage in self._program.stages
             for key in stage.outputs
-            if key[0] == "new_state"
+            if isinstance(key, keys.NewState)
         }
-        values = {n: tensors.states["state", n] for n in changed}
+        values = {n: tensors.states[keys.State(n)] for n in changed}
         for each in self._plan.statistics:
             if each.mean in changed:
                 made = [
-                    [m["new_state", n] for m in tensors.microbatches]
+                    [m[keys.NewState(n)] for m in tensors.microbatches]
                     for n in (each.mean, each.variance)
                 ]
                 weights = [
-                    tf.minimum(m["rows",], 1.0)
-                    * m.get(("weight", each.mean), m["rows",])
+                    tf.minimum(m[keys.Rows()], 1.0)
+                    * m.get(
+                        keys.StatisticsWeight(each.mean),
+                        m[keys.Rows()],
+                    )
                     for m in tensors.microbatches
                 ]
                 device = self.devices[self._plan.homes[each.mean]]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import keras
 
 from tfscale import _internals
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.whole_batch import losses
 
@@ -27,7 +28,7 @@ def check_losses(plan: PipelinePlan, stages: Iterable) -> None:
     """
     if (
         stages[-1].losses
-        or any(("added", i) in s.outputs for i, s in enumerate(stages))
+        or any(keys.AddedLoss(i) in s.outputs for i, s in enumerate(stages))
         or any(variable.regularizer for variable in plan.variables)
     ):
         return
@@ -52,7 +53,10 @@ def warn(plan: PipelinePlan, stages: Iterable, num_replicas: int) -> None:
     if num_microbatches == 1:
         return
     changed = {
-        key[1] for s in stages for key in s.outputs if key[0] == "new_state"
+        key.number
+        for s in stages
+        for key in s.outputs
+        if isinstance(key, keys.NewState)
     }
     for each in plan.statistics:
         changed -= {each.mean, each.variance}

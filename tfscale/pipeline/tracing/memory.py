@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import keras
 
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.graph import Call
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
@@ -32,6 +33,16 @@ _ALIASES = (
     "Squeeze",
     "StopGradient",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    """In the place of a key: a constant of a function."""
+
+
+# What goes from stage to stage, and what is no microbatch's.
+_PASSED = (keys.Mask, keys.Activation)
+_NOT_KEPT = (_Constant, keys.Param, keys.Target)
 
 
 def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
@@ -141,7 +152,7 @@ def _kept_by_call(single: SingleCall):
     """Internal bytes, and which values of the call: by place in its values."""
     phases = single.traced.phases
     places = {
-        ("value", value): place
+        keys.Activation(value): place
         for place, value in enumerate(_values_of(single.stage.calls[0]))
     }
     place_of, shared = {}, []
@@ -178,8 +189,8 @@ def _kept_buffers(phases) -> dict[Hashable, int]:
     return {
         buffers.get(key, key): _bytes(tensor)
         for key, tensor in later.items()
-        if key in buffers or key[0] in ("mask", "value")
-        if buffers.get(key, key)[0] not in ("constant", "param", "target")
+        if key in buffers or isinstance(key, _PASSED)
+        if not isinstance(buffers.get(key, key), _NOT_KEPT)
     }
 
 
@@ -194,9 +205,9 @@ def _buffers(phase: Phase) -> dict[Hashable, Hashable]:
     for key, tensor in zip(phase.outputs, phase.function.outputs):
         while tensor.op.type in _ALIASES:
             tensor = tensor.op.inputs[0]
-        made = ("made", tensor.name)
+        made = tensor.name
         if tensor.op.type in ("Const", "Placeholder"):
-            made = ("constant",)  # or what the function captured
+            made = _Constant()  # or what the function captured
         buffers[key] = arguments.get(id(tensor), made)
     return buffers
 

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale.pipeline.tracing import grappler
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.subgraph import extract
 
 
@@ -100,9 +101,9 @@ def split(
     """
     given = {tensor.ref() for tensor in arguments.values()}
     makes = [dict(part.results) for part in parts]
-    keys = {}
+    key_of = {}
     for results in (*makes, arguments):
-        keys.update((tensor.ref(), key) for key, tensor in results.items())
+        key_of.update((tensor.ref(), key) for key, tensor in results.items())
     phase_of, bodies, needs = {}, [], []
     for index, part in enumerate(parts):
         if part.restart:
@@ -115,9 +116,9 @@ def split(
         # What a later phase takes, the phase that makes it returns.
         for tensor in needs[-1]:
             if tensor.ref() not in given:
-                kept = ("kept", parts[0].name, tensor.name)
+                kept = keys.Kept(parts[0].name, tensor.name)
                 kept = key_of_kept(kept, tensor)
-                key = keys.setdefault(tensor.ref(), kept)
+                key = key_of.setdefault(tensor.ref(), kept)
                 makes[phase_of[tensor.op]].setdefault(key, tensor)
     phases, original = [], wrapped.graph.as_graph_def()
     for part, body, taken, made in zip(parts, bodies, needs, makes):
@@ -135,7 +136,7 @@ def split(
                     jit_compile,
                     devices,
                 ),
-                tuple(keys[tensor.ref()] for tensor in taken),
+                tuple(key_of[tensor.ref()] for tensor in taken),
                 tuple(made),
             )
         )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.tracing import differences
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.plan import PipelinePlan
@@ -25,7 +26,7 @@ class Program:
 
     Attributes:
         stages: The functions of each stage.
-        divisors: In training, makes `("divisors",)` of a microbatch; None if
+        divisors: In training, makes `Divisors` of a microbatch; None if
             there is no loss to divide.
     """
 
@@ -119,7 +120,7 @@ class Programs:
             jit_compile=self._jit_compile,
         )
         known = {
-            ("value", value): self._spec(tensor)
+            keys.Activation(value): self._spec(tensor)
             for value, tensor in zip(plan.graph.inputs, inputs)
         }
         fed = dict(known)
@@ -147,17 +148,20 @@ class Programs:
         with tf.init_scope():
             for stage in plan.stages:
                 is_last = stage.index == len(plan.stages) - 1
-                keys = [
+                own = [
                     key
                     for value in stage.inputs
-                    for key in (("value", value), ("mask", value))
+                    for key in (
+                        keys.Activation(value),
+                        keys.Mask(value),
+                    )
                     if key in known
                 ]
                 make_graph = functools.partial(
                     StageGraph,
                     stage,
                     plan.numbers,
-                    {key: known[key] for key in keys},
+                    {key: known[key] for key in own},
                     plan.made,
                     targets if is_last else None,
                     options,

@@ -5,8 +5,8 @@ graph, in which the ranks meet. Each phase is then one function on the devices
 of all ranks, for each replica; what goes in and comes out goes by the rank that
 has it, and its key there:
 
-    (0, ("value", v)) ──►┌─────────┐──► (0, ("value", w))
-    (1, ("value", v)) ──►│ forward │──► (1, ("value", w))
+    (0, Activation(v)) ──►┌─────────┐──► (0, Activation(w))
+    (1, Activation(v)) ──►│ forward │──► (1, Activation(w))
                          └─────────┘
 
 A stage that one device runs has rank 0 only.

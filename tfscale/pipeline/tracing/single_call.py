@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.pipeline.tracing import flops
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.graph import Value
@@ -91,7 +92,7 @@ def _trace(graph, call, rows, differentiable):
         stage,
         {id(v): number for number, v in enumerate(variables)},
         {
-            ("value", value): tensor_spec(graph, value, rows)
+            keys.Activation(value): tensor_spec(graph, value, rows)
             for value in stage.inputs
         },
         differentiable,

@@ -1,19 +1,6 @@
 """Builds the graph of a stage: its layers, losses and gradients.
 
-What goes in and comes out has keys, the same in all stages, so that the
-executor can pass results of one on to another without knowing what they are:
-
-    ("param", n), ("state", n)     value of variable n
-    ("new_state", n)               what the layers made of it
-    ("value", v), ("mask", v)      tensor v of the model, and its Keras mask
-    ("target", i)                  i-th tensor of (y, sample_weight)
-    ("gradient", v)                of the loss, by tensor v
-    ("gradient of", v)             what one user of tensor v adds to it
-    ("sum", s, n)                  of the gradients by variable n in stage s
-    ("losses",), ("divisors",)     of a microbatch, see whole_batch
-    ("added", s)                   sum of what layers gave to `add_loss`
-    ("loss_scale",), ("added_scale",)   what the two count
-    ("weight", n)                  rows or mask behind statistics n
+What goes in and comes out has keys, see keys.py.
 """
 
 import dataclasses
@@ -24,6 +11,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.pipeline.tracing import failures
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.stage_variables import StageVariables
@@ -139,10 +127,10 @@ class StageGraph:
             key: self._argument(key, spec.shape, spec.dtype)
             for key, spec in self._inputs.items()
         }
-        values = {v: tensors["value", v] for v in stage.inputs}
+        values = {v: tensors[keys.Activation(v)] for v in stage.inputs}
         for value, tensor in values.items():
-            if ("mask", value) in tensors:
-                _internals.set_keras_mask(tensor, tensors["mask", value])
+            if keys.Mask(value) in tensors:
+                _internals.set_keras_mask(tensor, tensors[keys.Mask(value)])
         with variables.replaced():
             for call in stage.calls:
                 statistics.record_weights(
@@ -167,14 +155,14 @@ class StageGraph:
     def _output(self, value, tensor):
         mask = _internals.get_keras_mask(tensor)
         if mask is not None:
-            self.forward["mask", value] = tf.identity(mask)
+            self.forward[keys.Mask(value)] = tf.identity(mask)
         if self._targets is not None:
             # Whether anybody but the loss wants it whole is not known yet.
             part = collectives.part_before_gather(tensor)
             if part is not None:
                 tensor, self.gathered[value] = part
         # An output may be an input: never the same tensor.
-        self.forward["value", value] = tf.identity(tensor)
+        self.forward[keys.Activation(value)] = tf.identity(tensor)
 
     def _losses(self, added, values):
         """Adds losses to the results, returns what is to be minimised."""
@@ -183,14 +171,14 @@ class StageGraph:
             added = tf.add_n(
                 [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in added]
             )
-            self.forward["added", self._stage.index] = added
-            scale = self._argument(("added_scale",), [], tf.float32)
+            self.forward[keys.AddedLoss(self._stage.index)] = added
+            scale = self._argument(keys.AddedScale(), [], tf.float32)
             total += tf.math.multiply_no_nan(added, scale)
         if self._targets is None:
             return total
         targets = self._targets
         tensors = [
-            self._argument(("target", i), spec.shape, spec.dtype)
+            self._argument(keys.Target(i), spec.shape, spec.dtype)
             for i, spec in enumerate(targets.specs)
         ]
         rest = iter(tensors)
@@ -204,11 +192,13 @@ class StageGraph:
         if not self.losses:
             return total
         _check_reductions(self.losses)
-        self.forward["losses",] = tf.stack([x.mean for x in self.losses])
-        self.forward["divisors",] = tf.stack([x.divisor for x in self.losses])
+        self.forward[keys.Losses()] = tf.stack([x.mean for x in self.losses])
+        self.forward[keys.Divisors()] = tf.stack(
+            [x.divisor for x in self.losses]
+        )
         # The weight of each loss and microbatch; 0 for an empty microbatch,
         # whose loss is 0 / 0.
-        scale = self._argument(("loss_scale",), [len(self.losses)], tf.float32)
+        scale = self._argument(keys.LossScale(), [len(self.losses)], tf.float32)
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
 
@@ -216,9 +206,9 @@ class StageGraph:
         outputs, gradients = [total], [tf.ones(())]
         if self._targets is None:
             for value in self._stage.outputs:
-                tensor = self.forward["value", value]
+                tensor = self.forward[keys.Activation(value)]
                 if tensor.dtype.is_floating:
-                    key = "gradient", value
+                    key = keys.Gradient(value)
                     outputs.append(tensor)
                     gradients.append(
                         self._argument(key, tensor.shape, tensor.dtype)
@@ -232,7 +222,7 @@ class StageGraph:
                 gradient = tf.zeros_like(tensor)
             # Dense, also where rows of the input were looked up.
             gradient = tf.convert_to_tensor(gradient)
-            self.input_gradients["gradient of", value] = gradient
+            self.input_gradients[keys.GradientTerm(value)] = gradient
         for variable, gradient in zip(self._stage.trainable, by_params):
             if gradient is None:
                 continue
@@ -242,7 +232,7 @@ class StageGraph:
             if gradient.dtype.size < 4:
                 gradient = tf.cast(gradient, tf.float32)
             number = self._numbers[id(variable)]
-            key = "sum", self._stage.index, number
+            key = keys.GradientSum(self._stage.index, number)
             if self.options.accumulate:
                 gradient += self._argument(key, gradient.shape, gradient.dtype)
             self.weight_gradients[key] = gradient

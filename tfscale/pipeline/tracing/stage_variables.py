@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.stages import Stage
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
@@ -31,14 +32,14 @@ class StageVariables:
     def __init__(
         self, stage: Stage, numbers: dict[int, int], argument: Callable
     ):
-        def make(letter, variable):
-            key = letter, numbers[id(variable)]
+        def make(kind, variable):
+            key = kind(numbers[id(variable)])
             return argument(key, _rank_shape(variable), variable.dtype)
 
         self._stage = stage
         self._numbers = numbers
-        self.params = [make("param", v) for v in stage.trainable]
-        states = [make("state", v) for v in stage.state]
+        self.params = [make(keys.Param, v) for v in stage.trainable]
+        states = [make(keys.State, v) for v in stage.state]
         self._wholes, self._shards = [], {}
         for variable, value in zip(
             [*stage.trainable, *stage.state], [*self.params, *states]
@@ -71,7 +72,7 @@ class StageVariables:
         """
         made = {}
         for variable, before in self._wholes:
-            key = "new_state", self._numbers[id(variable)]
+            key = keys.NewState(self._numbers[id(variable)])
             value = self._scope.state_mapping[id(variable)]
             shard = self._shards.get(id(variable))
             if shard is not self._given_shards.get(id(variable)):

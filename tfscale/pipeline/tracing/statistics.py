@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.pipeline.tracing import keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,8 @@ def record_weights(call, values, numbers, results) -> None:
     if isinstance(layer, keras.layers.BatchNormalization):
         mask = _internals.get_keras_mask(values[call.inputs[0]])
         if mask is not None:
-            results["weight", numbers[id(layer.moving_mean)]] = tf.reduce_sum(
-                tf.cast(mask, tf.float32)
+            results[keys.StatisticsWeight(numbers[id(layer.moving_mean)])] = (
+                tf.reduce_sum(tf.cast(mask, tf.float32))
             )
 
 

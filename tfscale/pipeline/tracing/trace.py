@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
+from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import phases
 from tfscale.pipeline.tracing import rank_phases
 from tfscale.pipeline.tracing.graph import Value
@@ -33,10 +34,10 @@ class TracedStage:
         joint: For each replica, or once for all, what the model ranks run
             together: phases by the letter of the action, `"F"`, `"B"`, `"W"`,
             with keys `(rank, key)`.
-        divisors: Of the last stage, makes `("divisors",)` of the targets;
+        divisors: Of the last stage, makes `Divisors` of the targets;
             None if they depend on masks.
         outputs: `tf.TensorSpec` of all that the forward returns, by key.
-        sums: `tf.TensorSpec` of each `("sum", s, n)` that it makes.
+        sums: `tf.TensorSpec` of each `GradientSum` that it makes.
         losses: Of the last stage, what its losses are.
         gathered: Of the last stage, the outputs that it returns in parts, and
             the dim along which model ranks have a part each.
@@ -149,7 +150,7 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
     whole = dataclasses.replace(
         stages[-1],
         calls=tuple(call for stage in stages for call in stage.calls),
-        inputs=tuple(key[1] for key in inputs),
+        inputs=tuple(key.value for key in inputs),
         variables=tuple(
             {id(v): v for stage in stages for v in stage.variables}.values()
         ),
@@ -159,7 +160,8 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
     )
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
     part = phases.PhaseSpec(
-        "divisors", {("divisors",): graph.forward["divisors",]}
+        "divisors",
+        {keys.Divisors(): graph.forward[keys.Divisors()]},
     )
     return phases.split(wrapped, graph.arguments, [part])[0]
 
@@ -171,14 +173,14 @@ def _parts(graph):
     """
     forward = dict(graph.forward)
     parts = {}
-    if graph.options.training and ("divisors",) in forward:
-        divisors = {("divisors",): forward.pop(("divisors",))}
+    if graph.options.training and keys.Divisors() in forward:
+        divisors = {keys.Divisors(): forward.pop(keys.Divisors())}
         needed = phases.needed_arguments(
             list(divisors.values()), graph.arguments
         )
         # Backwards begin before the last forward ends: what divides their
         # losses has to be known before, from targets alone.
-        if all(key[0] == "target" for key in needed):
+        if all(isinstance(key, keys.Target) for key in needed):
             parts["D"] = phases.PhaseSpec(f"{graph.name}_divisors", divisors)
     parts["F"] = phases.PhaseSpec(
         f"{graph.name}_forward", forward, graph.side_effects
