@@ -1,3 +1,5 @@
+import contextlib
+import io
 import os
 import re
 
@@ -5,13 +7,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests.source_files import REPOSITORY
+
+PAGES = sorted(
+    f"docs/{name}"
+    for name in os.listdir(os.path.join(REPOSITORY, "docs"))
+    if name.endswith(".md")
+)
 
 
 def _read(name):
     with open(os.path.join(REPOSITORY, name), encoding="utf-8") as file:
         return file.read()
+
+
+def _programs(name):
+    return re.findall(r"^```python\n(.*?)^```", _read(name), re.M | re.S)
 
 
 def _build_model():
@@ -23,9 +36,7 @@ def _build_model():
 
 class ReadmeTest(tf.test.TestCase):
     def test_the_quick_start_runs_and_saves_a_plain_model(self):
-        (program,) = re.findall(
-            r"^```python\n(.*?)^```", _read("README.md"), re.M | re.S
-        )
+        (program,) = _programs("README.md")
         x = np.ones((32, 4), "float32")
         y = np.zeros((32,), "int32")
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
@@ -47,6 +58,28 @@ class ReadmeTest(tf.test.TestCase):
         script = _read(".ci/run")
         self.assertIn(f'pip" install --quiet -e {extra}', script)
         self.assertIn(f'pytest"{options}', script)
+
+
+class PagesTest(parameterized.TestCase):
+    @parameterized.parameters(*PAGES)
+    def test_the_programs_of_a_page_run_one_after_the_other(self, page):
+        keras.utils.set_random_seed(0)
+        programs = re.findall(
+            r"^```python\n(.*?)^```", _read(page), re.M | re.S
+        )
+        here = os.getcwd()
+        os.chdir(self.create_tempdir().full_path)
+        self.addCleanup(os.chdir, here)
+        names = {"__name__": "page"}
+        with contextlib.redirect_stdout(io.StringIO()):
+            for program in programs:
+                exec(program, names)
+
+    @parameterized.parameters("README.md", *PAGES)
+    def test_the_pages_that_it_links_are_there(self, page):
+        folder = os.path.dirname(os.path.join(REPOSITORY, page))
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", _read(page)):
+            self.assertTrue(os.path.exists(os.path.join(folder, link)), link)
 
 
 if __name__ == "__main__":
