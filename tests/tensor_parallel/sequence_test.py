@@ -450,6 +450,18 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         ):
             train("mlp", 2)
 
+    def test_what_is_no_graph_runs_eagerly_with_whole_activations(self):
+        # It was passed over in silence that nothing had been prepared.
+        model, strategy, x = prepared("mlp")
+
+        def step():
+            # In the trial run, which is a graph, there is no such number.
+            return model(x[: int(tf.constant(4).numpy())])
+
+        with self.assertWarnsRegex(UserWarning, "needs a graph"):
+            found = strategy.experimental_local_results(strategy.run(step))[0]
+        same_numbers.assert_close(found, model(x[:4]))
+
     def test_the_summary_shows_what_is_exchanged(self):
         model, _, _ = prepared("example")
         lines = []

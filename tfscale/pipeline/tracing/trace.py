@@ -2,7 +2,7 @@
 
 Forward and backward are one graph (stage_graph.py), which is split into the
 phases of a schedule (phases.py). What each takes and returns goes by the keys
-of stage_graph.py.
+of keys.py.
 """
 
 import dataclasses
