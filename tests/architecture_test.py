@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 
+import keras
+import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -47,6 +49,63 @@ PURE = (
 )
 # What a pure file may import beside the standard library and its like.
 PURE_PACKAGES = ("matplotlib", "numpy", "rich")
+
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+_SETTERS = ("setattr", "delattr", "__set__")
+_DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
+# Every place where something of Keras or TensorFlow is changed at run time.
+CHANGED_OF_KERAS = {
+    ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
+    ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
+    ("tfscale/_internals/fitting.py", "epochs.__class__"),
+    ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
+    ("tfscale/_internals/fitting.py", "epochs._num_batches"),
+    ("tfscale/_internals/fitting.py", "epochs._steps_seen"),
+    ("tfscale/_internals/fitting.py", "model._initial_epoch"),
+    ("tfscale/backup/callback_states.py", "logger.append"),
+    ("tfscale/backup/callback_states.py", "logger.append_header"),
+    ("tfscale/backup/callback_states.py", "logger.keys"),
+    ("tfscale/backup/callback_states.py", "setattr of callback"),
+    ("tfscale/data/explaining/explain.py", "model.history"),
+    ("tfscale/data/explaining/explain.py", "model.stop_training"),
+    ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
+    ("tfscale/distribute/optimizer.py", "in_place.put of optimizer"),
+    ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
+    ("tfscale/in_place.py", "setattr of instance"),
+    ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),
+    (
+        "tfscale/tensor_parallel/decisions.py",
+        "_functional(model).sharding_decision",
+    ),
+    ("tfscale/tensor_parallel/draws.py", "in_place.put of generator"),
+    (
+        "tfscale/tensor_parallel/sequence_parallel/crossed_layer.py",
+        "in_place.put of layer",
+    ),
+    (
+        "tfscale/tensor_parallel/sequence_parallel/sequence.py",
+        "known.tfscale_is_shared",
+    ),
+    (
+        "tfscale/tensor_parallel/sequence_parallel/sequence.py",
+        "tensor.tfscale_shared",
+    ),
+    (
+        "tfscale/tensor_parallel/sequence_parallel/sequence_model.py",
+        "in_place.put of model",
+    ),
+    (
+        "tfscale/tensor_parallel/sharded_layers/sharded_call.py",
+        "in_place.put of layer",
+    ),
+    (
+        "tfscale/tensor_parallel/sharded_layers/sharded_call.py",
+        "self._layer.input_spec",
+    ),
+    ("tfscale/whole_batch/model_loss.py", "in_place.putting of compile_loss"),
+    ("tfscale/whole_batch/model_loss.py", "in_place.putting of model"),
+    ("tfscale/whole_batch/step.py", "in_place.putting of layer"),
+}
 
 # Lowest first. A module may import from its own layer and from those before;
 # it lies in the layer with the longest prefix of its path.
@@ -94,6 +153,62 @@ def _package_files():
         for path in source_files.python_files()
         if path.startswith("tfscale/")
     ]
+
+
+def _changes():
+    """`(path, target)` of what is changed on objects that are not ours."""
+    trees = {path: source_files.parse(path) for path in _package_files()}
+    own = {name for tree in trees.values() for name in _attributes_of(tree)}
+    own -= {*dir(keras.Model), *dir(keras.Optimizer), *dir(tf.Variable)}
+    for path, tree in trees.items():
+        for target in _changes_in(tree, own):
+            yield path, target
+
+
+def _attributes_of(tree):
+    """Attributes that classes of a module set or declare."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign | ast.Assign):
+                    yield ast.unparse(part).split(":")[0].split(" =")[0]
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
+            yield node.attr
+
+
+def _changes_in(tree, own):
+    """What is changed, by attributes that are not those of `own` classes."""
+    ours = {n.name for n in ast.walk(tree) if isinstance(n, _DEFINITIONS)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            if ast.unparse(node.args[0]) in ours:
+                continue
+            if ast.unparse(node.func).split(".")[-1] in _SETTERS or (
+                ast.unparse(node.func) in ("in_place.put", "in_place.putting")
+            ):
+                yield f"{ast.unparse(node.func)} of {ast.unparse(node.args[0])}"
+            continue
+        if isinstance(node, ast.Subscript):
+            target = node.value
+            if not ast.unparse(target).endswith(("__dict__", "vars")):
+                continue
+        else:
+            target = node
+        if (
+            isinstance(target, ast.Attribute)
+            and not isinstance(node.ctx, ast.Load)
+            and target.attr not in own
+        ):
+            of = ast.unparse(target.value)
+            # What describes graphs and options to TensorFlow is made here.
+            if of not in ("self", "_thread", *ours) and not of.startswith(
+                _DESCRIPTIONS
+            ):
+                yield ast.unparse(target)
 
 
 def _layer(path):
@@ -164,26 +279,26 @@ class LayersTest(absltest.TestCase):
                         f"{path}:{node.lineno}",
                     )
 
-    def test_keras_and_tensorflow_are_patched_in_one_place(self):
-        places = set()
-        for path in _package_files():
-            for node in ast.walk(source_files.parse(path)):
-                if isinstance(node, ast.Attribute) and not isinstance(
-                    node.ctx, ast.Load
-                ):
-                    target = ast.unparse(node)
-                elif isinstance(node, ast.Call) and node.args:
-                    if ast.unparse(node.func) not in ("setattr", "delattr"):
-                        continue
-                    target = f"{ast.unparse(node.args[0])}."
-                else:
-                    continue
-                if target.startswith(("keras.", "tf.", "_internals.")):
-                    places.add((path, target))
-        self.assertEqual(
-            places,
-            {("tfscale/distribute/loading.py", "keras.Model.load_weights")},
-        )
+    def test_what_is_changed_of_keras_is_listed(self):
+        self.assertEqual(set(_changes()), CHANGED_OF_KERAS)
+        with open(os.path.join(REPOSITORY, "CONTRIBUTING.md")) as file:
+            listed = file.read()
+        for path, _ in CHANGED_OF_KERAS:
+            self.assertIn(f"`{path.removeprefix('tfscale/')}`", listed)
+
+    def test_a_change_is_seen(self):
+        for code in (
+            "keras.Model.load_weights = load",
+            "layer.call = call",
+            "optimizer.apply = apply",
+            "layer.__class__ = Other",
+            "setattr(layer, name, value)",
+            "delattr(keras.layers, 'Dense')",
+            "in_place.put(layer, Mixin)",
+            "layer.__dict__['call'] = call",
+            "del keras.layers.Dense",
+        ):
+            self.assertLen(list(_changes_in(ast.parse(code), set())), 1, code)
 
     def test_imports_go_down_only(self):
         for path in _package_files():

@@ -22,16 +22,18 @@ _CLASS = object.__dict__["__class__"]
 class Mixin:
     """The base of what is put in the place of a class."""
 
-    def __reduce__(self):
-        """See `object`; objects of Keras are copied and pickled as plain ones.
+    def __reduce_ex__(self, protocol):
+        """See `object`: it is copied and pickled as a plain one."""
+        kind, plain = type(self), self.__class__
+        function, arguments, *rest = super().__reduce_ex__(protocol)
+        if getattr(function, "__self__", None) is kind:
+            # As Keras has it: a method of the class makes the copy.
+            function = getattr(plain, function.__name__)
+        arguments = tuple(plain if x is kind else x for x in arguments)
+        return function, arguments, *rest
 
-        Keras gives a method of the class, which is to be the plain one too.
-        """
-        function, arguments = super().__reduce__()
-        return getattr(self.__class__, function.__name__), arguments
 
-
-def put(instance: Any, mixin: type) -> None:
+def put(instance: Any, mixin: type, **attributes: Any) -> None:
     """Gives an object the methods of a mixin, before those of its own class.
 
     A second time, or of a mixin that is a base of one that is there, changes
@@ -40,20 +42,23 @@ def put(instance: Any, mixin: type) -> None:
     Args:
         instance: The object.
         mixin: A class without a constructor.
+        **attributes: What its methods use, set on the object.
 
     Example:
 
     >>> class Polite:
     ...     def greet(self):
-    ...         return "please, " + super().greet()
+    ...         return f"{super().greet()}, {self.name}"
     >>> class Guest:
     ...     def greet(self):
     ...         return "hello"
     >>> guest = Guest()
-    >>> put(guest, Polite)
+    >>> put(guest, Polite, name="Ada")
     >>> guest.greet(), isinstance(guest, Polite), guest.__class__ is Guest
-    ('please, hello', True, True)
+    ('hello, Ada', True, True)
     """
+    for name, value in attributes.items():
+        setattr(instance, name, value)
     kind = type(instance)
     if not issubclass(kind, mixin):
         _CLASS.__set__(instance, _subclass(mixin, kind))

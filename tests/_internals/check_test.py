@@ -27,6 +27,12 @@ ROWS = [
     for name in names
 ]
 
+
+def names_in(owner):
+    """The names of an owner, given by the end of what it is called."""
+    return [name for _, of, name in ROWS if of.endswith(owner)]
+
+
 # A process for each name would import TensorFlow again, for seconds. So one
 # imports it and becomes each by a fork, before TensorFlow has started.
 _FORKED_IMPORTS = """

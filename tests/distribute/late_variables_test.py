@@ -75,7 +75,7 @@ class LateVariablesTest(tf.test.TestCase):
             *(block.up, block.down),
             *(attention.query_dense, attention.output_dense),
         ):
-            self.assertIsNotNone(layer._sharded_call.rule, layer.name)
+            self.assertIsNotNone(layer.sharded_call.rule, layer.name)
 
     def test_what_fit_builds_is_an_error_that_says_what_to_do(self):
         mesh = tfscale.device_mesh(model=2)

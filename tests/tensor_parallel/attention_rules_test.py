@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
+from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
 
 # Key/value heads of 12 query heads, ranks, replicas. With 4 heads a rank of
 # three has those of one and a third, with 6 each rank of four those of 1.5.
@@ -198,10 +199,10 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("query", [layer.name for layer in layers])
         for layer in layers:
             if layer.name == "query":
-                self.assertTrue(layer._sharded_call.rule.is_part)
-                self.assertTrue(layer._sharded_call.rule.keeps)
+                self.assertTrue(layer.sharded_call.rule.is_part)
+                self.assertTrue(layer.sharded_call.rule.keeps)
             if layer.name == "key":
-                self.assertEqual(hasattr(layer, "_sharded_call"), keys)
+                self.assertEqual(isinstance(layer, ShardedLayer), keys)
 
 
 class WithoutGatherTest(tf.test.TestCase):

@@ -12,6 +12,7 @@ import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test
+from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
 
 LAYERS = keras.layers
 RANDOM = np.random.RandomState(0)
@@ -422,9 +423,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 )
             model.compile(keras.optimizers.SGD(0.1), "mse")
             model.fit(**fit)
-            if hasattr(model.get_layer("up"), "_sharded_call"):
+            if isinstance(model.get_layer("up"), ShardedLayer):
                 for name in names:
-                    call = model.get_layer(name)._sharded_call
+                    call = model.get_layer(name).sharded_call
                     self.assertIsNotNone(call.rule)
                     self.assertEqual(call.rule.keeps, name in ("heads", "up"))
             return [*model.get_weights(), model.predict(fit["x"], verbose=0)]

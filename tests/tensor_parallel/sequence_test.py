@@ -239,7 +239,7 @@ def sums(graph, features):
 
 
 def plan_of(model):
-    ((plan, reason),) = model._sequence_call.found.values()
+    ((plan, reason),) = model.sequence_call.found.values()
     assert reason is None, reason
     return plan
 
@@ -440,7 +440,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_close(part, whole[:, :4])
         sizes = [
             set(plan.scatters.values())
-            for plan, _ in model._sequence_call.found.values()
+            for plan, _ in model.sequence_call.found.values()
         ]
         self.assertEqual(sizes, [{LENGTH}, {4}])
 

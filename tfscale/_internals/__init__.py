@@ -54,6 +54,7 @@ from tfscale._internals.fitting import watch
 from tfscale._internals.layers import ATTENTION_PARTS
 from tfscale._internals.layers import ATTENTION_REPEATS
 from tfscale._internals.layers import METHODS_OF_SHAPES
+from tfscale._internals.layers import NORMALIZATION_PARTS
 from tfscale._internals.layers import attention_dense
 from tfscale._internals.layers import attention_gate
 from tfscale._internals.layers import causal_padding
@@ -103,6 +104,7 @@ __all__ = [
     "LOWERED",
     "METHODS_OF_SHAPES",
     "MODEL_CHECKPOINT_COUNTERS",
+    "NORMALIZATION_PARTS",
     "OUTPUT_SHAPES",
     "SWAP_EMA_STATE",
     "TENSORBOARD_STEPS",

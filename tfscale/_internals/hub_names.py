@@ -30,6 +30,8 @@ _GEMMA = {
 }
 _REPEATS = "how often keys and values are repeated for the queries"
 
+_SHAPES = "looks at whole shapes"
+
 KERAS_HUB = {
     f"{_MODELS}llama/llama_attention.py": {
         **_WITH_UNDERSCORES,
@@ -42,6 +44,24 @@ KERAS_HUB = {
     f"{_MODELS}qwen/qwen_attention.py": {
         **_WITH_UNDERSCORES,
         "num_key_value_groups": _REPEATS,
+    },
+    f"{_MODELS}llama/llama_decoder.py": {
+        "_compute_self_attention_mask": _SHAPES,
+    },
+    f"{_MODELS}mistral/mistral_transformer_decoder.py": {
+        "_compute_self_attention_mask": _SHAPES,
+    },
+    "keras_hub/src/layers/modeling/transformer_decoder.py": {
+        "_compute_self_attention_mask": _SHAPES,
+    },
+    f"{_MODELS}qwen/qwen_decoder.py": {
+        "_compute_self_attention_mask": _SHAPES,
+    },
+    f"{_MODELS}gemma/gemma_decoder_block.py": {
+        "_compute_attention_mask": _SHAPES,
+    },
+    f"{_MODELS}gemma3/gemma3_decoder_block.py": {
+        "_compute_attention_mask": _SHAPES,
     },
     f"{_MODELS}gemma/gemma_attention.py": _GEMMA,
     f"{_MODELS}gemma3/gemma3_attention.py": _GEMMA,

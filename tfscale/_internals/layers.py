@@ -10,6 +10,8 @@ import tensorflow as tf
 
 # What the `call` of an attention consists of, beside its projections.
 ATTENTION_PARTS = ("_compute_attention", "_masked_softmax")
+# Likewise of a BatchNormalization.
+NORMALIZATION_PARTS = ("_moments",)
 # How often an attention repeats keys and values for the queries.
 ATTENTION_REPEATS = (
     "num_repeats",

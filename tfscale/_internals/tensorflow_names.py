@@ -17,10 +17,12 @@ TENSORFLOW = {
         "MirroredExtended": "one traced thread for each device",
     },
     _MIRRORED: {
+        "_batch_reduce_to": "ranks count once",
         "_call_for_each_replica": "ranks are called as replicas are",
         "_create_variable": "of a single device; others are made here",
         "_distribute_datasets_from_function": "an ordinary iterator for one",
         "_experimental_distribute_dataset": "likewise",
+        "_gather_to_implementation": "ranks count once",
         "_get_cross_device_ops": "sums on each device that needs them",
         "_get_local_replica_id": "the component of a thread",
         "_initialize_single_worker": "without a line for each strategy",
@@ -44,6 +46,8 @@ TENSORFLOW = {
         "_input_workers_devices": "which devices get batches",
     },
     _EXTENDED: {
+        "_batch_gather_to": "each value by itself: ranks count once",
+        "_gather_to": "likewise",
         "_container_strategy": "the strategy of an extended",
         "_local_results": "a value of each replica",
     },
@@ -76,6 +80,10 @@ TENSORFLOW = {
         "Mirrored": "a value with equal components",
         "MirroredVariable": "a variable with equal components",
         "SyncOnReadVariable": "a variable that is added up when read",
+        "PerReplicaSpec": "what the replicas get of a step",
+    },
+    f"{_VALUES}.PerReplicaSpec.__init__": {
+        "_value_specs": "likewise, each of them",
     },
     f"{_VALUES}.DistributedValues": {
         "_devices": "on which a slot is made",

@@ -21,7 +21,8 @@ from tfscale.distribute import clipping
 from tfscale.distribute import zero
 from tfscale.tensor_parallel import collectives
 
-# The `MeshExtended` that the variables of each optimizer belong to.
+# A reference to the `MeshExtended` that the variables of each optimizer belong
+# to, which keep it. It is no attribute: Keras compares those in copies.
 _EXTENDED = weakref.WeakKeyDictionary()
 
 # Their updates need the whole of a variable.
@@ -39,7 +40,7 @@ def adapt_optimizer(optimizer: keras.Optimizer, extended) -> None:
         optimizer: The Keras optimizer.
         extended: The `MeshExtended` that its variables belong to.
     """
-    _EXTENDED[optimizer] = extended
+    _EXTENDED[optimizer] = weakref.ref(extended)
     if (
         extended.num_model_ranks == 1
         and not extended.optimizer_states.are_sharded
@@ -56,7 +57,7 @@ class MeshOptimizer(in_place.Mixin):
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`; in replica context."""
-        extended = _EXTENDED[self]
+        extended = _EXTENDED[self]()
         if not tf.distribute.has_strategy():
             raise ValueError(
                 "`optimizer.apply` must be called by the replicas of the "
@@ -96,7 +97,7 @@ class MeshOptimizer(in_place.Mixin):
 
     def summed_gradients(self, grads, variables):
         """Gradients as `apply` of Keras is to have them."""
-        extended = _EXTENDED[self]
+        extended = _EXTENDED[self]()
         if extended.gradients_are_reduced:
             return grads
         return extended.sum_gradients(grads, variables)
@@ -110,14 +111,14 @@ class DividedOptimizer(MeshOptimizer):
 
     def summed_gradients(self, grads, variables):
         """Gradients that are clipped too, by norms of whole variables."""
-        extended = _EXTENDED[self]
+        extended = _EXTENDED[self]()
         _check(self, variables, extended)
         grads = super().summed_gradients(grads, variables)
         return clipping.clip(self, grads, variables, extended)
 
     def finalize_variable_values(self, var_list):
         """See `keras.optimizers.Optimizer`; averages may be in parts."""
-        if not _EXTENDED[self].optimizer_states.are_sharded:
+        if not _EXTENDED[self]().optimizer_states.are_sharded:
             super().finalize_variable_values(var_list)
         elif self.use_ema:
             averages = self._model_variables_moving_average
@@ -150,7 +151,7 @@ class DividedOptimizer(MeshOptimizer):
     def _update_model_variables_moving_average(self, trainable_variables):
         averages = self._model_variables_moving_average
         later = tf.cast(tf.not_equal(self.iterations, 0), tf.float32)
-        parts = _EXTENDED[self].optimizer_states
+        parts = _EXTENDED[self]().optimizer_states
         with collectives.local_shards():
             for variable, average in zip(trainable_variables, averages):
                 if average is None:
@@ -164,7 +165,7 @@ class DividedOptimizer(MeshOptimizer):
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         super()._backend_apply_gradients(grads, trainable_variables)
-        parts = _EXTENDED[self].optimizer_states
+        parts = _EXTENDED[self]().optimizer_states
         if not parts.are_sharded or rank_context.current().applies_in_branch:
             return
         # Averages may be written to variables that have no gradient.
@@ -177,7 +178,7 @@ class DividedOptimizer(MeshOptimizer):
         """Within it, variables are what this rank and replica has of them."""
         with (
             collectives.local_shards(),
-            _EXTENDED[self].optimizer_states.updated(),
+            _EXTENDED[self]().optimizer_states.updated(),
         ):
             yield
 
@@ -188,7 +189,7 @@ class DividedLossScaleOptimizer(DividedOptimizer):
     def check_finite(self, grads):
         """See `keras.optimizers.LossScaleOptimizer`."""
         fails = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)
-        if _EXTENDED[self].optimizer_states.are_sharded:
+        if _EXTENDED[self]().optimizer_states.are_sharded:
             fails = zero.sum_over_replicas(fails)
         return tf.equal(collectives.sum_over_ranks(fails), 0.0)
 

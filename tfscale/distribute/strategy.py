@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.loading import load_all_or_nothing
 from tfscale.distribute.scope import Scope
 from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
@@ -101,7 +100,6 @@ class MeshStrategy(tf.distribute.Strategy):
         self._mesh = mesh
         self._device_grid = _device_grid(mesh)
         layouts = Layouts(layout_map, mesh)
-        load_all_or_nothing()
         super().__init__(
             MeshExtended(
                 self, self._device_grid, layouts, zero_stage, sequence_parallel

@@ -227,8 +227,8 @@ def _prepare_layers(callers, extended, is_found):
     )
     for layer in layer_rules.concerned(callers):
         sharded_call.attach(layer, layer_rules.make_rule, decide)
-        layer._sharded_call.is_found &= is_found
-        extended.sharded_calls.add(layer._sharded_call)
+        layer.sharded_call.is_found &= is_found
+        extended.sharded_calls.add(layer.sharded_call)
 
 
 def _host_of(device):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
+from tfscale.distribute import loading
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.schedule import Schedule
@@ -255,8 +256,17 @@ class PipelineModel(PipelineTrainer):
         self.model.save_weights(filepath, overwrite=overwrite, **kwargs)
 
     def load_weights(self, filepath, skip_mismatch=False, **kwargs):
-        """Loads weights of the plain model, see `keras.Model`."""
-        self.model.load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        """Loads weights of the plain model, see `keras.Model`.
+
+        All of them or, where the file is damaged or of another model, none:
+        then it is an error before anything is changed. Not so with
+        `skip_mismatch=True`, which loads the layers that fit.
+        """
+        load_weights = self.model.load_weights
+        if skip_mismatch:
+            load_weights(filepath, skip_mismatch=True, **kwargs)
+        else:
+            loading.load_all_or_nothing(load_weights, filepath, **kwargs)
 
     def export(self, filepath, *args, **kwargs):
         """Exports the plain Keras model, see `keras.Model.export`."""

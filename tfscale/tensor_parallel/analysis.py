@@ -32,7 +32,7 @@ def decide(num_ranks: int, rule) -> None:
     model = decisions.model_in_call()
     if model is None:
         rule.reset()
-        rule.layer._sharded_call.is_decided = True
+        rule.layer.sharded_call.is_decided = True
         return
     decision = decisions.decision_of(model)
     if decision is None or rule not in decision.keeps:
@@ -105,8 +105,9 @@ def _draws_parts(generator, num_ranks):
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
     """Of all layers of a model that have sharded variables."""
     for layer in _internals.flatten_layers(model):
-        if hasattr(layer, "_sharded_call"):
-            yield layer._sharded_call
+        call = sharded_call.call_of(layer)
+        if call is not None:
+            yield call
 
 
 def _analyse(model, num_ranks):
@@ -144,7 +145,7 @@ def _analyse(model, num_ranks):
             asked = {
                 rule: reason
                 for rule, reason in reasons.items()
-                if not rule.layer._sharded_call.is_found
+                if not rule.layer.sharded_call.is_found
             }
             complaint = pairing.complaint(calls, asked)
             return rules, reasons, complaint, drawing

@@ -82,7 +82,7 @@ class Chains:
 
 def functional_of(layer):
     """The functional model that a call of `layer` runs, or None."""
-    kind = type(layer)
+    kind = layer.__class__
     if isinstance(layer, keras.Sequential):
         own_call = kind.call is not keras.Sequential.call
         return None if own_call else _internals.functional_in(layer)

@@ -35,7 +35,7 @@ class Decision:
         """Sets the rules as the model has them."""
         for rule, keeps in self.keeps.items():
             rule.keeps = keeps
-            rule.layer._sharded_call.reason = self.reasons.get(rule)
+            rule.layer.sharded_call.reason = self.reasons.get(rule)
 
 
 @contextlib.contextmanager
@@ -58,12 +58,12 @@ def model_in_call():
 
 def decision_of(model) -> Decision | None:
     """What was noted for a functional or sequential model."""
-    return getattr(_functional(model), "_sharding_decision", None)
+    return getattr(_functional(model), "sharding_decision", None)
 
 
 def note(model, decision: Decision) -> None:
     """Keeps what was decided for a model."""
-    _functional(model)._sharding_decision = decision
+    _functional(model).sharding_decision = decision
 
 
 def _functional(model):

@@ -13,13 +13,13 @@ Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -41,14 +41,11 @@ def attach(
     """Makes seeds depend on the rank where draws are for parts.
 
     Args:
-        generator: Its `next` is replaced, once.
+        generator: The generator.
         draws_parts: Says whether a draw is for a part, in the model that is
             being called.
     """
-    generator._draws_parts = draws_parts
-    if not hasattr(generator, "_draws_whole"):
-        generator._draws_whole = generator.next
-        generator.next = functools.partial(_next, generator)
+    in_place.put(generator, RankedGenerator, draws_parts=draws_parts)
 
 
 @contextlib.contextmanager
@@ -58,18 +55,28 @@ def of_parts():
         yield
 
 
-def _next(generator, ordered=True):
-    seed = generator._draws_whole(ordered)
-    if collectives.num_ranks() == 1:
-        return seed
-    plan = sequence.current()
-    is_part = (
-        rank_context.current().draws_for_parts
-        or (plan is not None and id(generator.state) in plan.draws)
-        or generator._draws_parts()
-    )
-    if not is_part:
-        return seed
-    return tf.random.experimental.stateless_fold_in(
-        seed, tf.constant(collectives.rank(), seed.dtype)
-    )
+class RankedGenerator(in_place.Mixin):
+    """A generator of a model on ranks, put in the place of Keras' class.
+
+    Attributes:
+        draws_parts: See `attach`.
+    """
+
+    draws_parts: Callable[[], bool]
+
+    def next(self, ordered=True):
+        """See `keras.random.SeedGenerator`; a seed for whole or part."""
+        seed = super().next(ordered)
+        if collectives.num_ranks() == 1:
+            return seed
+        plan = sequence.current()
+        is_part = (
+            rank_context.current().draws_for_parts
+            or (plan is not None and id(self.state) in plan.draws)
+            or self.draws_parts()
+        )
+        if not is_part:
+            return seed
+        return tf.random.experimental.stateless_fold_in(
+            seed, tf.constant(collectives.rank(), seed.dtype)
+        )

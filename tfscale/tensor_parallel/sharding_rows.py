@@ -10,6 +10,7 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
+from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
             if id(variable) not in seen
         ]
         seen.update(map(id, own))
-        call = getattr(layer, "_sharded_call", None)
+        call = sharded_call.call_of(layer)
         if not own and (call is None or call.rule is None):
             continue
         variables = [held(v) for v in own]

@@ -16,6 +16,7 @@ from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
+from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 _LEAST_LENGTH = 64
 _WIDE = 96  # From here on each thing has a column of its own.
@@ -104,7 +105,7 @@ def _analyse(model, num_ranks):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.settle(model, num_ranks)
         return
-    call = getattr(model, "_sharded_call", None)
+    call = sharded_call.call_of(model)
     if call is not None and call.rule is not None:
         call.rule.reset()
     for layer in _internals.sublayers(model):

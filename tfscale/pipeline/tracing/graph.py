@@ -221,7 +221,7 @@ class Flattener:
 
 def _functional(operation):
     """The functional model that a call of `operation` runs, or None."""
-    kind = type(operation)
+    kind = operation.__class__
     if isinstance(operation, keras.Sequential):
         if kind.call is keras.Sequential.call:
             return _internals.functional_in(operation)

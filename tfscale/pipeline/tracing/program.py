@@ -18,6 +18,7 @@ from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +138,9 @@ class Programs:
             )
         functional = plan.graph.functional
         sequence_plan = None
-        if hasattr(functional, "_sequence_call"):
-            sequence_plan = functional._sequence_call.plan_for(
+        call = sequence_model.call_of(functional)
+        if call is not None:
+            sequence_plan = call.plan_for(
                 keras.tree.pack_sequence_as(
                     _internals.inputs_structure(functional), inputs
                 )

@@ -62,14 +62,14 @@ class Conversion:
             return collectives.gather_from_ranks(tensor, self.dim)
         # Queries, keys and values are made from one input: put it together
         # once, and add up what comes back before it is sent.
-        known = getattr(tensor, "_tfscale_shared", None)
+        known = getattr(tensor, "tfscale_shared", None)
         if known is None or (
             not tf.executing_eagerly()
             and known.graph is not tf.compat.v1.get_default_graph()
         ):
             known = collectives.all_gather(tensor, self.dim)
-            known._tfscale_is_shared = True
-            tensor._tfscale_shared = known
+            known.tfscale_is_shared = True
+            tensor.tfscale_shared = known
         return known
 
 
@@ -108,7 +108,7 @@ def following(plan: SequencePlan | None):
 
 @contextlib.contextmanager
 def recorded_by(recorder):
-    """Within it, crossings ask `recorder.call(crossing, args, kwargs)`."""
+    """Within it, crossings ask `recorder.call` (`ModelTrace`)."""
     with rank_context.within(sequence_recorder=recorder):
         yield recorder
 
@@ -137,34 +137,32 @@ def enter(x: tf.Tensor) -> tf.Tensor:
 
     Its gradient is summed over ranks, if it is not where it was put together.
     """
-    if getattr(x, "_tfscale_is_shared", False):
+    if getattr(x, "tfscale_is_shared", False):
         return x
     return collectives.copy_to_ranks(x)
 
 
 class Crossing:
-    """In the place of a layer's `call`: tensors enter and leave.
+    """Around a method of a layer: tensors enter and leave.
 
     Args:
         layer: The layer.
-        call: What it calls.
         of_shapes: Whether it only looks at shapes of tensors, so that they
             have to be whole.
     """
 
-    def __init__(self, layer, call: Callable, *, of_shapes: bool = False):
+    def __init__(self, layer, *, of_shapes: bool = False):
         self.layer = layer
-        self.call = call
         self.of_shapes = of_shapes
 
-    def __call__(self, *args, **kwargs):
-        """Calls, by the plan of this thread if there is one."""
+    def run(self, method: Callable, args, kwargs):
+        """Calls a method, by the plan of this thread if there is one."""
         recorder = rank_context.current().sequence_recorder
         if recorder is not None:
-            return recorder.call(self, args, kwargs)
+            return recorder.call(self, method, args, kwargs)
         plan, num_ranks = current(), collectives.num_ranks()
         if plan is None or num_ranks == 1:
-            return self.call(*args, **kwargs)
+            return method(*args, **kwargs)
 
         def convert(place, tensor):
             conversion = plan.conversions.get((id(self), place))
@@ -174,7 +172,7 @@ class Crossing:
 
         args, kwargs = map_inputs(convert, args, kwargs)
         with collectives.uses_for_parts(id(self) in plan.copies):
-            outputs = self.call(*args, **kwargs)
+            outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
 
 

@@ -122,7 +122,7 @@ class _Search:
     def _layer_call(self, key, call, divides):
         rule = call.rule
         # Whether it keeps its output divided is decided.
-        reason = rule.layer._sharded_call.reason
+        reason = rule.layer.sharded_call.reason
         made = model_trace.layer_call(
             key, call, rule.keeps or (rule.passes and reason is None)
         )

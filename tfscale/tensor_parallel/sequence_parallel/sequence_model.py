@@ -7,15 +7,14 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import decisions
+from tfscale.tensor_parallel.sequence_parallel import crossed_layer
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
-
-# They get whole tensors while the layer goes on with parts.
-_METHODS = _internals.METHODS_OF_SHAPES
 
 
 class _Prepared(BaseException):
@@ -86,7 +85,7 @@ def decide(num_ranks: int, rule) -> None:
         analysis.decide(num_ranks, rule)
         return
     model = decisions.model_in_call()
-    if model is not None and not hasattr(model, "_sequence_call"):
+    if model is not None and call_of(model) is None:
         prepare(model, num_ranks)
         raise _Prepared
     analysis.decide(num_ranks, rule)
@@ -99,28 +98,37 @@ def prepare(model, num_ranks: int) -> "ModelCall":
         model: A functional or sequential model.
         num_ranks: Number of model ranks.
     """
-    if hasattr(model, "_sequence_call"):
-        return model._sequence_call
-    analysis.settle(model, num_ranks)
-    for layer in _internals.flatten_layers(model, include_self=False):
-        if isinstance(layer, _internals.Functional | keras.Sequential):
-            continue
-        for name in ("call", *_METHODS):
-            method = getattr(layer, name, None)
-            if method is None or isinstance(method, sequence.Crossing):
-                continue
-            crossing = sequence.Crossing(
-                layer, method, of_shapes=name in _METHODS
-            )
-            functools.update_wrapper(crossing, method, updated=())
-            setattr(layer, name, crossing)
-    model._sequence_call = ModelCall(model, num_ranks)
-    model.call = functools.wraps(model.call)(model._sequence_call)
-    return model._sequence_call
+    if call_of(model) is None:
+        analysis.settle(model, num_ranks)
+        for layer in _internals.flatten_layers(model, include_self=False):
+            if not isinstance(layer, _internals.Functional | keras.Sequential):
+                crossed_layer.attach(layer)
+        call = ModelCall(model, num_ranks)
+        in_place.put(model, SequenceModel, sequence_call=call)
+    return model.sequence_call
+
+
+def call_of(model) -> "ModelCall | None":
+    """How a model is run by plans, if it is."""
+    return model.sequence_call if isinstance(model, SequenceModel) else None
+
+
+class SequenceModel(in_place.Mixin):
+    """A model that runs by plans, put in the place of Keras' class.
+
+    Attributes:
+        sequence_call: How it runs.
+    """
+
+    sequence_call: "ModelCall"
+
+    def call(self, *args, **kwargs):
+        """See `keras.Model`; by the plan for its inputs on ranks."""
+        return self.sequence_call.run(super().call, *args, **kwargs)
 
 
 class ModelCall:
-    """In the place of a model's `call`: finds the plan to run it by.
+    """Finds the plan to run a model by.
 
     Attributes:
         found: By shapes of inputs, a plan or None, and the reason if so.
@@ -128,24 +136,30 @@ class ModelCall:
 
     def __init__(self, model, num_ranks):
         self._model = model
-        self._call = model.call
         self._num_ranks = num_ranks
         self.found = {}
 
-    def __call__(self, inputs, *args, **kwargs):
-        """Calls the model by its plan on ranks, and as it is elsewhere."""
+    def run(self, call, inputs, *args, **kwargs):
+        """Calls the model by its plan on ranks, and as it is elsewhere.
+
+        Args:
+            call: What the model does as it is.
+            inputs: What the model is called with.
+            *args: Likewise.
+            **kwargs: Likewise.
+        """
         if (
             sequence.is_recorded()
             or sequence.current() is not None
             or collectives.num_ranks() == 1
         ):
-            return self._call(inputs, *args, **kwargs)
+            return call(inputs, *args, **kwargs)
         plan = self.plan_for(inputs)
         if plan is None:
-            return self._call(inputs, *args, **kwargs)
+            return call(inputs, *args, **kwargs)
         # Also where it is called by another model: the plan is of this one.
         with sequence.following(plan), decisions.within(self._model):
-            return self._call(inputs, *args, **kwargs)
+            return call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
         """The plan for inputs of these shapes, or None.

@@ -3,6 +3,7 @@
 import keras
 
 from tfscale import _internals
+from tfscale.tensor_parallel.sequence_parallel import crossed_layer
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -61,7 +62,7 @@ def exchanged(
     conversions = {
         (place[0], made.mode)
         for (crossing, place), made in plan.conversions.items()
-        if crossing == id(layer.call)
+        if crossing == id(crossed_layer.crossing_of(layer))
     }
     if ("in", "all_gather") in conversions:
         _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
@@ -70,7 +71,7 @@ def exchanged(
     found += [
         text for key, text in _OF_CONVERSION.items() if key in conversions
     ]
-    if id(layer.call) in plan.copies:
+    if id(crossed_layer.crossing_of(layer)) in plan.copies:
         found.append("all-reduce of the weights' gradients")
     return tuple(found)
 

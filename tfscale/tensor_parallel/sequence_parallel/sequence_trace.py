@@ -5,6 +5,7 @@ In that of a rank, what a plan does with a tensor of that shape.
 """
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -96,10 +97,10 @@ class Recorder:
         self._num_parts = num_parts
         self._inside = None
 
-    def call(self, crossing: Crossing, args, kwargs):
-        """Calls what a crossing is in the place of."""
+    def call(self, crossing: Crossing, method: Callable, args, kwargs):
+        """Calls the method that a crossing is around."""
         if sharded_call.is_inside():
-            return crossing.call(*args, **kwargs)
+            return method(*args, **kwargs)
         span = CallSpan(crossing, self._inside)
         self.spans.append(span)
         start, before = _num_operations(), self._inside
@@ -110,7 +111,7 @@ class Recorder:
 
         try:
             args, kwargs = sequence.map_inputs(cross, args, kwargs)
-            outputs = crossing.call(*args, **kwargs)
+            outputs = method(*args, **kwargs)
             return sequence.map_outputs(cross, outputs)
         finally:
             span.operations = range(start, _num_operations())

@@ -52,9 +52,9 @@ def is_attention(layer) -> bool:
 def _is_of(layer, families):
     """Whether all of an attention is as a family of keras_hub has it."""
     modules = {
-        getattr(type(layer), name).__module__
+        getattr(layer.__class__, name).__module__
         for name in ("call", *_PARTS)
-        if hasattr(type(layer), name)
+        if hasattr(layer.__class__, name)
     }
     return len(modules) == 1 and modules <= {
         f"keras_hub.src.models.{name}.{name}_attention" for name in families
@@ -108,7 +108,7 @@ class _Attention(rules.Rule):
         self._row = dense_rules.make_rule(_dense(layer, "output"))
         self._columns = columns
         for dense in columns:
-            rule = dense._sharded_call.rule
+            rule = dense.sharded_call.rule
             rule.keeps = rule.is_part = True
         # Of dropped-out scores, whose heads are divided.
         for generator in draws.generators(layer):
@@ -159,7 +159,7 @@ class _Attention(rules.Rule):
 
     def _with_own_mask(self, args, kwargs):
         """The arguments, with those masks of heads that are this rank's."""
-        call = type(self.layer).call
+        call = self.layer.__class__.call
         given = inspect.signature(call).bind(self.layer, *args, **kwargs)
         mask = given.arguments.get("attention_mask")
         if mask is not None and len(mask.shape) == self._num_positions() + 2:
@@ -270,4 +270,4 @@ def _call(layer, changed, args, kwargs):
     """
     copy = object.__new__(type(layer))
     copy.__dict__.update({**layer.__dict__, **changed})
-    return type(layer).call(copy, *args, **kwargs)
+    return layer.__class__.call(copy, *args, **kwargs)

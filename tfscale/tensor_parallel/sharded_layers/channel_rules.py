@@ -20,6 +20,7 @@ from tfscale.tensor_parallel.sharded_layers import low_rank
 from tfscale.tensor_parallel.sharded_layers import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_PARTS = _internals.NORMALIZATION_PARTS
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 
@@ -33,7 +34,7 @@ def make_rule(layer) -> rules.Rule | None:
         ) - 2 and acts_on_elements(layer.activation):
             return _Depthwise(layer, _channel_dim(layer))
         return None
-    if rules.runs_as(layer, [keras.layers.BatchNormalization], "_moments"):
+    if rules.runs_as(layer, [keras.layers.BatchNormalization], *_PARTS):
         return _batch_normalization(layer)
     if rules.runs_as(layer, [keras.layers.LayerNormalization]):
         return _layer_normalization(layer)
@@ -139,7 +140,7 @@ class _Local(rules.Rule):
         if self.is_divided(inputs):
             return self.run_locally(inputs, *args, **kwargs)
         # Its variables are small: rather they are put together.
-        return type(self.layer).call(self.layer, inputs, *args, **kwargs)
+        return self.layer.__class__.call(self.layer, inputs, *args, **kwargs)
 
     @abc.abstractmethod
     def run_locally(self, inputs, *args, **kwargs):

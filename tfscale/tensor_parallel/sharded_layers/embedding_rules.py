@@ -30,7 +30,7 @@ def make_rule(layer) -> rules.Rule | None:
     dim = sharding_of(_internals.weight_of(layer, "embeddings")).model_dim
     if dim is None:
         return None
-    if type(layer).call is _REVERSIBLE.call:
+    if layer.__class__.call is _REVERSIBLE.call:
         tied = layer.tie_weights
         if dim == 0 and (
             tied or sharding_of(layer.reverse_embeddings).model_dim == 1

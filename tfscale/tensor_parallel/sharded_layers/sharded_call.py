@@ -1,13 +1,13 @@
-"""Puts a layer's rule in the place of its `call`, where it runs on ranks."""
+"""A layer that runs by its rule on ranks, in the place of Keras' own."""
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -61,7 +61,7 @@ def is_inside() -> bool:
 
 
 def attach(layer, make_rule, decide) -> None:
-    """Replaces the `call` of a layer with sharded variables, once.
+    """Has a layer with sharded variables run by its rule; once.
 
     Args:
         layer: A Keras layer, in its `build`.
@@ -69,13 +69,32 @@ def attach(layer, make_rule, decide) -> None:
         decide: Called with the rule before each call on ranks; sets what it
             is to keep divided.
     """
-    if not hasattr(layer, "_sharded_call"):
-        layer._sharded_call = ShardedCall(layer, layer.call, make_rule, decide)
-        layer.call = functools.wraps(layer.call)(layer._sharded_call)
+    if not isinstance(layer, ShardedLayer):
+        call = ShardedCall(layer, make_rule, decide)
+        in_place.put(layer, ShardedLayer, sharded_call=call)
+
+
+def call_of(layer) -> "ShardedCall | None":
+    """How a layer runs, if it has sharded variables."""
+    return layer.sharded_call if isinstance(layer, ShardedLayer) else None
+
+
+class ShardedLayer(in_place.Mixin):
+    """A layer with sharded variables, put in the place of Keras' class.
+
+    Attributes:
+        sharded_call: How it runs.
+    """
+
+    sharded_call: "ShardedCall"
+
+    def call(self, *args, **kwargs):
+        """See `keras.Layer`; by the layer's rule on ranks."""
+        return self.sharded_call.run(super().call, args, kwargs)
 
 
 class ShardedCall:
-    """What a layer with sharded variables does when it is called.
+    """How a layer with sharded variables runs.
 
     Attributes:
         is_decided: Whether analysis of a model has seen the layer.
@@ -84,9 +103,8 @@ class ShardedCall:
             has one.
     """
 
-    def __init__(self, layer, call, make_rule, decide):
+    def __init__(self, layer, make_rule, decide):
         self._layer = layer
-        self._call = call
         self._make_rule = make_rule
         self._decide = decide
         self._kind = self._rule = None
@@ -111,21 +129,27 @@ class ShardedCall:
             self.is_decided, self.reason = False, None
         return self._rule
 
-    def __call__(self, *args, **kwargs):
-        """Calls the layer by its rule on ranks, and as it is elsewhere."""
+    def run(self, call, args, kwargs):
+        """Calls the layer by its rule on ranks, and as it is elsewhere.
+
+        Args:
+            call: What the layer does as it is.
+            args: What the layer is called with.
+            kwargs: Likewise.
+        """
         rule = self.rule
         if rule is None:
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         if rank_context.current().recorded_calls is not None:
-            return self._record(args, kwargs)
+            return self._record(call, args, kwargs)
         if collectives.num_ranks() == 1:
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         self._decide(rule)
         return rule.run(*args, **kwargs)
 
-    def _record(self, args, kwargs):
+    def _record(self, call, args, kwargs):
         if is_inside():
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         rule, graph = self.rule, tf.compat.v1.get_default_graph()
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
@@ -133,7 +157,7 @@ class ShardedCall:
         start = len(graph.get_operations())
         with rank_context.within(is_inside_recorded=True):
             outputs = self._call_on_parts(
-                inputs, args, kwargs, divides, scatters
+                call, inputs, args, kwargs, divides, scatters
             )
         operations = range(start, len(graph.get_operations()))
         rank_context.current().recorded_calls.append(
@@ -141,7 +165,7 @@ class ShardedCall:
         )
         return outputs
 
-    def _call_on_parts(self, inputs, args, kwargs, divides, scatters):
+    def _call_on_parts(self, call, inputs, args, kwargs, divides, scatters):
         """The shapes of a rank's call; the values are of no interest."""
         count, rule = rank_context.current().num_recorded_parts, self.rule
         came_divided = (
@@ -150,7 +174,7 @@ class ShardedCall:
         if came_divided:
             dim = inputs.shape.rank + rule.sink_dim
             args = (tf.concat([inputs] * count, axis=dim), *args[1:])
-        outputs = self._call(*args, **kwargs)
+        outputs = call(*args, **kwargs)
         # An output that is not kept is whole.
         is_part = came_divided if rule.passes else rule.keeps
         if count > 1 and divides and is_part:

@@ -1,0 +1,229 @@
+"""What backups rely on in a `fit` of Keras, and in its callbacks."""
+
+import os
+
+import keras
+import tensorflow as tf
+
+from tests._internals.contracts import holds
+from tfscale import _internals
+from tfscale._internals import fitting
+
+X = tf.reshape(tf.range(8.0), (4, 2))
+
+
+def compiled():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model
+
+
+class Watching(keras.callbacks.Callback):
+    """Looks into the `fit` that it is a callback of, with a function."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+        self.found = []
+
+    def on_train_begin(self, logs=None):
+        self.found.append(self.look(*fitting.running_fit(self.model)))
+
+
+def found_in_fit(look, x=X, **kwargs):
+    callback = Watching(look)
+    compiled().fit(
+        x,
+        None if isinstance(x, tf.data.Dataset) else X[:, :1],
+        callbacks=[callback],
+        verbose=0,
+        **kwargs,
+    )
+    return callback.found[0]
+
+
+class FitTest(tf.test.TestCase):
+    @holds("epoch_iterator", "EpochIterator")
+    @holds("callback_list", "CallbackList")
+    @holds("EpochIterator.__init__", "_num_batches")
+    def test_the_epochs_and_callbacks_are_variables_of_fit(self):
+        def look(epochs, callbacks):
+            self.assertIsInstance(epochs, _internals.EpochIterator)
+            self.assertTrue(fitting.is_running(epochs))
+            kinds = [type(c) for c in callbacks.callbacks]
+            self.assertIn(Watching, kinds)
+            return epochs
+
+        epochs = found_in_fit(look, batch_size=2)
+        self.assertEqual(fitting.known_batches(epochs), 2)
+        fitting.set_known_batches(epochs, 7)
+        self.assertEqual(epochs.num_batches, 7)
+        self.assertFalse(fitting.is_running(epochs))
+
+    @holds("EpochIterator", "_enumerate_iterator")
+    @holds("TFEpochIterator", "_get_iterator")
+    @holds("EpochIterator.__init__", "_current_iterator", "_steps_seen")
+    def test_an_epoch_goes_by_two_methods_and_keeps_its_iterator(self):
+        calls = []
+
+        class Watcher:
+            def iterator_made(self):
+                calls.append("iterator")
+
+            def begin_epoch(self):
+                calls.append("epoch")
+                return 1
+
+            def skip(self, iterator):
+                calls.append(("skipped", next(iterator)[0].numpy()[0, 0]))
+
+            def between_steps(self, step):
+                calls.append(step)
+
+        def look(epochs, callbacks):
+            fitting.watch(epochs, Watcher())
+            return epochs
+
+        found_in_fit(look, batch_size=2, shuffle=False)
+        self.assertEqual(calls[:4], ["epoch", "iterator", ("skipped", 0.0), 1])
+
+        def go_on(epochs, callbacks):
+            iterator = fitting.make_iterator(epochs)
+            next(iterator)
+            fitting.go_on_with(epochs, iterator, 1)
+            return epochs, iterator
+
+        epochs, iterator = found_in_fit(
+            go_on,
+            tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(1),
+            steps_per_epoch=2,
+        )
+        self.assertIs(epochs._current_iterator, iterator)
+        self.assertEqual(epochs._steps_seen, 3)
+        self.assertAllEqual(next(iterator)[0], X[3:])
+
+    @holds("TFDatasetAdapter.__init__", "_dataset")
+    @holds("ArrayDataAdapter.__init__", "_shuffle")
+    @holds("TFEpochIterator.__init__", "_distributed_dataset")
+    def test_the_data_is_known(self):
+        dataset = tf.data.Dataset.from_tensors((X, X[:, :1]))
+
+        def look(epochs, callbacks):
+            return (
+                fitting.source_of(epochs),
+                fitting.shuffles_arrays(epochs),
+                fitting.element_spec_of(epochs),
+            )
+
+        source, shuffles, spec = found_in_fit(look, dataset)
+        self.assertEqual(source.element_spec, dataset.element_spec)
+        self.assertFalse(shuffles)
+        self.assertEqual(spec[0].shape, X.shape)
+        for shuffle in (False, True):
+            _, shuffles, _ = found_in_fit(look, shuffle=shuffle)
+            self.assertEqual(shuffles, shuffle)
+
+    @holds("TensorFlowTrainer.fit", "_initial_epoch", "_eval_epoch_iterator")
+    def test_a_fit_begins_where_it_is_told_and_keeps_its_validation(self):
+        model, epochs = compiled(), []
+
+        class Noting(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                epochs.append(epoch)
+
+            def on_epoch_end(self, epoch, logs=None):
+                of_validation = fitting.validation_epochs(self.model)
+                epochs.append(
+                    isinstance(of_validation, _internals.EpochIterator)
+                )
+
+        fitting.set_initial_epoch(model, 2)
+        model.fit(
+            X,
+            X[:, :1],
+            epochs=3,
+            validation_data=(X, X[:, :1]),
+            callbacks=[Noting()],
+            verbose=0,
+        )
+        self.assertEqual(epochs, [2, True])
+        self.assertIsNone(fitting.validation_epochs(model))
+
+    @holds("seed_generator", "global_seed_generator")
+    def test_layers_without_a_seed_draw_from_one_generator(self):
+        generator = _internals.global_seed_generator()
+        before = generator.state.numpy()
+        keras.random.normal((1,))
+        self.assertIs(_internals.global_seed_generator(), generator)
+        self.assertNotAllEqual(generator.state, before)
+
+
+class CallbacksTest(tf.test.TestCase):
+    @holds("Progbar.__init__", "_start", "_time_after_first_step")
+    def test_a_bar_reckons_from_its_first_step(self):
+        bar = keras.utils.Progbar(10, verbose=0)
+        bar._start -= 100.0
+        bar._time_after_first_step = bar._start
+        self.assertAllClose(
+            bar._estimate_step_duration(5, bar._start + 8.0), 2.0
+        )
+        bar._time_after_first_step = None
+        self.assertAllClose(
+            bar._estimate_step_duration(5, bar._start + 10.0), 2.0
+        )
+
+    @holds(
+        "ModelCheckpoint.__init__",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    )
+    @holds("ModelCheckpoint.on_epoch_begin", "_current_epoch")
+    def test_a_checkpoint_is_due_by_its_counters(self):
+        path = os.path.join(self.get_temp_dir(), "{epoch}.weights.h5")
+        callback = keras.callbacks.ModelCheckpoint(
+            path, save_weights_only=True, save_freq=3
+        )
+        callback.set_model(compiled())
+        callback._current_epoch = 4
+        callback._last_batch_seen = 1
+        callback._batches_seen_since_last_saving = 2
+        callback.on_train_batch_end(2, {})
+        self.assertTrue(os.path.exists(path.format(epoch=5)))
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.MODEL_CHECKPOINT_COUNTERS],
+            [0, 2, 4],
+        )
+
+    @holds("SwapEMAWeights.__init__", "_ema_weights_in_model")
+    def test_who_has_the_averages_is_known(self):
+        model = compiled()
+        model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+        model.optimizer.build(model.trainable_variables)
+        callback = keras.callbacks.SwapEMAWeights()
+        callback.set_model(model)
+        (name,) = fitting.SWAP_EMA_STATE
+        self.assertFalse(getattr(callback, name))
+        callback.on_test_begin()
+        self.assertTrue(getattr(callback, name))
+
+    @holds(
+        "TensorBoard.__init__",
+        "_global_train_batch",
+        "_global_test_batch",
+        "_previous_epoch_iterations",
+    )
+    def test_tensorboard_counts_its_steps(self):
+        callback = keras.callbacks.TensorBoard(self.get_temp_dir())
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS], [0] * 3
+        )
+        callback.on_train_batch_begin(0)
+        callback.on_test_batch_begin(0)
+        self.assertEqual(
+            [getattr(callback, n) for n in fitting.TENSORBOARD_STEPS][:2],
+            [1, 1],
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()

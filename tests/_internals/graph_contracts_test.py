@@ -1,0 +1,228 @@
+"""What stages and datasets rely on in graphs of TensorFlow and in tf.data."""
+
+import tensorflow as tf
+
+from tests._internals.contracts import holds
+from tfscale import _internals
+
+
+class GraphTest(tf.test.TestCase):
+    @holds("func_graph", "FuncGraph")
+    def test_a_graph_captures_from_those_around_it(self):
+        x = tf.constant(2.0)
+        graph = _internals.FuncGraph("trial")
+        with graph.as_default():
+            y = x + 1.0
+        self.assertIs(y.graph, graph)
+        ((outer, _),) = graph.captures
+        self.assertIs(outer, x)
+
+    @holds("cond_v2.cond_v2", "_add_control_dependencies")
+    def test_branches_of_a_marked_graph_keep_their_side_effects(self):
+        def kept(mark):
+            counter = tf.Variable(0)
+
+            def build():
+                if mark:
+                    _internals.keep_side_effects_of_branches(
+                        tf.compat.v1.get_default_graph()
+                    )
+
+                def branch():
+                    counter.assign_add(1)
+                    return 1.0
+
+                return tf.cond(tf.constant(True), branch, lambda: 2.0)
+
+            tf.compat.v1.wrap_function(build, [])()
+            return int(counter)
+
+        self.assertEqual(kept(mark=True), 1)
+
+    @holds("control_flow_util", "GraphOrParentsInXlaContext")
+    @holds("polymorphic_function.Function.__init__", "_jit_compile")
+    def test_what_xla_compiles_is_known(self):
+        found = []
+
+        @tf.function(jit_compile=True)
+        def compiled():
+            graph = tf.compat.v1.get_default_graph()
+            found.append(_internals.is_compiled_by_xla(graph))
+            return 1.0
+
+        @tf.function
+        def plain():
+            graph = tf.compat.v1.get_default_graph()
+            found.append(_internals.is_compiled_by_xla(graph))
+            return 1.0
+
+        compiled.get_concrete_function()
+        plain.get_concrete_function()
+        self.assertEqual(found, [True, False])
+        self.assertTrue(_internals.asks_for_xla(compiled))
+        self.assertFalse(_internals.asks_for_xla(plain))
+        self.assertFalse(_internals.asks_for_xla(len))
+
+    @holds("Graph._create_op_helper", "_gradient_op_type")
+    @holds("Graph._as_graph_def", "_output_shapes")
+    @holds("Operation.colocation_groups", "_class")
+    @holds(
+        "control_flow_util_v2.maybe_set_lowering_attr",
+        "_lower_using_switch_merge",
+    )
+    def test_operations_are_marked(self):
+        @tf.custom_gradient
+        def double(x):
+            return x * 2.0, lambda dy: dy
+
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.compat.v1.placeholder(tf.float32, (3,))
+            double(x)
+            with tf.compat.v1.colocate_with(x):
+                tf.identity(x, name="beside")
+            tf.while_loop(lambda i: i < 2, lambda i: i + 1, [0])
+        nodes = graph.as_graph_def(add_shapes=True).node
+        marked = {
+            name: [node for node in nodes if name in node.attr]
+            for name in (
+                _internals.GRADIENT_TYPE,
+                _internals.COLOCATED_WITH,
+                _internals.LOWERED,
+            )
+        }
+        self.assertEqual(
+            {n.op for n in marked[_internals.GRADIENT_TYPE]}, {"IdentityN"}
+        )
+        self.assertEqual(
+            [n.name for n in marked[_internals.COLOCATED_WITH]], ["beside"]
+        )
+        self.assertIn("While", {n.op.removeprefix("Stateless") for n in nodes})
+        for node in marked[_internals.LOWERED]:
+            self.assertIn("While", node.op)
+        self.assertNotEmpty(marked[_internals.LOWERED])
+        (shape,) = nodes[0].attr[_internals.OUTPUT_SHAPES].list.shape
+        self.assertEqual(shape.dim[0].size, 3)
+
+    @holds("eager.context", "context", "FunctionCallOptions")
+    @holds("context.Context", "config", "function_call_options")
+    def test_functions_of_a_thread_are_run_by_its_options(self):
+        context = _internals.eager_context.context()
+        before = context.function_call_options
+        config = tf.compat.v1.ConfigProto()
+        config.CopyFrom(context.config)
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        context.function_call_options = (
+            _internals.eager_context.FunctionCallOptions(
+                executor_type=before.executor_type, config_proto=config
+            )
+        )
+        try:
+            found = tf.compat.v1.ConfigProto.FromString(
+                context.function_call_options.config_proto_serialized
+            )
+            self.assertTrue(
+                found.graph_options.rewrite_options.disable_meta_optimizer
+            )
+            self.assertAllEqual(tf.function(lambda x: x + 1)(1), 2)
+        finally:
+            context.function_call_options = before
+
+    @holds("tf_optimizer", "OptimizeGraph")
+    @holds("cluster", "Cluster")
+    @holds("device_properties_pb2", "DeviceProperties", "NamedDevice")
+    def test_grappler_folds_what_is_constant_for_a_described_machine(self):
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.compat.v1.placeholder(tf.float32, (), name="x")
+            y = tf.add(x, tf.constant(1.0) + tf.constant(2.0), name="y")
+        meta = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def())
+        meta.collection_def["train_op"].node_list.value.extend(["x", "y"])
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.min_graph_nodes = -1
+        properties = _internals.device_properties
+        device = properties.NamedDevice(
+            name="/job:localhost/replica:0/task:0/device:CPU:0",
+            properties=properties.DeviceProperties(type="CPU", num_cores=1),
+        )
+        cluster = _internals.grappler_cluster.Cluster(devices=[device])
+        found = _internals.tf_optimizer.OptimizeGraph(
+            config, meta, cluster=cluster
+        )
+        self.assertLess(len(found.node), len(graph.as_graph_def().node))
+        self.assertIn(y.op.name, [node.name for node in found.node])
+
+
+class DatasetTest(tf.test.TestCase):
+    @holds(
+        "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
+    )
+    @holds("DatasetV2._metadata", "_name")
+    @holds("structured_function", "StructuredFunctionWrapper")
+    def test_a_dataset_is_an_operation_with_inputs_and_functions(self):
+        numbers = tf.data.Dataset.range(3)
+        doubled = numbers.map(lambda x: x * 2, name="doubling")
+        self.assertEqual(_internals.inputs_of(doubled), [numbers])
+        self.assertEqual(_internals.variant_of(doubled).dtype, tf.variant)
+
+        class Same(tf.data.Dataset):
+            def __init__(self, dataset):
+                self.dataset = dataset
+                super().__init__(_internals.variant_of(dataset))
+
+            def _inputs(self):
+                return [self.dataset]
+
+            @property
+            def element_spec(self):
+                return self.dataset.element_spec
+
+        same = Same(doubled)
+        self.assertEqual([int(x) for x in same], [0, 2, 4])
+        self.assertEqual(_internals.inputs_of(same.batch(2)), [same])
+
+        class Mapped(Same):
+            def __init__(self, dataset, function):
+                self.dataset = dataset
+                self._name = "own"
+                self.function = _internals.StructuredFunctionWrapper(
+                    function,
+                    "Dataset.map()",
+                    dataset=dataset,
+                    defun_kwargs={"experimental_ints_on_device": True},
+                )
+                tf.data.Dataset.__init__(
+                    self,
+                    tf.raw_ops.MapDataset(
+                        input_dataset=_internals.variant_of(dataset),
+                        other_arguments=[],
+                        f=self.function.function,
+                        **self._common_args,
+                    ),
+                )
+
+            def _functions(self):
+                return [self.function]
+
+            @property
+            def element_spec(self):
+                return self.function.output_structure
+
+        mapped = Mapped(numbers, lambda x: x + 1)
+        self.assertEqual([int(x) for x in mapped], [1, 2, 3])
+        self.assertIn(b"own", mapped._common_args["metadata"])
+        # tf.data asks for the functions when it writes down a dataset.
+        asked = []
+
+        class Asked(Mapped):
+            def _functions(self):
+                asked.append(self)
+                return super()._functions()
+
+        dataset = Asked(numbers, lambda x: x + 1)
+        dataset._trace_variant_creation()
+        self.assertEqual(asked, [dataset])
+
+
+if __name__ == "__main__":
+    tf.test.main()

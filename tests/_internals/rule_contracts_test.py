@@ -1,0 +1,188 @@
+"""What rules of sharded layers rely on in layers of Keras and keras_hub."""
+
+import importlib
+
+import keras
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests._internals import check_test
+from tests._internals.contracts import holds
+from tests._internals.contracts import recording
+from tfscale import _internals
+
+_DENSE = ("_query_dense", "_key_dense", "_value_dense", "_output_dense")
+
+
+class WeightsTest(tf.test.TestCase, parameterized.TestCase):
+    @holds("dense.Dense.build", "_kernel")
+    @holds("einsum_dense.EinsumDense.build", "_kernel")
+    @holds("embedding.Embedding.build", "_embeddings")
+    @holds("base_conv.BaseConv.build", "_kernel")
+    def test_a_weight_is_without_what_lora_adds(self):
+        for layer, x, name in (
+            (keras.layers.Dense(2), tf.ones((1, 3)), "kernel"),
+            (
+                keras.layers.EinsumDense("ab,bc->ac", 2),
+                tf.ones((1, 3)),
+                "kernel",
+            ),
+            (keras.layers.Embedding(4, 2), tf.zeros((1, 1)), "embeddings"),
+            (keras.layers.Conv1D(2, 1), tf.ones((1, 3, 3)), "kernel"),
+        ):
+            with self.subTest(layer.name):
+                layer(x)
+                weight = _internals.weight_of(layer, name)
+                self.assertIs(weight, getattr(layer, name))
+                layer.enable_lora(1)
+                self.assertIs(_internals.weight_of(layer, name), weight)
+                self.assertIsNot(getattr(layer, name), weight)
+                self.assertFalse(weight.trainable)
+
+    @holds("conv1d.Conv1D", "_compute_causal_padding")
+    @holds("base_conv.BaseConv", "convolution_op")
+    def test_a_causal_convolution_is_a_valid_one_of_a_padded_input(self):
+        x = tf.random.stateless_normal((1, 5, 2), (0, 1))
+        causal = keras.layers.Conv1D(2, 3, padding="causal", use_bias=False)
+        expected = causal(x)
+        padded = keras.ops.pad(x, _internals.causal_padding(causal))
+        found = keras.ops.conv(padded, causal.kernel, padding="valid")
+        self.assertAllClose(found, expected)
+        calls = []
+        kind = recording(keras.layers.Conv2D, ("convolution_op",), calls)
+        kind(1, 1)(tf.ones((1, 2, 2, 1)))
+        self.assertEqual(calls, ["convolution_op"])
+
+    @holds("BatchNormalization", "_moments")
+    def test_batch_norm_takes_its_moments_in_one_method(self):
+        calls = []
+        kind = recording(keras.layers.BatchNormalization, ("_moments",), calls)
+        layer = kind(momentum=0.0)
+        x = tf.constant([[1.0], [3.0]])
+        layer(x, training=False)
+        self.assertEmpty(calls)
+        layer(x, training=True)
+        self.assertEqual(calls, ["_moments"])
+        mean, variance = _internals.moments(layer, x, None)
+        self.assertAllEqual(layer.moving_mean, mean)
+        self.assertAllEqual(layer.moving_variance, variance)
+
+    @holds("BatchNormalization", "_update_renorm_statistics")
+    def test_batch_norm_renews_its_statistics_in_one_method(self):
+        calls = []
+        kind = recording(
+            keras.layers.BatchNormalization,
+            ("_update_renorm_statistics",),
+            calls,
+        )
+        layer = kind(renorm=True)
+        x = tf.constant([[1.0], [3.0]])
+        layer(x, training=False)
+        self.assertEmpty(calls)
+        before = layer.get_weights()
+        layer(x, training=True)
+        self.assertEqual(calls, ["_update_renorm_statistics"])
+        self.assertNotAllClose(layer.get_weights()[-1], before[-1])
+
+
+class AttentionTest(tf.test.TestCase, parameterized.TestCase):
+    def check(self, kind, make, repeats):
+        calls = []
+        layer = make(
+            recording(
+                kind,
+                (*_internals.ATTENTION_PARTS, "_compute_attention_mask"),
+                calls,
+            )
+        )
+        x = tf.random.stateless_normal((2, 3, 4), (0, 1))
+        layer(x, x, use_causal_mask=True)
+        self.assertEqual(
+            calls,
+            ["_compute_attention_mask", *_internals.ATTENTION_PARTS],
+        )
+        names = ("query", "key", "value", "output")
+        for name in names:
+            dense = _internals.attention_dense(layer, name)
+            self.assertIsInstance(dense, keras.layers.EinsumDense)
+        # The output projection adds up over the heads that queries have.
+        query = _internals.attention_dense(layer, "query")
+        output = _internals.attention_dense(layer, "output")
+        self.assertEqual(query.kernel.shape[1], output.kernel.shape[0])
+        self.assertIsNone(_internals.attention_gate(layer))
+        self.assertEqual(_internals.num_attention_axes(layer), 1)
+        self.assertEqual(
+            [n for n in _internals.ATTENTION_REPEATS if hasattr(layer, n)],
+            repeats,
+        )
+
+    @holds(
+        "MultiHeadAttention",
+        "_compute_attention",
+        "_masked_softmax",
+        "_compute_attention_mask",
+    )
+    @holds("MultiHeadAttention.build", *_DENSE)
+    @holds("MultiHeadAttention.__init__", "_attention_axes")
+    def test_multi_head_attention(self):
+        self.check(
+            keras.layers.MultiHeadAttention,
+            lambda kind: kind(2, 2, flash_attention=False, dropout=0.1),
+            [],
+        )
+
+    @holds(
+        "GroupedQueryAttention",
+        "_compute_attention",
+        "_masked_softmax",
+        "_compute_attention_mask",
+    )
+    @holds("GroupedQueryAttention.build", *_DENSE)
+    def test_grouped_query_attention(self):
+        self.check(
+            keras.layers.GroupQueryAttention,
+            lambda kind: kind(2, 4, 2, flash_attention=False, dropout=0.1),
+            ["num_repeats"],
+        )
+
+
+class HubTest(tf.test.TestCase):
+    @holds("llama_attention.py", *check_test.names_in("llama_attention.py"))
+    @holds("mistral_attention.py", *check_test.names_in("mistral_attention.py"))
+    @holds("qwen_attention.py", *check_test.names_in("qwen_attention.py"))
+    @holds("gemma_attention.py", *check_test.names_in("gemma_attention.py"))
+    @holds("gemma3_attention.py", *check_test.names_in("gemma3_attention.py"))
+    @holds("llama_decoder.py", "_compute_self_attention_mask")
+    @holds("qwen_decoder.py", "_compute_self_attention_mask")
+    @holds("mistral_transformer_decoder.py", "_compute_self_attention_mask")
+    @holds("transformer_decoder.py", "_compute_self_attention_mask")
+    @holds("gemma_decoder_block.py", "_compute_attention_mask")
+    @holds("gemma3_decoder_block.py", "_compute_attention_mask")
+    def test_methods_are_called_and_attributes_set_by_the_classes(self):
+        # How they are used is seen where the models train: models_test.py.
+        for package, path, name in check_test.ROWS:
+            if package != "keras-hub":
+                continue
+            module = importlib.import_module(
+                path.removesuffix(".py").replace("/", ".")
+            )
+            kinds = [
+                kind
+                for kind in vars(module).values()
+                if isinstance(kind, type)
+                and kind.__module__ == module.__name__
+                and issubclass(kind, keras.layers.Layer)
+            ]
+            with self.subTest(f"{path}: {name}"):
+                self.assertTrue(
+                    any(
+                        name in member.__code__.co_names
+                        for kind in kinds
+                        for member in vars(kind).values()
+                        if hasattr(member, "__code__")
+                    )
+                )
+
+
+if __name__ == "__main__":
+    tf.test.main()

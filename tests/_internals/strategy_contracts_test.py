@@ -1,0 +1,482 @@
+"""What strategies and variables of a mesh rely on in those of TensorFlow."""
+
+import tensorflow as tf
+
+from tests._internals import check_test
+from tests._internals.contracts import holds
+from tests._internals.contracts import recording
+from tfscale import _internals
+
+DEVICES = ("/CPU:0", "/CPU:1")
+SUM = tf.distribute.ReduceOp.SUM
+# What a program on two replicas goes through; other names are attributes.
+METHODS = [
+    name
+    for name in check_test.names_in(".MirroredExtended")
+    if name != "_input_workers_with_options"
+]
+
+
+class Recording(tf.distribute.Strategy):
+    """A `MirroredStrategy` that tells which methods are called."""
+
+    _collective_key_base = 7
+
+    def __init__(self, calls, kind=_internals.MirroredExtended):
+        kind = recording(kind, METHODS, calls)
+        super().__init__(
+            kind(self, DEVICES, tf.distribute.ReductionToOneDevice())
+        )
+
+
+class StrategyTest(tf.test.TestCase):
+    def called(self, function):
+        """What a function of a strategy calls, without repetitions."""
+        calls = []
+        strategy = Recording(calls)
+        with strategy.scope():
+            calls.clear()
+            function(strategy)
+        return list(dict.fromkeys(calls))
+
+    @holds("MirroredExtended", "_create_variable")
+    def test_a_variable_is_made_by_one_method(self):
+        found = self.called(lambda strategy: tf.Variable(1.0))
+        self.assertIn("_create_variable", found)
+
+    @holds(
+        "MirroredExtended",
+        "_call_for_each_replica",
+        "_get_replica_id_in_sync_group",
+        "_get_local_replica_id",
+        "_num_replicas_in_sync",
+        "_use_merge_call",
+    )
+    def test_a_run_goes_by_replicas_and_their_numbers(self):
+        def run(strategy):
+            def step():
+                context = tf.distribute.get_replica_context()
+                total = context.all_reduce(SUM, tf.constant([1.0]))
+                self.assertAllEqual(total, [2.0])
+                return context.num_replicas_in_sync
+
+            strategy.run(step)
+
+        found = self.called(run)
+        for name in (
+            "_call_for_each_replica",
+            "_get_replica_id_in_sync_group",
+            "_get_local_replica_id",
+            "_num_replicas_in_sync",
+            "_use_merge_call",
+        ):
+            self.assertIn(name, found)
+
+    @holds(
+        "MirroredExtended",
+        "_replica_ctx_all_reduce",
+        "_replica_ctx_update",
+        "_use_merge_call",
+    )
+    def test_where_replicas_do_not_meet_they_sum_and_update_by_one_method(self):
+        calls = []
+
+        class NotMeeting(_internals.MirroredExtended):
+            def _use_merge_call(self):
+                return False
+
+            def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+                calls.append("_replica_ctx_all_reduce")
+                return value
+
+            def _replica_ctx_update(self, var, fn, args, kwargs, group):
+                calls.append("_replica_ctx_update")
+
+        strategy = Recording([], NotMeeting)
+        with strategy.scope():
+            variable = tf.Variable([0.0])
+
+        def step():
+            context = tf.distribute.get_replica_context()
+            context.all_reduce(SUM, tf.constant([1.0]))
+            strategy.extended.update(variable, lambda v: v.assign([1.0]))
+
+        strategy.run(step)
+        self.assertEqual(
+            calls, ["_replica_ctx_all_reduce", "_replica_ctx_update"] * 2
+        )
+
+    @holds("MirroredExtended", "_update")
+    def test_an_update_outside_of_replicas_goes_by_one_method(self):
+        def update(strategy):
+            variable = tf.Variable(0.0)
+            strategy.extended.update(variable, lambda v: v.assign(1.0))
+
+        self.assertIn("_update", self.called(update))
+
+    @holds(
+        "MirroredExtended",
+        "_reduce_to",
+        "_batch_reduce_to",
+        "_get_cross_device_ops",
+        "_gather_to_implementation",
+    )
+    @holds("StrategyExtendedV2", "_batch_gather_to", "_gather_to")
+    def test_sums_and_gathers_go_by_one_method_each(self):
+        def reduce(strategy):
+            value = strategy.run(lambda: tf.constant([1.0]))
+            strategy.reduce(SUM, value, axis=None)
+
+        self.assertIn("_reduce_to", self.called(reduce))
+
+        def batch_reduce(strategy):
+            value = strategy.run(lambda: tf.constant([1.0]))
+            strategy.extended.batch_reduce_to(SUM, [(value, DEVICES[0])])
+
+        self.assertIn("_batch_reduce_to", self.called(batch_reduce))
+
+        def gather(strategy):
+            value = strategy.run(lambda: tf.constant([1.0]))
+            found = strategy.gather(value, axis=0)
+            self.assertAllEqual(found, [1.0, 1.0])
+            found = strategy.extended._batch_gather_to([(value, DEVICES[0])], 0)
+            self.assertLen(found, 1)
+
+        self.assertIn("_gather_to_implementation", self.called(gather))
+
+        def all_gather(strategy):
+            strategy.run(
+                lambda: tf.distribute.get_replica_context().all_gather(
+                    tf.constant([1.0]), axis=0
+                )
+            )
+
+        found = self.called(all_gather)
+        self.assertIn("_gather_to_implementation", found)
+        self.assertIn("_get_cross_device_ops", found)
+
+    @holds(
+        "MirroredExtended",
+        "_experimental_distribute_dataset",
+        "_distribute_datasets_from_function",
+        "_input_workers_with_options",
+    )
+    @holds(
+        "MirroredExtended._initialize_single_worker",
+        "_devices",
+        "_input_workers_devices",
+    )
+    def test_datasets_are_distributed_by_one_method_each(self):
+        dataset = tf.data.Dataset.range(4).batch(2)
+        found = self.called(
+            lambda s: s.experimental_distribute_dataset(dataset)
+        )
+        self.assertIn("_experimental_distribute_dataset", found)
+        found = self.called(
+            lambda s: s.distribute_datasets_from_function(lambda _: dataset)
+        )
+        self.assertIn("_distribute_datasets_from_function", found)
+        extended = Recording([]).extended
+        ((host, devices),) = extended._input_workers_devices
+        self.assertEqual(devices, extended._devices)
+        workers = extended._input_workers_with_options()
+        self.assertLen(workers.compute_devices_for_worker(0), 2)
+        del host
+
+    @holds("MirroredExtended", "_initialize_single_worker")
+    @holds(
+        "MirroredExtended._initialize_single_worker",
+        "_default_device",
+        "_host_input_device",
+    )
+    @holds("numpy_dataset", "SingleDevice")
+    def test_devices_of_a_machine_are_set_in_one_method(self):
+        calls = []
+        extended = Recording(calls).extended
+        self.assertEqual(calls.count("_initialize_single_worker"), 1)
+        self.assertIsNone(extended._default_device)
+        self.assertIsInstance(
+            extended._host_input_device, _internals.numpy_dataset.SingleDevice
+        )
+
+    @holds(
+        "MirroredExtended.__init__", "_collective_key_base", "_cross_device_ops"
+    )
+    @holds("StrategyExtendedV2", "_container_strategy", "_local_results")
+    def test_an_extended_knows_its_strategy_and_ops(self):
+        strategy = Recording([])
+        extended = strategy.extended
+        self.assertIs(extended._container_strategy(), strategy)
+        self.assertIsInstance(
+            extended._cross_device_ops, tf.distribute.ReductionToOneDevice
+        )
+        self.assertEqual(extended._collective_key_base, 7)
+        value = strategy.run(lambda: tf.constant(1.0))
+        self.assertLen(extended._local_results(value), 2)
+
+    @holds("mirrored_strategy", "MirroredExtended")
+    @holds("device_util", "canonicalize", "resolve")
+    def test_devices_have_full_names_and_hosts(self):
+        name = _internals.device_util.resolve("/cpu:1")
+        self.assertEqual(name, "/job:localhost/replica:0/task:0/device:CPU:1")
+        host = _internals.device_util.canonicalize("/device:CPU:0", name)
+        self.assertEqual(host, "/job:localhost/replica:0/task:0/device:CPU:0")
+        self.assertEqual(Recording([]).extended._devices[1], name)
+
+    @holds(
+        "input_util",
+        "get_distributed_dataset",
+        "get_distributed_datasets_from_function",
+    )
+    def test_one_replica_can_have_an_ordinary_iterator(self):
+        strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
+        workers = strategy.extended._input_workers_with_options()
+        options = tf.distribute.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=(
+                tf.distribute.InputReplicationMode.PER_REPLICA
+            ),
+        )
+        dataset = tf.data.Dataset.range(2)
+        for made in (
+            _internals.get_distributed_dataset(
+                dataset,
+                workers,
+                strategy,
+                num_replicas_in_sync=1,
+                options=options,
+            ),
+            _internals.get_distributed_datasets_from_function(
+                lambda _: dataset,
+                workers,
+                [tf.distribute.InputContext()],
+                strategy,
+                options=options,
+            ),
+        ):
+            self.assertEqual([int(x) for x in made], [0, 1])
+
+
+class VariableTest(tf.test.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.strategy = tf.distribute.MirroredStrategy(DEVICES)
+
+    def made(self, kind=None, **kwargs):
+        """A variable, of a subclass that is made out of components."""
+
+        def components(**kwargs):
+            found = []
+            for device in self.strategy.extended.worker_devices:
+                with tf.init_scope(), tf.device(device):
+                    found.append(
+                        _internals.ResourceVariable(
+                            kwargs["initial_value"], trainable=False
+                        )
+                    )
+            return found
+
+        classes = dict(_internals.distribute_utils.VARIABLE_CLASS_MAPPING)
+        if kind is not None:
+            classes = dict.fromkeys(classes, kind)
+        return _internals.distribute_utils.create_mirrored_variable(
+            self.strategy,
+            components,
+            classes,
+            _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            initial_value=tf.constant([1.0, 2.0]),
+            **kwargs,
+        )
+
+    @holds("values", "DistributedVariable", "MirroredVariable")
+    @holds("values", "SyncOnReadVariable")
+    @holds(
+        "distribute_utils",
+        "create_mirrored_variable",
+        "VARIABLE_CLASS_MAPPING",
+        "VARIABLE_POLICY_MAPPING",
+    )
+    @holds("resource_variable_ops", "ResourceVariable")
+    @holds("DistributedValues.__init__", "_values")
+    @holds("DistributedValues", "_devices", "_primary")
+    def test_a_variable_is_made_of_components_by_its_synchronization(self):
+        variable = self.made()
+        self.assertIsInstance(variable, _internals.MirroredVariable)
+        self.assertLen(variable.values, 2)
+        self.assertEqual(variable._values, tuple(variable.values))
+        self.assertIs(variable._primary, variable.values[0])
+        self.assertEqual(
+            _internals.devices_of(variable),
+            tuple(v.device for v in variable.values),
+        )
+        read = self.made(synchronization=tf.VariableSynchronization.ON_READ)
+        self.assertIsInstance(read, _internals.SyncOnReadVariable)
+        self.assertIsInstance(read, _internals.DistributedVariable)
+        # One in the scope of no strategy is none's.
+        with self.strategy.scope():
+            plain = _internals.ResourceVariable(1.0)
+        self.assertNotIsInstance(plain, _internals.DistributedVariable)
+
+    @holds("MirroredVariable", "_dense_var_to_tensor", "_get_cross_replica")
+    @holds("MirroredVariable", "_update_replica")
+    @holds("DistributedVariable", "_update_cross_replica")
+    @holds("DistributedVariable.__init__", "_policy")
+    @holds("DistributedDelegate", "_get_as_operand")
+    @holds("DistributedValues", "_get_on_device_or_primary")
+    def test_reads_and_writes_go_by_one_method_each(self):
+        calls = []
+        kind = recording(
+            _internals.MirroredVariable,
+            (
+                "_dense_var_to_tensor",
+                "_get_as_operand",
+                "_get_cross_replica",
+                "_get_on_device_or_primary",
+                "_update_cross_replica",
+                "_update_replica",
+            ),
+            calls,
+        )
+        variable = self.made(kind, aggregation=tf.VariableAggregation.MEAN)
+        self.assertIsNone(variable._policy)
+
+        def called(function):
+            calls.clear()
+            function()
+            return list(dict.fromkeys(calls))
+
+        self.assertIn(
+            "_dense_var_to_tensor",
+            called(lambda: tf.convert_to_tensor(variable)),
+        )
+        self.assertIn("_get_as_operand", called(lambda: variable + 1.0))
+        self.assertIn(
+            "_update_cross_replica",
+            called(lambda: self.strategy.extended and self.assign(variable)),
+        )
+        self.assertIn(
+            "_update_replica",
+            called(
+                lambda: self.strategy.run(
+                    lambda: variable.assign(tf.constant([3.0, 4.0]))
+                )
+            ),
+        )
+        with self.strategy.scope():
+            self.assertIn(
+                "_get_cross_replica",
+                called(lambda: variable.read_value()),
+            )
+
+        def on_own_device():
+            component = variable._get_on_device_or_primary()
+            return component.device
+
+        devices = self.strategy.experimental_local_results(
+            self.strategy.run(lambda: tf.constant(on_own_device()))
+        )
+        self.assertEqual(
+            [d.numpy().decode() for d in devices],
+            [v.device for v in variable.values],
+        )
+
+    def assign(self, variable):
+        with self.strategy.scope():
+            variable.assign([5.0, 6.0])
+
+    @holds("SyncOnReadVariable", "_get_cross_replica")
+    def test_a_sum_is_read_by_one_method(self):
+        calls = []
+        kind = recording(
+            _internals.SyncOnReadVariable, ("_get_cross_replica",), calls
+        )
+        variable = self.made(
+            kind,
+            aggregation=tf.VariableAggregation.SUM,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
+        with self.strategy.scope():
+            self.assertAllEqual(variable.read_value(), [2.0, 4.0])
+        self.assertEqual(calls, ["_get_cross_replica"])
+
+    @holds("Trackable", "_serialize_to_tensors", "_restore_from_tensors")
+    @holds("DistributedVariable", "_export_to_saved_model_graph")
+    def test_what_is_saved_and_restored_goes_by_one_method_each(self):
+        names = ("_serialize_to_tensors", "_restore_from_tensors")
+        calls = []
+
+        class Saved(_internals.MirroredVariable):
+            def _serialize_to_tensors(self):
+                calls.append("_serialize_to_tensors")
+                return {"VARIABLE_VALUE": self.values[0].read_value() * 2.0}
+
+            def _restore_from_tensors(self, restored_tensors):
+                calls.append("_restore_from_tensors")
+                (value,) = restored_tensors.values()
+                return [v.assign(value) for v in self.values]
+
+            def _gather_saveables_for_checkpoint(self):
+                return super()._gather_saveables_for_checkpoint()
+
+        del Saved._gather_saveables_for_checkpoint
+        variable = self.made(Saved)
+        checkpoint = tf.train.Checkpoint(variable=variable)
+        path = checkpoint.write(self.get_temp_dir() + "/checkpoint")
+        checkpoint.read(path)
+        self.assertContainsSubset(names, calls)
+        self.assertAllEqual(variable.values[1], [2.0, 4.0])
+
+        class NotExported(_internals.MirroredVariable):
+            def _export_to_saved_model_graph(self, *args, **kwargs):
+                raise ValueError("no export")
+
+        module = tf.Module()
+        module.variable = self.made(NotExported)
+        with self.assertRaisesRegex(ValueError, "no export"):
+            tf.saved_model.save(module, self.get_temp_dir() + "/model")
+
+    @holds("values", "PerReplicaSpec")
+    @holds("PerReplicaSpec.__init__", "_value_specs")
+    def test_replicas_get_what_the_spec_of_a_dataset_says(self):
+        dataset = self.strategy.experimental_distribute_dataset(
+            tf.data.Dataset.range(4).batch(4)
+        )
+        spec = dataset.element_spec
+        self.assertIsInstance(spec, _internals.PerReplicaSpec)
+        self.assertEqual(spec._value_specs[0], tf.TensorSpec((None,), tf.int64))
+        self.assertLen(spec._value_specs, 2)
+
+    @holds("values_util", "get_current_replica_id_as_int")
+    @holds("distribute_lib", "get_update_replica_id")
+    @holds("distribute_utils", "regroup")
+    @holds("values", "Mirrored")
+    def test_a_thread_knows_its_component(self):
+        value = _internals.distribute_utils.regroup((1, 2))
+        self.assertEqual(value.values, (1, 2))
+        equal = _internals.distribute_utils.regroup(
+            (tf.ones(()), tf.ones(())), wrap_class=_internals.Mirrored
+        )
+        self.assertIsInstance(equal, _internals.Mirrored)
+        found = self.strategy.run(
+            lambda x: tf.constant(
+                [x, _internals.get_current_replica_id_as_int()]
+            ),
+            args=(value,),
+        )
+        self.assertAllEqual(
+            self.strategy.experimental_local_results(found), [[1, 0], [2, 1]]
+        )
+        self.assertIsNone(_internals.get_update_replica_id())
+        numbers = []
+        variable = self.made()
+        with self.strategy.scope():
+            self.strategy.extended.update(
+                variable,
+                lambda v: numbers.append(_internals.get_update_replica_id()),
+                group=False,
+            )
+        self.assertEqual(numbers, [0, 1])
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,97 @@
+"""What pipelines rely on in the trainer of Keras."""
+
+import keras
+import tensorflow as tf
+
+from tests._internals.contracts import holds
+from tests._internals.contracts import recording
+from tfscale import _internals
+
+X = tf.ones((4, 2))
+
+
+def model_of(kind=keras.Model):
+    x = keras.Input((2,))
+    a = keras.layers.Dense(1, name="a")(x)
+    b = keras.layers.Dense(1, name="b")(x)
+    model = kind(inputs=x, outputs=[a, b])
+    model.compile(
+        "sgd",
+        ["mse", "mae"],
+        loss_weights=[1.0, 2.0],
+        metrics=[["mae"], []],
+        run_eagerly=True,
+    )
+    return model
+
+
+class TrainerTest(tf.test.TestCase):
+    @holds(
+        "Trainer.compile", "_compile_loss", "_compile_metrics", "_loss_tracker"
+    )
+    @holds("Trainer", "_symbolic_build")
+    def test_what_compile_made_is_built_of_a_batch_and_changes_nothing(self):
+        model = model_of()
+        parts = (model._compile_loss, model._compile_metrics)
+        for part in parts:
+            self.assertFalse(part.built)
+        before = model.get_weights()
+        model._symbolic_build(data_batch=(X, [X[:, :1], X[:, :1]]))
+        for part in (*parts, model.optimizer):
+            self.assertTrue(part.built)
+        self.assertAllEqual(model.get_weights()[0], before[0])
+        self.assertIs(model.metrics[0], model._loss_tracker)
+        self.assertEqual(model._loss_tracker.name, "loss")
+        # A metric for each of several losses.
+        self.assertLen(model._compile_loss.metrics, 2)
+
+    @holds("Trainer", "_assert_compile_called")
+    def test_a_model_that_is_not_compiled_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "compile"):
+            keras.Sequential()._assert_compile_called("timelines")
+        model_of()._assert_compile_called("timelines")
+
+    @holds("TensorFlowTrainer", "_maybe_symbolic_build")
+    def test_what_is_left_to_build_is_built_once_before_the_first_step(self):
+        calls = []
+        kind = recording(
+            keras.Sequential, ("_maybe_symbolic_build", "train_step"), calls
+        )
+        model = kind([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(X, X[:, :1], batch_size=2, verbose=0)
+        self.assertEqual(
+            calls, ["_maybe_symbolic_build", "train_step", "train_step"]
+        )
+
+    @holds("trainer", "model_supports_jit")
+    def test_a_layer_that_xla_cannot_compile_is_known(self):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.assertTrue(_internals.model_supports_jit(model))
+        model.layers[0].supports_jit = False
+        self.assertFalse(_internals.model_supports_jit(model))
+
+    @holds("CompileLoss.build", "_flat_losses")
+    def test_losses_are_called_by_their_entries(self):
+        model = model_of()
+        model._symbolic_build(data_batch=(X, [X[:, :1], X[:, :1]]))
+        loss = model._compile_loss
+        entries = _internals.flat_losses(loss)
+        self.assertEqual([e.loss_weights for e in entries], [1.0, 2.0])
+        found = []
+
+        def noting(y_true, y_pred, sample_weight=None):
+            found.append((float(y_true[0, 0]), float(y_pred[0, 0])))
+            return tf.zeros(())
+
+        others = [e._replace(loss=noting, loss_weights=None) for e in entries]
+        members = _internals.with_flat_losses(others)
+        other = object.__new__(type("Other", (type(loss),), members))
+        other.__dict__.update(loss.__dict__)
+        with keras.StatelessScope():
+            other([X[:, :1], X[:, :1] * 2], [X[:, :1] * 3, X[:, :1] * 4])
+        self.assertEqual(found, [(1.0, 3.0), (2.0, 4.0)])
+
+
+if __name__ == "__main__":
+    tf.test.main()
