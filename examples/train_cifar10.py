@@ -149,6 +149,7 @@ def make_strategy(names):
 
 def main(argv):
     del argv
+    tf.get_logger().setLevel("WARNING")  # a MirroredStrategy names each sum
     keras.utils.set_random_seed(SEED.value)
     strategy = make_strategy(devices())
     train, test = make_dataset("train"), make_dataset("test")
@@ -168,7 +169,13 @@ def main(argv):
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             weighted_metrics=["accuracy"],
         )
-    model.fit(train, validation_data=test, epochs=NUM_EPOCHS.value, verbose=2)
+    model.fit(
+        train,
+        validation_data=test,
+        epochs=NUM_EPOCHS.value,
+        shuffle=False,  # the datasets do that
+        verbose=2,
+    )
 
 
 if __name__ == "__main__":
