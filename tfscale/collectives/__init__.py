@@ -1,6 +1,9 @@
 """Sums and exchanges over devices: as data, predicted, drawn, and executed."""
 
 from tfscale.collectives.execute import execute
+from tfscale.collectives.operations import all_gather
+from tfscale.collectives.operations import all_reduce
+from tfscale.collectives.operations import reduce_scatter
 from tfscale.collectives.planning.algorithms import direct
 from tfscale.collectives.planning.algorithms import halving_doubling
 from tfscale.collectives.planning.algorithms import hierarchical
@@ -24,6 +27,8 @@ __all__ = [
     "Plan",
     "Send",
     "Simulation",
+    "all_gather",
+    "all_reduce",
     "as_text",
     "choose",
     "direct",
@@ -31,6 +36,7 @@ __all__ = [
     "halving_doubling",
     "hierarchical",
     "parameter_server",
+    "reduce_scatter",
     "ring",
     "save_png",
     "simulate",

@@ -67,6 +67,9 @@ def execute(
         for device, tensor in given.items():
             with tf.device(devices[device]):
                 given[device] = tf.identity(tensor)
+    if plan.num_devices == 1:
+        with tf.device(devices[0]):
+            return [tf.identity(given[0])]
     first = given[min(given) if plan.root is None else plan.root]
     held = _Held(plan, devices, given, first, dim)
     for sends in plan.rounds:
@@ -137,8 +140,6 @@ class _Held:
         """A tensor in chunks, by index, on the current device."""
         count = self._plan.num_chunks
         if self._plan.operation == "reduce_scatter":
-            if count == 1:
-                return {0: tensor}
             return dict(enumerate(tf.split(tensor, count, axis=self._dim)))
         if self._plan.operation in PARTED:
             return {device: tensor}
@@ -179,7 +180,7 @@ def _sizes(rows, count):
     """As equal as they can be; the first ones are larger by one."""
     if rows.shape[0] is not None:
         each, more = divmod(rows.shape[0], count)
-        return [each + 1] * more + [each] * (count - more)
+        return [each + 1] * more + [each] * (count - more) if more else count
     number = tf.shape(rows)[0]
     return number // count + tf.cast(tf.range(count) < number % count, tf.int32)
 

@@ -1,18 +1,18 @@
 """How tensors of replicas are put together: on each device that needs it."""
 
-import functools
-
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.collectives import operations
+from tfscale.collectives.execute import execute
+from tfscale.collectives.planning import algorithms
 
 
 class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
     """Reduces or gathers tensors on every device that holds one of them.
 
-    Each device gets the others' tensors and adds them up in the order of the
-    replicas, so results are equal to the last bit, and no device waits for
-    the sum of another one. Of several model ranks, each is summed with the
+    By which algorithm, `tfscale.collectives` decides; results are equal to the
+    last bit on all devices. Of several model ranks, each is summed with the
     same rank of the other replicas.
 
     Args:
@@ -37,12 +37,21 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
     ):
         """See `tf.distribute.CrossDeviceOps`; prints nothing, as super does."""
         tensors = [tf.convert_to_tensor(v) for v in per_replica_value.values]
-        with tf.device(tensors[0].device):
-            return self.broadcast(_reduced(reduce_op, tensors), destinations)
+        plan = algorithms.direct("reduce", len(tensors))
+        total, *_ = execute(plan, tensors)
+        total = _of_sum(reduce_op, total, len(tensors))
+        return self.broadcast(total, destinations)
 
     def reduce_on_each(self, reduce_op, value):
         """The sum or mean of a value, a copy on each of its devices."""
-        return self._on_each(functools.partial(_reduced, reduce_op), value)
+
+        def reduce(replicas):
+            return [
+                _of_sum(reduce_op, total, len(replicas))
+                for total in operations.all_reduce(replicas)
+            ]
+
+        return self._on_each(reduce, value)
 
     def reduce_shared(self, reduce_op, value, num_replicas):
         """The sum or mean of one tensor that is the value of all replicas."""
@@ -53,24 +62,29 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
 
     def gather_on_each(self, value, axis):
         """The replicas' values one after the other, on each of the devices."""
-        return self._on_each(lambda tensors: tf.concat(tensors, axis), value)
+        return self._on_each(
+            lambda replicas: operations.all_gather(replicas, axis), value
+        )
 
-    def _on_each(self, compute, value):
-        """Calls `compute(tensors of all replicas)` on each rank's device."""
+    def _on_each(self, collective, value):
+        """A collective of all replicas, for each model rank."""
         tensors = [tf.convert_to_tensor(v) for v in value.values]
-        results = []
-        for index, tensor in enumerate(tensors):
-            with tf.device(tensor.device):
-                results.append(
-                    compute(tensors[index % self._num_ranks :: self._num_ranks])
-                )
+        results = operations.in_groups(
+            collective, tensors, same_ranks(len(tensors), self._num_ranks)
+        )
         return _internals.distribute_utils.regroup(
-            tuple(results), wrap_class=_internals.Mirrored
+            results, wrap_class=_internals.Mirrored
         )
 
 
-def _reduced(reduce_op, tensors):
-    total = tf.add_n(tensors)
-    if reduce_op == tf.distribute.ReduceOp.MEAN:
-        total /= tf.cast(len(tensors), total.dtype)
-    return total
+def same_ranks(num_devices: int, num_ranks: int) -> list[range]:
+    """For each model rank, its devices in all replicas, by index."""
+    return [range(rank, num_devices, num_ranks) for rank in range(num_ranks)]
+
+
+def _of_sum(reduce_op, total, count):
+    """The sum, or the mean, on its device."""
+    if reduce_op != tf.distribute.ReduceOp.MEAN:
+        return total
+    with tf.device(total.device):
+        return total / tf.cast(count, total.dtype)

@@ -29,6 +29,8 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.collectives import operations
+from tfscale.distribute import cross_device
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
@@ -128,9 +130,9 @@ class OptimizerStateSharding:
                 with tf.device(component.device):
                     value = component.read_value()
                     parts.append(tf.split(value, len(components), dim)[replica])
-            for component in components:
+            wholes = operations.all_gather(parts, dim)
+            for component, whole in zip(components, wholes):
                 with tf.device(component.device):
-                    whole = tf.concat(parts, axis=dim)
                     component.assign(whole, read_value=False)
 
 
@@ -211,29 +213,18 @@ def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
         tensors: One for each variable.
         dims: Along which dim each is divided.
     """
-
-    def compute(replica, values, dim):
-        pieces = []
-        for value in values:
-            # Cut where it is, so that no more than a part is sent.
-            with tf.device(value.device):
-                pieces.append(tf.split(value, len(values), axis=dim)[replica])
-        return tf.add_n(pieces)
-
-    return _exchange(compute, tensors, dims)
+    return _exchange(operations.reduce_scatter, tensors, dims)
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
     """The parts of all replicas, put together on each, of each tensor."""
-    return _exchange(
-        lambda replica, values, dim: tf.concat(values, axis=dim), tensors, dims
-    )
+    return _exchange(operations.all_gather, tensors, dims)
 
 
 def sum_over_replicas(x):
     """The sum of the replicas' tensors, also where gradients are reduced."""
     (total,) = _exchange(
-        lambda replica, values, dim: tf.add_n(values), [x], [0]
+        lambda values, dim: operations.all_reduce(values), [x], [0]
     )
     return total
 
@@ -242,31 +233,23 @@ def _distributed(variable):
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _exchange(compute, tensors, dims):
-    """Calls `compute(replica, values of all replicas, dim)` on each device."""
+def _exchange(collective, tensors, dims):
+    """Calls `collective(values of all replicas, dim)` for each tensor."""
     if not tensors:
         return []
 
     def merge(strategy, *tensors):
+        num_ranks = strategy.extended.num_model_ranks
         return [
-            of_all(
-                each.values,
-                dim,
-                strategy.extended.num_model_ranks,
+            _internals.distribute_utils.regroup(
+                operations.in_groups(
+                    lambda values, dim=dim: collective(values, dim),
+                    each.values,
+                    cross_device.same_ranks(len(each.values), num_ranks),
+                )
             )
             for each, dim in zip(tensors, dims)
         ]
-
-    def of_all(values, dim, num_ranks):
-        results = []
-        for index, value in enumerate(values):
-            with tf.device(value.device):
-                replica, same_rank = (
-                    index // num_ranks,
-                    values[index % num_ranks :: num_ranks],
-                )
-                results.append(compute(replica, list(same_rank), dim))
-        return _internals.distribute_utils.regroup(tuple(results))
 
     context = tf.distribute.get_replica_context()
     # Of this replica, where all have the same tensor object.

@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.collectives import operations
 from tfscale.tensor_parallel import layer_losses
 
 # What TensorFlow says where a thread is not in the graph in which all began.
@@ -217,48 +218,49 @@ def own_part(x, dim: int):
 
 def sum_over_ranks(x):
     """The sum of the ranks' tensors; no gradient is defined."""
-    return _exchange(lambda rank, parts: tf.add_n(parts), x)
+    return _exchange(operations.all_reduce, x)
 
 
 def max_over_ranks(x):
     """The elementwise maximum of the ranks' tensors; no gradient."""
-    return _exchange(
-        lambda rank, parts: tf.reduce_max(tf.stack(parts), axis=0), x
-    )
+    return _exchange(_max_on_each, x)
 
 
 def concat_over_ranks(x, dim: int):
     """The ranks' tensors one after the other; no gradient is defined."""
-    return _exchange(lambda rank, parts: tf.concat(parts, axis=dim), x)
+    return _exchange(lambda parts: operations.all_gather(parts, dim), x)
 
 
 def sum_of_parts(x, dim: int):
     """This rank's part of the sum of the ranks' tensors; no gradient."""
-    count = num_ranks()
-    return _exchange(
-        lambda rank, parts: tf.add_n(
-            [tf.split(part, count, axis=dim)[rank] for part in parts]
-        ),
-        x,
-    )
+    return _exchange(lambda parts: operations.reduce_scatter(parts, dim), x)
 
 
-def _exchange(compute, x):
-    """Calls `compute(rank, tensors of all ranks)` on every rank's device."""
+def _max_on_each(tensors):
+    """Of a few numbers: each rank gets all of them."""
+    results = []
+    for tensor in tensors:
+        with tf.device(tensor.device):
+            results.append(tf.reduce_max(tf.stack(tensors), axis=0))
+    return results
+
+
+def _exchange(collective, x):
+    """Calls a collective for the tensors of all ranks of each replica."""
     count = num_ranks()
     if count == 1:
         return x
 
     def merge(strategy, values):
         del strategy
-        values, results = values.values, []
-        for index, value in enumerate(values):
-            first = index // count * count
-            with tf.device(value.device):
-                results.append(
-                    compute(index - first, list(values[first : first + count]))
-                )
-        return _internals.distribute_utils.regroup(tuple(results))
+        values = values.values
+        groups = [
+            range(first, first + count)
+            for first in range(0, len(values), count)
+        ]
+        return _internals.distribute_utils.regroup(
+            operations.in_groups(collective, values, groups)
+        )
 
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()

@@ -1,0 +1,163 @@
+"""What tfscale calls: which plan does it, and that all sums go through it."""
+
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests.collectives import numpy_collectives
+from tfscale import collectives
+from tfscale.collectives import nccl
+from tfscale.collectives import operations
+from tfscale.distribute import zero
+from tfscale.tensor_parallel import collectives as ranks
+
+
+def on_devices(x, device="CPU"):
+    tensors = []
+    for index, array in enumerate(x):
+        with tf.device(f"/device:{device}:{index}"):
+            tensors.append(tf.constant(array))
+    return tensors
+
+
+class NumbersTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(1, 2, 3, 8)
+    def test_auto(self, num_devices):
+        plan = collectives.direct("reduce_scatter", num_devices)
+        x = numpy_collectives.inputs(plan)
+        total = x.sum(axis=0)
+        for found in operations.all_reduce(on_devices(x)):
+            self.assertAllEqual(found, total)
+        found = operations.reduce_scatter(on_devices(x), 0)
+        for part, expected in zip(found, np.split(total, num_devices)):
+            self.assertAllEqual(part, expected)
+        for found in operations.all_gather(on_devices(x), 1):
+            self.assertAllEqual(found, np.concatenate(list(x), axis=1))
+
+    def test_a_plan_or_the_name_of_one(self):
+        x = np.arange(24.0).reshape((4, 6))
+        for plan in ("ring", "tree", collectives.ring("all_reduce", 4)):
+            for found in operations.all_reduce(on_devices(x), plan=plan):
+                self.assertAllEqual(found, x.sum(axis=0))
+
+    @parameterized.parameters(
+        (collectives.ring("all_reduce", 3), "ring all_reduce for 3 devices"),
+        (collectives.ring("all_gather", 2), "for an all_reduce over 2"),
+        ("star", "or one of direct, two_shot"),
+    )
+    def test_a_plan_for_something_else_is_refused(self, plan, text):
+        with self.assertRaisesRegex(ValueError, text):
+            operations.all_reduce([tf.zeros(2)] * 2, plan=plan)
+
+
+def sums_of(step):
+    """The shapes that are added up in the graph of a step."""
+    graph = tf.function(step, autograph=False).get_concrete_function().graph
+    return [
+        op.outputs[0].shape.as_list()
+        for op in graph.get_operations()
+        if op.type == "AddN" and len(op.inputs) > 1
+    ]
+
+
+class SeamTest(tf.test.TestCase, parameterized.TestCase):
+    """Sums of replicas and of ranks, in the graph that is traced for them."""
+
+    @parameterized.product(
+        way=["replicas", "replicas_of_zero", "ranks"], num_devices=[2, 4]
+    )
+    def test_large_sums_are_made_in_parts(self, way, num_devices):
+        axis = "model" if way == "ranks" else "data"
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(**{axis: num_devices}),
+            {} if way == "ranks" else None,
+        )
+
+        def replica():
+            x = tf.zeros((1024, 1024)) + tf.cast(1, tf.float32)
+            if way == "ranks":
+                return ranks.sum_over_ranks(x)
+            if way == "replicas_of_zero":
+                return zero.sum_over_replicas(x)
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+        shapes = sums_of(lambda: strategy.run(replica))
+        self.assertLen(shapes, num_devices)
+        for shape in shapes:
+            if num_devices == 2:
+                self.assertEqual(shape, [1024, 1024])
+            else:
+                self.assertEqual(np.prod(shape), 1024 * 1024 / num_devices)
+
+    def test_small_sums_are_made_on_each_device(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=4))
+
+        def replica():
+            context = tf.distribute.get_replica_context()
+            x = tf.zeros(16) + tf.cast(1, tf.float32)
+            return context.all_reduce(tf.distribute.ReduceOp.MEAN, x)
+
+        self.assertEqual(sums_of(lambda: strategy.run(replica)), [[16]] * 4)
+
+
+class NcclTest(tf.test.TestCase):
+    """The graph only: there is no GPU where these tests run."""
+
+    def setUp(self):
+        super().setUp()
+        self.gpus = ["GPU:0", "GPU:1"]
+        for name, value in (
+            ("tensorflow.test.is_built_with_cuda", lambda: True),
+            ("tensorflow.config.list_logical_devices", lambda kind: self.gpus),
+            (
+                "tensorflow.config.list_physical_devices",
+                lambda kind: ["GPU:0", "GPU:1"],
+            ),
+        ):
+            patch = mock.patch(name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_gpus_are_reduced_by_one_collective(self):
+        with tf.Graph().as_default():
+            x = on_devices(np.ones((2, 3), "float32"), "GPU")
+            for _ in range(2):
+                totals = operations.all_reduce(x)
+                self.assertEqual(
+                    [total.device for total in totals], [t.device for t in x]
+                )
+                self.assertEqual(
+                    {total.op.type for total in totals}, {"NcclAllReduce"}
+                )
+            graph = tf.compat.v1.get_default_graph()
+            names = [
+                op.get_attr("shared_name")
+                for op in graph.get_operations()
+                if op.type == "NcclAllReduce"
+            ]
+            self.assertEqual(names[0], names[1])
+            self.assertEqual(names[2], names[3])
+            self.assertNotEqual(names[0], names[2])
+
+    def test_parts_of_a_chip_other_dtypes_and_hosts_are_not(self):
+        with tf.Graph().as_default():
+            x = np.ones((2, 3), "float32")
+            self.assertTrue(nccl.can_reduce(on_devices(x, "GPU")))
+            self.assertFalse(nccl.can_reduce(on_devices(x, "CPU")))
+            self.assertFalse(
+                nccl.can_reduce(on_devices(x.astype("int8"), "GPU"))
+            )
+            self.gpus = ["GPU:0", "GPU:1", "GPU:2"]
+            self.assertFalse(nccl.can_reduce(on_devices(x, "GPU")))
+
+    def test_nothing_is_run_alone(self):
+        x = [mock.Mock(dtype=tf.float32, device="GPU:0")] * 2
+        self.assertFalse(nccl.can_reduce(x))
+
+
+if __name__ == "__main__":
+    tf.test.main()

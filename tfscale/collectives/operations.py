@@ -1,0 +1,154 @@
+"""Sums and exchanges of tensors on several devices: what tfscale calls.
+
+All that replicas and model ranks of a process add up goes through here: which
+algorithm does it is decided in one place. Between processes the collectives
+are TensorFlow's own.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale.collectives import nccl
+from tfscale.collectives.execute import execute
+from tfscale.collectives.planning import algorithms
+from tfscale.collectives.planning.choosing import choose
+from tfscale.collectives.planning.plan import Plan
+
+
+def all_reduce(
+    tensors: Sequence[tf.Tensor], *, plan: str | Plan = "auto"
+) -> list[tf.Tensor]:
+    """The sum of the tensors of several devices, on each of them.
+
+    Equal to the last bit on all devices.
+
+    Args:
+        tensors: One for each device, on it; of one shape and dtype.
+        plan: `"auto"`: by NCCL on GPUs where TensorFlow has it, else what
+            `choose` says for this size; or the name of an algorithm; or a
+            plan for this number of devices.
+
+    Returns:
+        The sums, in the order of the tensors.
+
+    Raises:
+        ValueError: If the tensors differ in shape or dtype, or the plan is for
+            another operation or number of devices.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> [float(x) for x in all_reduce([tf.constant(1.0), tf.constant(2.0)])]
+    [3.0, 3.0]
+    """
+    if plan == "auto" and nccl.can_reduce(tensors):
+        return nccl.all_reduce(tensors)
+    return execute(_plan("all_reduce", tensors, plan, 1), tensors)
+
+
+def reduce_scatter(
+    tensors: Sequence[tf.Tensor], dim: int = 0, *, plan: str | Plan = "auto"
+) -> list[tf.Tensor]:
+    """A part of the sum of the tensors of several devices, on each of them.
+
+    Each element is equal to the last bit to that of an `all_reduce` by the
+    same kind of plan.
+
+    Args:
+        tensors: One for each device, on it; of one shape and dtype.
+        dim: Along which dim the sum is divided.
+        plan: See `all_reduce`; never by NCCL, which has no such operation in
+            TensorFlow.
+
+    Returns:
+        The parts, in the order of the tensors.
+
+    Raises:
+        ValueError: As for `all_reduce`, or if the number of devices does not
+            divide the dim.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> parts = reduce_scatter([tf.constant([1.0, 2.0])] * 2)
+    >>> [part.numpy().tolist() for part in parts]
+    [[2.0], [4.0]]
+    """
+    return execute(_plan("reduce_scatter", tensors, plan, 1), tensors, dim=dim)
+
+
+def all_gather(
+    tensors: Sequence[tf.Tensor], dim: int = 0, *, plan: str | Plan = "auto"
+) -> list[tf.Tensor]:
+    """The tensors of several devices one after the other, on each of them.
+
+    Args:
+        tensors: One for each device, on it; they may differ in `dim`.
+        dim: Along which dim they are put together.
+        plan: See `reduce_scatter`.
+
+    Returns:
+        A whole tensor for each device.
+
+    Raises:
+        ValueError: If the tensors differ in dtype or in another dim, or the
+            plan is for another operation or number of devices.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> wholes = all_gather([tf.constant([1.0]), tf.constant([2.0])])
+    >>> [whole.numpy().tolist() for whole in wholes]
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
+    made = _plan("all_gather", tensors, plan, len(tensors))
+    return execute(made, tensors, dim=dim)
+
+
+def in_groups(
+    collective: Callable[[list], list],
+    tensors: Sequence[tf.Tensor],
+    groups: Sequence[Sequence[int]],
+) -> tuple[tf.Tensor, ...]:
+    """Calls a collective for several groups of devices.
+
+    Args:
+        collective: Given the tensors of a group, returns a result for each.
+        tensors: Of all devices.
+        groups: Which of them belong together, by index; each is in one group.
+
+    Returns:
+        A result for each tensor, in their order.
+    """
+    results = {}
+    for group in groups:
+        found = collective([tensors[index] for index in group])
+        results.update(zip(group, found, strict=True))
+    return tuple(results[index] for index in range(len(tensors)))
+
+
+def _plan(operation, tensors, plan, num_parts):
+    """The plan for some tensors, each of which is one of so many parts."""
+    if plan == "auto":
+        size = tensors[0].shape.num_elements()
+        if size is None:
+            return algorithms.direct(operation, len(tensors))
+        num_bytes = num_parts * size * tensors[0].dtype.size
+        return choose(operation, len(tensors), num_bytes)
+    if isinstance(plan, Plan):
+        if (plan.operation, plan.num_devices) != (operation, len(tensors)):
+            raise ValueError(
+                "A plan must be for the operation and the number of devices "
+                f"that it is used with. Received: {plan.name} "
+                f"{plan.operation} for {plan.num_devices} devices, for an "
+                f"{operation} over {len(tensors)}. Make it for these."
+            )
+        return plan
+    if plan not in tuple(algorithms.ALGORITHMS):
+        raise ValueError(
+            "`plan` must be 'auto', a `tfscale.collectives.Plan` or one of "
+            f"{', '.join(algorithms.ALGORITHMS)}. Received: {plan!r}."
+        )
+    return algorithms.ALGORITHMS[plan](operation, len(tensors))
