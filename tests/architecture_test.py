@@ -123,7 +123,7 @@ LAYERS = (
         "tfscale/rank_context.py",
     ),
     ("tfscale/sharding/",),
-    ("tfscale/collectives/",),
+    ("tfscale/collectives/", "tfscale/optimizers/"),
     ("tfscale/tensor_parallel/",),
     ("tfscale/whole_batch/",),
     ("tfscale/distribute/",),

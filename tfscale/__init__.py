@@ -6,6 +6,7 @@ from tfscale import collectives
 from tfscale import data
 from tfscale import layers
 from tfscale import losses
+from tfscale import optimizers
 from tfscale import pipeline
 from tfscale._version import __version__
 from tfscale.backup.export import export_backup
@@ -28,6 +29,7 @@ __all__ = [
     "export_backup",
     "layers",
     "losses",
+    "optimizers",
     "pipeline",
     "sharding_summary",
     "use_virtual_devices",

@@ -47,34 +47,46 @@ def _clip_unscaled(optimizer, grads, variables, extended):
     limit = optimizer.clipnorm or optimizer.global_clipnorm
     if not limit:
         return grads
-    squares = _squares(grads, variables, extended)
+    found = squares(grads, variables, extended)
     if optimizer.global_clipnorm:
-        squares = [tf.add_n(squares)] * len(squares)
-    factors = iter(limit / tf.maximum(tf.sqrt(s), limit) for s in squares)
+        found = [tf.add_n(found)] * len(found)
+    factors = iter(limit / tf.maximum(tf.sqrt(s), limit) for s in found)
     return _each(lambda g: g * tf.cast(next(factors), g.dtype), grads)
 
 
-def _squares(grads, variables, extended):
-    """Squared norms of the gradients, each of the whole variable."""
-    squares, sharded, parted = [], [], []
-    for gradient, variable in zip(grads, variables):
-        if gradient is None:
+def squares(tensors, variables, extended) -> list[tf.Tensor]:
+    """Squared norms, each of what is as whole as a variable; in float32.
+
+    In replica context, where no replica is in a branch.
+
+    Args:
+        tensors: For each variable what this rank and replica has of a tensor
+            of its shape (the gradient, say), or None.
+        variables: Trainable Keras variables.
+        extended: The `MeshExtended` that they belong to.
+
+    Returns:
+        One for each tensor that is there.
+    """
+    found, sharded, parted = [], [], []
+    for tensor, variable in zip(tensors, variables):
+        if tensor is None:
             continue
-        square = tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32)))
+        square = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float32)))
         if is_sharded(variable):
-            sharded.append(len(squares))
+            sharded.append(len(found))
         if extended.optimizer_states.dim_of(variable) is not None:
-            parted.append(len(squares))
-        squares.append(square)
+            parted.append(len(found))
+        found.append(square)
     for places, add_up in (
         (parted, zero.sum_over_replicas),
         (sharded, collectives.sum_over_ranks),
     ):
         if places:
-            total = add_up(tf.stack([squares[i] for i in places]))
+            total = add_up(tf.stack([found[i] for i in places]))
             for i, square in zip(places, tf.unstack(total)):
-                squares[i] = square
-    return squares
+                found[i] = square
+    return found
 
 
 def _each(function, grads):

@@ -19,6 +19,8 @@ from tfscale import in_place
 from tfscale import rank_context
 from tfscale.distribute import clipping
 from tfscale.distribute import zero
+from tfscale.optimizers.lars import LARS
+from tfscale.optimizers.lars import has_ratio
 from tfscale.tensor_parallel import collectives
 
 # A reference to the `MeshExtended` that the variables of each optimizer belong
@@ -48,6 +50,8 @@ def adapt_optimizer(optimizer: keras.Optimizer, extended) -> None:
         in_place.put(optimizer, MeshOptimizer)
     elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         in_place.put(optimizer, DividedLossScaleOptimizer)
+    elif isinstance(optimizer, LARS):
+        in_place.put(optimizer, DividedLARS)
     else:
         in_place.put(optimizer, DividedOptimizer)
 
@@ -198,6 +202,48 @@ class DividedLossScaleOptimizer(DividedOptimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
 
+class DividedLARS(DividedOptimizer):
+    """LARS with norms of whole variables, found before they are updated."""
+
+    def summed_gradients(self, grads, variables):
+        """Takes the norms of what `apply` of Keras is to have."""
+        grads = super().summed_gradients(grads, variables)
+        extended = _EXTENDED[self]
+        given = [
+            (gradient, variable)
+            for gradient, variable in zip(grads, variables)
+            if gradient is not None and has_ratio(variable)
+        ]
+        if not given:
+            return grads
+        grads_given, of = zip(*given)
+        with collectives.local_shards():
+            weights = [
+                tf.convert_to_tensor(extended.slot_parts.own_part(variable))
+                for variable in of
+            ]
+        squares = clipping.squares([*weights, *grads_given], of * 2, extended)
+        norms = [tf.sqrt(square) for square in squares]
+        # Keras divides gradients by it later.
+        scale = self.loss_scale_factor or 1.0
+        _thread.norms = {
+            self._get_variable_index(variable): (weight, gradient / scale)
+            for variable, weight, gradient in zip(
+                of, norms[: len(of)], norms[len(of) :]
+            )
+        }
+        return grads
+
+    def norms(self, weights, gradient, variable):
+        """See `LARS`."""
+        return _thread.norms[self._get_variable_index(variable)]
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+        # They would keep their graph alive.
+        _thread.norms = None
+
+
 def _check(optimizer, variables, extended):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     divided = [
@@ -214,6 +260,14 @@ def _check(optimizer, variables, extended):
             f"itself. Received: {type(inner).__name__}, which needs the whole "
             "of a variable at once. Use AdamW, Lion, SGD or another one that "
             "is elementwise, or neither a layout map that shards something nor "
+            "zero_stage=1."
+        )
+    if isinstance(inner, LARS) and inner is not optimizer:
+        raise ValueError(
+            "LARS needs norms of whole variables before a step is known to be "
+            "finite. Received: LARS in a LossScaleOptimizer, and variables "
+            "that are divided. Use `mixed_bfloat16`, which needs no loss "
+            "scaling, or neither a layout map that shards something nor "
             "zero_stage=1."
         )
     if isinstance(inner, keras.optimizers.MultiOptimizer):
