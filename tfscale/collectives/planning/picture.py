@@ -158,14 +158,17 @@ def _draw_rounds(axes, plan):
         color = _ADD_COLOR if adds else _STORE_COLOR
         _arrow(axes, (number, source), (number + 0.85, target), color, 3, 0)
         if plan.num_chunks > 1:
+            # A quarter of a line below or above its device, on the arrow.
+            way = 0.26 / abs(target - source)
             axes.text(
-                number + 0.2,
-                source + 0.24 * (target - source),
+                number + 0.85 * way,
+                source + way * (target - source),
                 _ranges(chunks),
                 fontsize=8,
                 ha="center",
                 va="center",
                 bbox={"boxstyle": "round,pad=0.1", "color": "white"},
+                zorder=5,
             )
     axes.set_yticks(
         range(plan.num_devices),

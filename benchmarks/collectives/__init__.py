@@ -1,0 +1,1 @@
+"""Every algorithm of `tfscale.collectives`, measured beside the model."""
