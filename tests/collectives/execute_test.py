@@ -84,6 +84,34 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(types.count("AddN"), 2)
         self.assertEqual(types.count("Identity"), 2)  # the function's results
 
+    def test_between_devices_goes_what_the_plan_says(self):
+        num_devices = 6
+        # TensorFlow sends a tensor once to each device that uses it.
+        for plan in numpy_collectives.plans(num_devices):
+            x = numpy_collectives.inputs(plan, columns=32 * num_devices)
+
+            with tf.Graph().as_default() as graph:
+                execute(plan, on_devices(x))
+            places = {name: i for i, name in enumerate(devices(num_devices))}
+            sent, sizes = set(), {}
+            for op in graph.get_operations():
+                for tensor in op.inputs:
+                    source, target = tensor.op.device, op.device
+                    if {source, target} <= set(places) and source != target:
+                        sent.add((target, tensor.name))
+                        sizes[tensor.name] = tensor.shape.num_elements()
+            received = [0] * num_devices
+            for target, name in sent:
+                received[places[target]] += sizes[name]
+            whole = x[0].size
+            if plan.operation in ("gather", "all_gather"):
+                whole *= num_devices
+            self.assertEqual(
+                received,
+                [n * whole / plan.num_chunks for n in plan.chunks_received],
+                f"{plan.name} {plan.operation}",
+            )
+
     @parameterized.parameters("two_shot", "ring", "halving_doubling")
     def test_sizes_that_are_known_later(self, name):
         plan = getattr(collectives, name)("all_reduce", 3)

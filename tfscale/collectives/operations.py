@@ -136,7 +136,9 @@ def _plan(operation, tensors, plan, num_parts):
         if size is None:
             return algorithms.direct(operation, len(tensors))
         num_bytes = num_parts * size * tensors[0].dtype.size
-        return choose(operation, len(tensors), num_bytes)
+        # The power of two above it: no model is finer, and few sizes are
+        # simulated.
+        return choose(operation, len(tensors), 1 << num_bytes.bit_length())
     if isinstance(plan, Plan):
         if (plan.operation, plan.num_devices) != (operation, len(tensors)):
             raise ValueError(
