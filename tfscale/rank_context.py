@@ -45,6 +45,7 @@ class RankContext:
         gradients_are_reduced: Whether gradients are summed over replicas.
         applies_gradients: Whether an optimizer is applying them.
         applies_in_branch: Likewise, in a branch where no rank meets another.
+        norms: Of weights and gradients that are updated, by variable.
         updates_parts: Whether updates are of a replica's part of variables.
         assigns_on_trial: Whether what is assigned is only checked.
         pipeline_rank: On which stage's devices variables are made, or None.
@@ -70,6 +71,7 @@ class RankContext:
     gradients_are_reduced: bool = False
     applies_gradients: bool = False
     applies_in_branch: bool = False
+    norms: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     updates_parts: bool = False
     assigns_on_trial: bool = False
     pipeline_rank: int | None = None

@@ -205,43 +205,41 @@ class DividedLossScaleOptimizer(DividedOptimizer):
 class DividedLARS(DividedOptimizer):
     """LARS with norms of whole variables, found before they are updated."""
 
-    def summed_gradients(self, grads, variables):
-        """Takes the norms of what `apply` of Keras is to have."""
-        grads = super().summed_gradients(grads, variables)
-        extended = _EXTENDED[self]
-        given = [
-            (gradient, variable)
-            for gradient, variable in zip(grads, variables)
-            if gradient is not None and has_ratio(variable)
-        ]
-        if not given:
-            return grads
-        grads_given, of = zip(*given)
-        with collectives.local_shards():
-            weights = [
-                tf.convert_to_tensor(extended.slot_parts.own_part(variable))
-                for variable in of
-            ]
-        squares = clipping.squares([*weights, *grads_given], of * 2, extended)
-        norms = [tf.sqrt(square) for square in squares]
-        # Keras divides gradients by it later.
-        scale = self.loss_scale_factor or 1.0
-        _thread.norms = {
-            self._get_variable_index(variable): (weight, gradient / scale)
-            for variable, weight, gradient in zip(
-                of, norms[: len(of)], norms[len(of) :]
-            )
-        }
-        return grads
-
     def norms(self, weights, gradient, variable):
         """See `LARS`."""
-        return _thread.norms[self._get_variable_index(variable)]
+        return rank_context.current().norms[self._get_variable_index(variable)]
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        super()._backend_update_step(grads, trainable_variables, learning_rate)
-        # They would keep their graph alive.
-        _thread.norms = None
+        norms = self._whole_norms(grads, trainable_variables)
+        with rank_context.within(norms=norms):
+            super()._backend_update_step(
+                grads, trainable_variables, learning_rate
+            )
+
+    def _whole_norms(self, grads, variables):
+        """Norms of weights and gradients, by the index of the variable."""
+        extended = _EXTENDED[self]
+        given = [
+            (variable, gradient)
+            for variable, gradient in zip(variables, grads)
+            if has_ratio(variable)
+        ]
+        if not given:
+            return {}
+        variables, grads = zip(*given)
+        with self._on_parts():
+            weights = [
+                tf.convert_to_tensor(extended.slot_parts.own_part(variable))
+                for variable in variables
+            ]
+        squares = clipping.squares([*weights, *grads], variables * 2, extended)
+        norms = [tf.sqrt(square) for square in squares]
+        return {
+            self._get_variable_index(variable): pair
+            for variable, *pair in zip(
+                variables, norms[: len(variables)], norms[len(variables) :]
+            )
+        }
 
 
 def _check(optimizer, variables, extended):
