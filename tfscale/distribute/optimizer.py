@@ -229,7 +229,9 @@ class DividedLARS(DividedOptimizer):
         variables, grads = zip(*given)
         with self._on_parts():
             weights = [
-                tf.convert_to_tensor(extended.slot_parts.own_part(variable))
+                tf.convert_to_tensor(
+                    extended.optimizer_states.own_part(variable)
+                )
                 for variable in variables
             ]
         squares = clipping.squares([*weights, *grads], variables * 2, extended)
