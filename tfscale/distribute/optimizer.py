@@ -230,7 +230,7 @@ class DividedLARS(DividedOptimizer):
         with self._on_parts():
             weights = [
                 tf.convert_to_tensor(
-                    extended.optimizer_states.own_part(variable)
+                    extended.optimizer_states.own_shard(variable)
                 )
                 for variable in variables
             ]
