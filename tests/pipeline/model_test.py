@@ -92,15 +92,6 @@ class WrapTest(tf.test.TestCase, parameterized.TestCase):
         ):
             tfscale.PipelineModel(model, 2)
 
-    def test_compiled_model_is_refused(self):
-        with _strategy(pipeline=2).scope():
-            model = _layers()
-            model.compile("sgd", "mse")
-            with self.assertRaisesRegex(
-                ValueError, "before it is compiled.*'tower'.*compile=False"
-            ):
-                tfscale.PipelineModel(model, 2)
-
     def test_subclassed_model_is_refused(self):
         with _strategy(pipeline=2).scope():
             model = Subclassed()

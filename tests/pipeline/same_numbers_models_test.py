@@ -181,6 +181,33 @@ def added_losses():
     return keras.Model(inputs, keras.layers.Dense(3, name="d")(tied(tied(x))))
 
 
+class Seen(keras.layers.Layer):
+    """Its metric showed 0.0: the variable was none of the stage's."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x):
+        self.seen.update_state(keras.ops.square(x))
+        return x
+
+
+def metric_in_layer():
+    inputs = keras.Input((6,))
+    x = Seen(name="s")(dense(name="a")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="b")(x))
+
+
+def weights_of_another_stage():
+    """The kernel of one layer is an argument of an operation."""
+    inputs = keras.Input((6,))
+    first = dense(name="a")
+    x = dense(6, name="b")(first(inputs))
+    x = keras.ops.matmul(x, first.kernel)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
 def constraints():
     inputs = keras.Input((6,))
     x = dense(name="a", kernel_constraint="unit_norm")(inputs)
@@ -341,6 +368,8 @@ MODELS = dict(
     branches=(branches, BY_VALUES, "mse", ["b"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
+    metric_in_layer=(metric_in_layer, BY_VALUES, "mse", ["s"]),
+    weights_of_another=(weights_of_another_stage, BY_VALUES, "mse", ["b"]),
     constraints=(constraints, BY_VALUES, "mse", ["b", "c"]),
     language_model=(
         language_model,

@@ -12,6 +12,7 @@ from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
+from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
@@ -33,6 +34,7 @@ from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
+from tfscale._internals.attributes import with_losses
 from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
 from tfscale._internals.fitting import SWAP_EMA_STATE
 from tfscale._internals.fitting import TENSORBOARD_STEPS
@@ -129,6 +131,7 @@ __all__ = [
     "build",
     "causal_padding",
     "check",
+    "compile_arguments",
     "compile_loss_of",
     "count_time_from",
     "current_path",
@@ -184,4 +187,5 @@ __all__ = [
     "watch",
     "weight_of",
     "with_flat_losses",
+    "with_losses",
 ]

@@ -168,6 +168,28 @@ def with_flat_losses(losses: list[Any]) -> dict[str, Any]:
     return {"_flat_losses": property(lambda self: losses)}
 
 
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """What a compiled model was given by `compile`, by name."""
+    return dict(model._compile_config.config)
+
+
+def with_losses(
+    compiled: Any, added: Any, aggregate: Any = lambda loss: loss
+) -> dict[str, Any]:
+    """Members of a subclass of a model whose `compute_loss` uses other losses.
+
+    Args:
+        compiled: Without arguments, what stands for its `CompileLoss`.
+        added: Without arguments, the list of what layers have added.
+        aggregate: What is made of each of these.
+    """
+    return {
+        "_compile_loss": property(lambda self: compiled()),
+        "losses": property(lambda self: added()),
+        "_aggregate_additional_loss": lambda self, loss: aggregate(loss),
+    }
+
+
 # --- graphs and datasets --------------------------------------------------
 
 

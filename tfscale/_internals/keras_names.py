@@ -77,6 +77,9 @@ KERAS = {
         "get_keras_mask": "the mask of a tensor, which a stage passes on",
         "set_keras_mask": "likewise",
     },
+    "keras.src.saving.keras_saveable.KerasSaveable": {
+        "_obj_type": "a pipeline is saved as the model inside would be",
+    },
     # --- variables -------------------------------------------------------
     "keras.src.backend.common.variables.Variable.__init__": {
         "_value": "how a variable is divided, also where tensors stand for it",
@@ -89,6 +92,7 @@ KERAS = {
     },
     # --- training --------------------------------------------------------
     f"{_TRAINER}.compile": {
+        "_compile_config": "a compiled model that is wrapped stays compiled",
         "_compile_loss": "the losses of a batch out of those of microbatches",
         "_compile_metrics": "whether something is left to build",
         "_loss_tracker": "the loss that `fit` prints",
@@ -101,6 +105,7 @@ KERAS = {
         "model_supports_jit": "Keras' rule for XLA, by which stages go",
     },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": {
+        "_aggregate_additional_loss": "without the scale for replicas",
         "_maybe_symbolic_build": "left out where nothing is to be built",
     },
     "keras.src.trainers.compile_utils.CompileLoss.build": {

@@ -36,6 +36,7 @@ class MeshExtended(ModelRanks):
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
         batch_norms: The BatchNormalization layers that made some of them.
+        has_pipeline: Whether a model was cut over the axis "pipeline".
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class MeshExtended(ModelRanks):
     ):
         self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
+        self.has_pipeline = False
+        self._num_stages = len(devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
             len(devices) if zero_stage else 1, len(devices[0][0])
         )
@@ -67,6 +70,7 @@ class MeshExtended(ModelRanks):
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
+        self._check_has_pipeline()
         call = super()._call_for_each_replica
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
@@ -76,6 +80,18 @@ class MeshExtended(ModelRanks):
             return call(fn, args, kwargs)
         with whole_batch_step.prepared(fn, self.batch_norms) as step:
             return call(step, args, kwargs)
+
+    def _check_has_pipeline(self):
+        if self._num_stages > 1 and not self.has_pipeline:
+            raise ValueError(
+                "A mesh with a 'pipeline' axis is for a "
+                "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "
+                f"on a mesh with pipeline={self._num_stages}, for which no "
+                "model was cut: it would train on one device of each row. "
+                "Wrap the model, `tfscale.PipelineModel(model, "
+                "num_microbatches)`, in the strategy's scope, or make a mesh "
+                "with data= and model= only."
+            )
 
     def _check_not_compiled(self, fn):
         graph = tf.compat.v1.get_default_graph()

@@ -6,13 +6,13 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.distribute import MeshStrategy
-from tfscale.distribute import loading
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.running import placement
+from tfscale.pipeline.running import resuming
+from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.trainer import PipelineTrainer
 from tfscale.pipeline.tracing.plan import make_plan
 from tfscale.pipeline.tracing.program import Programs
@@ -20,6 +20,8 @@ from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
+# What is saved as this class loads as the plain model, see keras_face.py.
+@keras.saving.register_keras_serializable(package="tfscale")
 class PipelineModel(PipelineTrainer):
     """Trains a Keras model over the pipeline axis of a mesh.
 
@@ -37,14 +39,21 @@ class PipelineModel(PipelineTrainer):
     equal ones on all data replicas, as in Keras under any strategy); and what
     a layer gives to `add_loss` is taken for a mean over the rows.
 
+    A `compute_loss` of the model's own, or of a subclass of this class, is
+    called for each microbatch, and what it returns is taken for a mean over
+    the rows. It sees the outputs, the targets and the inputs; it can use no
+    layers of other stages than the last.
+
     A loss that is not finite ends training with a `FloatingPointError`, before
     any variable is changed; not so with a `LossScaleOptimizer`, which skips
     such steps. Calling the model itself, `model(x)`, runs without a pipeline.
 
     Args:
         model: A built Sequential or functional model, made in the scope of
-            the strategy and not compiled. Nested models are opened up; layers
-            may be called twice (tied weights) and be of any kind.
+            the strategy. Nested models are opened up; layers may be called
+            twice (tied weights) and be of any kind. If it is compiled, the
+            pipeline is too, with the same optimizer, slots and all: so a
+            model that was saved in training trains on.
         num_microbatches: How many microbatches a (per-replica) batch is cut
             into. Need not divide it. The bubble, during which devices wait,
             is `(S - 1) / (num_microbatches + S - 1)` of a step for S stages.
@@ -60,10 +69,11 @@ class PipelineModel(PipelineTrainer):
             for `balance="time"`.
 
     Raises:
-        TypeError: If `model` is no Keras model.
+        TypeError: If `model` is no Keras model, or another argument is of the
+            wrong type.
         ValueError: If not in the scope of a `MeshStrategy`; if the model was
-            made outside it, is compiled, not built, or has a `call` of its
-            own; if `num_microbatches` is less than 1; if there are more
+            made outside it, is not built, or has a `call` or `train_step` of
+            its own; if `num_microbatches` is less than 1; if there are more
             stages than layers; if `schedule` is for other sizes, a cut point
             is no layer, or nothing fits `memory_limit`.
 
@@ -95,7 +105,12 @@ class PipelineModel(PipelineTrainer):
         microbatch_size: int = 1,
     ):
         strategy = tf.distribute.get_strategy()
-        _check(model, num_microbatches, strategy)
+        wrapping.check_strategy(strategy)
+        wrapping.check_arguments(
+            num_microbatches, recompute, memory_limit, microbatch_size
+        )
+        if isinstance(model, keras.Model):
+            wrapping.check_steps(model)
         schedule = get_schedule(
             schedule, len(strategy.device_rows[0]), num_microbatches
         )
@@ -113,8 +128,7 @@ class PipelineModel(PipelineTrainer):
             ),
         )
         placement.check_made_in_scope(plan.variables)
-        super().__init__(plan, name=model.name, dtype=model.dtype_policy)
-        self.model = model
+        super().__init__(model, plan)
         self.output_names = plan.graph.functional.output_names
         self.built = True
         placement.move_variables(plan, strategy)
@@ -124,10 +138,8 @@ class PipelineModel(PipelineTrainer):
                 sequence_model.prepare(plan.graph.functional, num_ranks)
             else:
                 analysis.analyse(plan.graph.functional, num_ranks)
-
-    def call(self, inputs, training=None, mask=None):
-        """The model itself, without a pipeline."""
-        return self.model(inputs, training=training, mask=mask)
+        if model.compiled:
+            self.compile(**resuming.compile_arguments(model))
 
     def compile(
         self,
@@ -178,7 +190,9 @@ class PipelineModel(PipelineTrainer):
             auto_scale_loss=auto_scale_loss,
         )
         # So that what is saved is a compiled model, with the same optimizer.
-        self.model.compile(
+        # Keras' own method: the model's may set what it was given before.
+        keras.Model.compile(
+            self.model,
             optimizer=self.optimizer,
             loss=loss,
             loss_weights=loss_weights,
@@ -190,13 +204,9 @@ class PipelineModel(PipelineTrainer):
         self._programs = Programs(
             self._plan,
             self.distribute_strategy,
-            self._compile_loss,
+            self._find_loss(),
             jit_compile and _internals.model_supports_jit(self.model),
         )
-
-    def summary(self, *args, **kwargs):
-        """See `keras.Model.summary`; `pipeline_summary` tells the stages."""
-        self.model.summary(*args, **kwargs)
 
     def pipeline_summary(
         self, line_length=None, print_fn=None, microbatch_size=None
@@ -246,53 +256,3 @@ class PipelineModel(PipelineTrainer):
             data,
         )
         return measure.timelines(self._plan, measured)
-
-    def save(self, filepath, overwrite=True, zipped=None, **kwargs):
-        """Saves the plain Keras model, see `keras.Model.save`."""
-        self.model.save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
-
-    def save_weights(self, filepath, overwrite=True, **kwargs):
-        """Saves the weights of the plain model, see `keras.Model`."""
-        self.model.save_weights(filepath, overwrite=overwrite, **kwargs)
-
-    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
-        """Loads weights of the plain model, see `keras.Model`.
-
-        All of them or, where the file is damaged or of another model, none:
-        then it is an error before anything is changed. Not so with
-        `skip_mismatch=True`, which loads the layers that fit.
-        """
-        load_weights = self.model.load_weights
-        if skip_mismatch:
-            load_weights(filepath, skip_mismatch=True, **kwargs)
-        else:
-            loading.load_all_or_nothing(load_weights, filepath, **kwargs)
-
-    def export(self, filepath, *args, **kwargs):
-        """Exports the plain Keras model, see `keras.Model.export`."""
-        self.model.export(filepath, *args, **kwargs)
-
-    def get_config(self):
-        """The configuration of the plain Keras model."""
-        return self.model.get_config()
-
-
-def _check(model, num_microbatches, strategy):
-    if not isinstance(strategy, MeshStrategy):
-        raise ValueError(
-            "`PipelineModel` must be made in the scope of a "
-            f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}. "
-            "Use `with strategy.scope():`."
-        )
-    if isinstance(model, keras.Model) and model.compiled:
-        raise ValueError(
-            "A model must be wrapped before it is compiled, because its "
-            "optimizer belongs to the pipeline. Received: the compiled model "
-            f"{model.name!r}. Call `compile` on the `PipelineModel`; load a "
-            "saved model with `compile=False`."
-        )
-    if num_microbatches < 1:
-        raise ValueError(
-            "`num_microbatches` must be at least 1. Received: "
-            f"num_microbatches={num_microbatches}."
-        )

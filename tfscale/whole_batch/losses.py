@@ -95,10 +95,12 @@ def compiled_losses(
         entry._replace(loss=recorder(entry), loss_weights=None)
         for entry in _internals.flat_losses(compile_loss)
     ]
-    view = _view(compile_loss, **_internals.with_flat_losses(recording))
+    recording_loss = view(
+        compile_loss, **_internals.with_flat_losses(recording)
+    )
     # Its trackers of the single losses are not to see the zeros.
     with keras.StatelessScope(), as_on_one_device():
-        view(y, y_pred, sample_weight)
+        recording_loss(y, y_pred, sample_weight)
     return tuple(found)
 
 
@@ -143,7 +145,7 @@ def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
             )
 
 
-def _view(instance, **members):
+def view(instance, **members):
     """The same object, state and all, but for some members.
 
     The object itself must not change, not even for as long as it is called:
@@ -210,4 +212,4 @@ def _recording(loss, returned):
         returned.append(values)
         return values
 
-    return _view(loss, call=call)
+    return view(loss, call=call)

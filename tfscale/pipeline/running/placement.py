@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
+from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
 from tfscale.pipeline.tracing.plan import PipelinePlan
 
@@ -14,6 +15,7 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
     They were made on the host, because nobody knew then where the model would
     be cut. One is moved after the other and its first copy let go.
     """
+    strategy.extended.has_pipeline = True
     if plan.schedule.num_devices == 1:
         return
     for variable, home in zip(plan.variables, plan.homes):
@@ -27,7 +29,7 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
 def check_made_in_scope(variables) -> None:
     """Refuses variables that the strategy knows nothing of."""
     for variable in variables:
-        if not isinstance(variable.value, MeshVariable):
+        if not isinstance(variable.value, MeshVariable | MeshAccumulator):
             raise ValueError(
                 "A model must be built in the scope of the strategy that "
                 f"trains it. Received: variable {variable.path!r}, made "

@@ -1,32 +1,39 @@
 """What a pipeline does with one batch, for `fit`, `evaluate` and `predict`."""
 
 import contextlib
+import inspect
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
+from tfscale.pipeline.running import wrapping
+from tfscale.pipeline.running.keras_face import KerasFace
 from tfscale.pipeline.running.step import ReplicaStep
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
+from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
+from tfscale.whole_batch import losses
 
 
-class PipelineTrainer(keras.Model):
+class PipelineTrainer(KerasFace):
     """The steps of a `PipelineModel`, which Keras' loops call.
 
     Args:
+        model: The plain Keras model.
         plan: The model, cut.
-        name: See `keras.Model`.
-        dtype: See `keras.Model`.
     """
 
-    def __init__(self, plan: PipelinePlan, name: str, dtype):
-        super().__init__(name=name, dtype=dtype)
+    def __init__(self, model: keras.Model, plan: PipelinePlan):
+        super().__init__(name=model.name, dtype=model.dtype_policy)
+        self.model = model
         self._plan = plan
+        self._loss_of_microbatch = None
         self._programs = Programs(plan, self.distribute_strategy)
 
     @property
@@ -42,9 +49,10 @@ class PipelineTrainer(keras.Model):
     def train_step(self, data):
         """One optimizer step on a batch; in replica context."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self._check_built()
         scale = self.optimizer.scale_loss(tf.ones(()))
         step, inputs, result = self._run(
-            x, (y, sample_weight), training=True, loss_scale=scale
+            x, self._targets(x, y, sample_weight), True, loss_scale=scale
         )
         penalty = self._add_penalties(result.gradients, scale)
         with contextlib.ExitStack() as stack:
@@ -62,7 +70,9 @@ class PipelineTrainer(keras.Model):
     def test_step(self, data):
         """Loss and metrics of a batch; in replica context."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        step, inputs, result = self._run(x, (y, sample_weight), training=False)
+        self._check_built()
+        targets = self._targets(x, y, sample_weight)
+        step, inputs, result = self._run(x, targets, False)
         step.assign(result.states)
         penalty = self._add_penalties({}, 0.0)
         return self._log(result, penalty, x, y, sample_weight, inputs)
@@ -70,7 +80,7 @@ class PipelineTrainer(keras.Model):
     def predict_step(self, data):
         """Predictions for a batch; in replica context."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        step, _, result = self._run(x, None, training=False)
+        step, _, result = self._run(x, None, False)
         step.assign(result.states)
         return self._plan.graph.pack_outputs(result.outputs)
 
@@ -78,6 +88,42 @@ class PipelineTrainer(keras.Model):
         """See `keras.Model`, which would give all of it to every replica."""
         rows = len(keras.tree.flatten(x)[0])
         return self.predict(x, batch_size=rows, verbose=0)
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        """See `keras.Model`; that of the model inside, if it has its own.
+
+        A training step calls it for each microbatch, and only where a model
+        has its own, or a subclass of this one.
+        """
+        if not wrapping.is_own(self.model, "compute_loss"):
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        compute_loss = losses.view(
+            self.model,
+            **_internals.with_losses(
+                lambda: self._compile_loss,
+                lambda: self.losses,
+                lambda loss: self._aggregate_additional_loss(loss),
+            ),
+        ).compute_loss
+        if "training" in inspect.signature(compute_loss).parameters:
+            return compute_loss(x, y, y_pred, sample_weight, training=training)
+        return compute_loss(x, y, y_pred, sample_weight)
+
+    def _find_loss(self):
+        """Finds, and returns, what computes the losses of a microbatch."""
+        self._loss_of_microbatch = self._compile_loss
+        own = type(self).compute_loss is not PipelineTrainer.compute_loss
+        if own or wrapping.is_own(self.model, "compute_loss"):
+            self._loss_of_microbatch = OwnLoss(self, self._compile_loss)
+        return self._loss_of_microbatch
+
+    def _targets(self, x, y, sample_weight):
+        """What the last stage needs, see stage_graph.py."""
+        if isinstance(self._loss_of_microbatch, OwnLoss):
+            return y, sample_weight, x
+        return y, sample_weight
 
     def make_train_function(self, force=False):
         """See `keras.Model`; the function is run without Grappler."""
@@ -93,6 +139,7 @@ class PipelineTrainer(keras.Model):
 
     def make_predict_function(self, force=False):
         """See `keras.Model`; the function is run without Grappler."""
+        wrapping.check_predictions(self.model)
         super().make_predict_function(force)
         self.predict_function = _outermost(
             self.predict_function, self._plan.stages
@@ -108,11 +155,29 @@ class PipelineTrainer(keras.Model):
         """
         parts = [*_internals.flatten_layers(self), self._compile_metrics]
         parts += [self._compile_loss, getattr(self, "optimizer", None)]
-        if not all(part is None or part.built for part in parts):
+        if all(part is None or part.built for part in parts):
+            return
+        try:
             super()._maybe_symbolic_build(iterator, data_batch)
+        except StopIteration:
+            raise ValueError(
+                "There must be a batch to train or evaluate on. Received: "
+                f"data without any, for {self.name!r}. Look for a filter, a "
+                "`take` or `drop_remainder=True` that leaves nothing, or for "
+                "a generator that has been used up."
+            ) from None
 
-    def _run(self, x, targets, *, training, loss_scale=1.0):
+    def _check_built(self):
+        parts = [self._compile_metrics]
+        if not isinstance(self._loss_of_microbatch, OwnLoss):
+            # It may have no use for the one given to `compile`.
+            parts.append(self._compile_loss)
+        checks.check_built(self, *parts)
+
+    def _run(self, x, targets, training, loss_scale=1.0):
         """Runs a batch; returns the step, its flat inputs and its result."""
+        wrapping.check_variables(self._plan)
+        checks.check_batch((x, targets))
         inputs = self._plan.graph.flatten_inputs(x)
         program = self._programs.get(inputs, targets, training=training)
         actions = self._plan.schedule.order()

@@ -50,10 +50,19 @@ class Call:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Variables of the layer, states of random generators included."""
+        """All variables of the layer, and those among the arguments.
+
+        States of random generators and of metrics are included.
+        """
+        flat = keras.tree.flatten((self.args, self.kwargs))
+        variables = [
+            *getattr(self.operation, "variables", []),
+            *getattr(self.operation, "metrics_variables", []),
+            *(x for x in flat if isinstance(x, keras.Variable)),
+        ]
         return [
             variable
-            for variable in getattr(self.operation, "variables", [])
+            for variable in variables
             if id(variable) not in self.without
         ]
 

@@ -70,7 +70,10 @@ class GradientSum:
 
 @_key
 class Target:
-    """The tensor at a place of the flat `(y, sample_weight)`."""
+    """The tensor at a place of the flat `(y, sample_weight)`.
+
+    Or of `(y, sample_weight, x)` for an `OwnLoss`.
+    """
 
     place: int
 

@@ -12,6 +12,7 @@ from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.tracing import differences
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.stage_graph import StageGraph
@@ -53,7 +54,8 @@ class Programs:
     Args:
         plan: The model.
         strategy: The `MeshStrategy`.
-        compile_loss: The `CompileLoss` of the model, if it is compiled.
+        compile_loss: The `CompileLoss` of the model, if it is compiled, or
+            an `OwnLoss`.
         jit_compile: Whether XLA compiles the functions.
     """
 
@@ -78,7 +80,8 @@ class Programs:
 
         Args:
             inputs: The model's inputs, flat, with the rows of a whole batch.
-            targets: `(y, sample_weight)`, likewise, or None to predict.
+            targets: `(y, sample_weight)`, likewise, or None to predict; with
+                `x` in the end for an `OwnLoss`.
             training: Whether there will be backwards.
         """
         specs = keras.tree.map_structure(
@@ -188,6 +191,8 @@ class Programs:
             of_first_ranks = [of_stage[0] for of_stage in traced]
             if targets is not None:
                 differences.check_losses(plan, of_first_ranks)
+                if isinstance(self._compile_loss, OwnLoss):
+                    self._check_own(known)
             if training:
                 num_replicas = len(self._strategy.device_grid)
                 differences.warn(plan, of_first_ranks, num_replicas)
@@ -200,6 +205,33 @@ class Programs:
             Program(stages, stages[-1].divisors or divisors)
             for stages in zip(*traced)
         ]
+
+    def _check_own(self, known):
+        """Refuses a `compute_loss` that changes what layers add to a loss."""
+        own = self._compile_loss
+        num_replicas = len(self._strategy.device_grid)
+        if self._plan.schedule.num_microbatches * num_replicas > 1:
+            own.warn_of_rest()
+        if own.keeps_added:
+            return
+        regularised = [
+            variable.path
+            for variable in self._plan.variables
+            if variable.regularizer is not None
+        ]
+        if regularised or any(isinstance(key, keys.AddedLoss) for key in known):
+            raise ValueError(
+                "A `compute_loss` in a pipeline must add what layers add to "
+                "the loss as it is, because the pipeline does. Received: one "
+                "that leaves out or scales "
+                + (
+                    f"the regulariser of {regularised[0]!r}"
+                    if regularised
+                    else "what a layer gives to `add_loss`"
+                )
+                + ". Add `sum(self.losses)`, as `super().compute_loss(...)` "
+                "does, after everything else, or have the layers add nothing."
+            )
 
     def _spec(self, tensor):
         """The spec of a microbatch of a tensor."""

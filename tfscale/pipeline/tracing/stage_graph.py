@@ -14,6 +14,7 @@ from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.graph import Value
+from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.pipeline.tracing.stages import Stage
 from tfscale.tensor_parallel import collectives
@@ -25,9 +26,9 @@ class Targets:
     """What the last stage needs to compute the losses.
 
     Attributes:
-        compile_loss: Keras' `CompileLoss`, or None.
+        compile_loss: Keras' `CompileLoss`, an `OwnLoss`, or None.
         structure: `(y, sample_weight)`, with anything but None where tensors
-            go.
+            go; of an `OwnLoss` `(y, sample_weight, x)`.
         specs: `tf.TensorSpec`s of these tensors, flattened.
         pack: Puts the model's flattened outputs into their structure.
     """
@@ -182,13 +183,18 @@ class StageGraph:
             for i, spec in enumerate(targets.specs)
         ]
         rest = iter(tensors)
-        y, sample_weight = keras.tree.map_structure(
+        y, sample_weight, *x = keras.tree.map_structure(
             lambda x: None if x is None else next(rest), targets.structure
         )
         y_pred = targets.pack([values[v] for v in self._stage.outputs])
-        self.losses = losses.compiled_losses(
-            targets.compile_loss, y, y_pred, sample_weight
-        )
+        if isinstance(targets.compile_loss, OwnLoss):
+            self.losses = targets.compile_loss(
+                x[0], y, y_pred, sample_weight, self.options.training
+            )
+        else:
+            self.losses = losses.compiled_losses(
+                targets.compile_loss, y, y_pred, sample_weight
+            )
         if not self.losses:
             return total
         _check_reductions(self.losses)

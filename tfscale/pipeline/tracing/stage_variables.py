@@ -50,7 +50,8 @@ class StageVariables:
                 value = collectives.gather_from_ranks(value, dim)
             self._wholes.append((variable, value))
         self._given_shards = dict(self._shards)
-        self._scope = _Scope(state_mapping=self._wholes, collect_losses=True)
+        self._argument = argument
+        self._scope = _Scope(stage, numbers, self._wholes)
 
     @contextlib.contextmanager
     def replaced(self):
@@ -70,7 +71,7 @@ class StageVariables:
         (`SpectralNormalization` does): what the last microbatch makes of it is
         its value when the optimizer steps.
         """
-        made = {}
+        made, rows = {}, None
         for variable, before in self._wholes:
             key = keys.NewState(self._numbers[id(variable)])
             value = self._scope.state_mapping[id(variable)]
@@ -82,16 +83,43 @@ class StageVariables:
                 made[key] = (
                     value if dim is None else collectives.own_part(value, dim)
                 )
+                if variable.synchronization == "on_read":
+                    # A metric; not of a row that counts nothing.
+                    if rows is None:
+                        rows = self._argument(keys.Rows(), [], tf.float32)
+                    made[key] = tf.where(rows > 0, made[key], before)
         return made
 
 
 class _Scope(keras.StatelessScope):
-    """Values in the place of variables, as a rank uses them."""
+    """Values in the place of variables, as a rank uses them.
+
+    What is not the stage's has none: it would have no gradient, and what is
+    assigned to it would be lost.
+    """
+
+    def __init__(self, stage, numbers, values):
+        super().__init__(state_mapping=values, collect_losses=True)
+        self._stage = stage
+        self._numbers = numbers
+        self._known = {id(variable) for variable, _ in values}
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
         value = super().get_current_value(variable)
-        if value is None or not variable.trainable:
+        if not variable.trainable:
+            return value
+        if value is None:
+            if id(variable) in self._numbers:
+                raise ValueError(
+                    "A layer or loss may use only variables of its own "
+                    "stage. Received: the variable "
+                    f"{variable.path!r} of another stage, used in stage "
+                    f"{self._stage.index}, where it would get no gradient. "
+                    "Make it an attribute of the layer that uses it, or, for "
+                    "a `compute_loss` that calls layers, have the model "
+                    "return what the loss needs."
+                )
             return value
         return collectives.as_used(value)
 
@@ -102,8 +130,9 @@ class _Scope(keras.StatelessScope):
         to is that by its new value, and what made it has none.
         """
         variable, value = update
+        self._check_known(variable)
         before = self.get_current_value(variable)
-        if variable.trainable and before is not None:
+        if variable.trainable:
             if _shard_dim(variable) is not None:
                 raise ValueError(
                     "A layer in a pipeline stage must not assign to a "
@@ -113,6 +142,19 @@ class _Scope(keras.StatelessScope):
             value = tf.stop_gradient(tf.cast(value, before.dtype))
             value += before - tf.stop_gradient(before)
         super().add_update((variable, value))
+
+    def _check_known(self, variable):
+        if id(variable) not in self._known:
+            raise ValueError(
+                "What a layer or loss assigns to in a pipeline must be a "
+                "variable of a layer. Received: an assignment to "
+                f"{variable.path!r} in stage {self._stage.index}, which no "
+                "layer of the stage has among its variables: it would be "
+                "lost. Make the variable, metric or "
+                "`keras.random.SeedGenerator` an attribute of the layer. "
+                "`keras.random` without a seed draws from one that all share: "
+                "give it a generator of the layer's own."
+            )
 
 
 def _shard_dim(variable):

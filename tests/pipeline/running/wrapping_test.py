@@ -1,0 +1,133 @@
+"""What `PipelineModel` is given that it cannot use is refused in words."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+
+X = np.random.RandomState(0).normal(size=(8, 4)).astype("float32")
+
+
+def build(kind=keras.Model, layer=keras.layers.Identity):
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, "tanh", name="a")(inputs)
+    return kind(inputs, keras.layers.Dense(4, name="b")(layer()(x)))
+
+
+def pipeline(model=build, num_microbatches=2, **options):
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+    with strategy.scope():
+        pipeline = tfscale.PipelineModel(
+            model(), num_microbatches, balance="params", **options
+        )
+        pipeline.compile("sgd", "mse")
+    return pipeline
+
+
+class OwnTrainStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnMetrics(keras.Model):
+    def compute_metrics(self, *args, **kwargs):
+        return super().compute_metrics(*args, **kwargs)
+
+
+class OwnPredictStep(keras.Model):
+    def predict_step(self, data):
+        return 2.0 * super().predict_step(data)
+
+
+class Unseeded(keras.layers.Layer):
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+class WrappingTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        (dict(num_microbatches="4"), TypeError, "num_microbatches='4'"),
+        (dict(num_microbatches=2.5), TypeError, "whole number.*=2.5"),
+        (dict(num_microbatches=True), TypeError, "whole number.*=True"),
+        (dict(microbatch_size=0), ValueError, "at least 1.*microbatch_size=0"),
+        (dict(recompute="no"), TypeError, "True or False.*recompute='no'"),
+        (dict(memory_limit="1GB"), TypeError, "bytes.*'1GB'.*16 \\* 2\\*\\*30"),
+        (dict(memory_limit=0), ValueError, "positive.*memory_limit=0"),
+    )
+    def test_wrong_arguments(self, options, error, message):
+        # They were compared, divided by or taken for true.
+        with self.assertRaisesRegex(error, message):
+            pipeline(**options)
+
+    @parameterized.parameters(
+        (OwnTrainStep, "type OwnTrainStep, with a `train_step`.*compute_loss"),
+        (OwnMetrics, "`compute_metrics` of its own.*subclass"),
+    )
+    def test_own_steps(self, kind, message):
+        # They were ignored.
+        with self.assertRaisesRegex(ValueError, message):
+            pipeline(lambda: build(kind))
+
+    def test_own_predict_step_is_refused_when_it_is_due(self):
+        model = pipeline(lambda: build(OwnPredictStep))
+        model.train_on_batch(X, X)
+        with self.assertRaisesRegex(ValueError, r"model.model.predict\(...\)"):
+            model.predict(X, verbose=0)
+
+    def test_numpy_numbers_are_numbers(self):
+        self.assertEqual(
+            pipeline(num_microbatches=np.int64(2)).plan.schedule,
+            tfscale.pipeline.one_f_one_b(2, 2),
+        )
+
+    def test_variables_made_after_wrapping(self):
+        # They were left out of training.
+        model = pipeline()
+        with model.distribute_strategy.scope():
+            model.get_layer("b").enable_lora(1)
+        with self.assertRaisesRegex(ValueError, "lora.*made later.*before"):
+            model.fit(X, X, verbose=0)
+
+    def test_draws_from_the_generator_of_all(self):
+        # Every microbatch of every step would get the same numbers.
+        model = pipeline(lambda: build(layer=Unseeded))
+        with self.assertRaisesRegex(ValueError, "SeedGenerator.*of the layer"):
+            model.fit(X, X, verbose=0)
+
+    def test_a_step_before_there_are_variables(self):
+        model = pipeline()
+
+        @tf.function(autograph=False)
+        def step():
+            return model.distribute_strategy.run(
+                model.train_step, args=((tf.constant(X), tf.constant(X)),)
+            )
+
+        with self.assertRaisesRegex(ValueError, r"test_on_batch\(x, y\)"):
+            step()
+        expected = model.test_on_batch(X, X)
+        self.assertAllClose(step()["loss"], expected)
+
+    @parameterized.named_parameters(
+        ("sparse", tf.sparse.from_dense, "a SparseTensor.*to_dense"),
+        ("ragged", tf.RaggedTensor.from_tensor, "a RaggedTensor.*to_tensor"),
+    )
+    def test_inputs_that_are_not_dense(self, make, message):
+        with self.assertRaisesRegex(ValueError, message):
+            pipeline().fit(make(X), X, verbose=0)
+
+    def test_data_without_a_batch(self):
+        # A bare StopIteration came out of `fit`.
+        with self.assertRaisesRegex(ValueError, "data without any.*filter"):
+            pipeline().fit(X[:0], X[:0], verbose=0)
+
+    def test_a_mesh_with_stages_and_no_pipeline(self):
+        # It trained on one device of each row.
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=4))
+        with strategy.scope():
+            model = build()
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "pipeline=4.*PipelineModel"):
+            model.fit(X, X, verbose=0)

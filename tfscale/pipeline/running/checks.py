@@ -1,0 +1,39 @@
+"""What the steps of a pipeline say of the data they are given."""
+
+import keras
+import tensorflow as tf
+
+
+def check_built(model: keras.Model, *parts) -> None:
+    """Refuses to run before loss, metrics and optimizer have variables.
+
+    Args:
+        model: The `PipelineModel`.
+        *parts: Its compiled loss and metrics, or None.
+    """
+    parts = [*parts, model.optimizer]
+    if all(part is None or part.built for part in parts):
+        return
+    raise ValueError(
+        "Loss, metrics and optimizer must have their variables before "
+        "`strategy.run`, in which none can be made. Received: a step of "
+        f"{model.name!r} before anything else. Call "
+        "`model.test_on_batch(x, y)` on one batch first."
+    )
+
+
+def check_batch(batch) -> None:
+    """Refuses tensors that cannot be divided into microbatches.
+
+    Args:
+        batch: Inputs, targets and weights.
+    """
+    for tensor in keras.tree.flatten(batch):
+        if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
+            raise ValueError(
+                "What goes through a pipeline must be dense. Received: a "
+                f"{type(tensor).__name__} of shape {tensor.shape}. Make it "
+                "dense in the input pipeline: `dataset.map` with "
+                "`tf.sparse.to_dense(x)`, or with `x.to_tensor(shape=[None, "
+                "length])` and a mask for the padding."
+            )

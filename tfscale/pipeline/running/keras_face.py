@@ -1,0 +1,140 @@
+"""What a pipeline shows of the model inside, and hands to it."""
+
+import keras
+
+from tfscale.distribute import loading
+
+
+class KerasFace(keras.Model):
+    """The part of a `PipelineModel` that is that of the plain model.
+
+    Its layers, inputs and outputs are those of `model`, and so is what is
+    saved, copied or pickled: all of these give the plain model.
+
+    Attributes:
+        model: The plain Keras model.
+    """
+
+    model: keras.Model
+
+    def __getattr__(self, name):
+        # Only for what is not found.
+        model = self.__dict__.get("model")
+        if model is not None and hasattr(model, name):
+            raise AttributeError(
+                f"A `PipelineModel` has what `keras.Model` has. Received: "
+                f"{name!r}, which is of the model inside, {model.name!r} of "
+                f"type {type(model).__name__}. Use `model.{name}` of it: "
+                f"`pipeline_model.model.{name}`."
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}."
+        )
+
+    def __dir__(self):
+        # Keras saves all that is listed here. The model inside would be there
+        # twice: its layers and its optimizer are also those of the outside.
+        return [name for name in super().__dir__() if name != "model"]
+
+    def _obj_type(self):
+        """See `keras.Model`: in which way to look for what is to be saved."""
+        return self.model._obj_type()
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers of the model inside."""
+        return self.model.layers
+
+    @property
+    def inputs(self) -> list[keras.KerasTensor]:
+        """The symbolic inputs of the model inside."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """The symbolic outputs of the model inside."""
+        return self.model.outputs
+
+    @property
+    def input_shape(self):
+        """The shape of the inputs, `None` for the batch."""
+        return self.model.input_shape
+
+    @property
+    def output_shape(self):
+        """The shape of the outputs, `None` for the batch."""
+        return self.model.output_shape
+
+    def call(self, inputs, training=None, mask=None):
+        """The model itself, without a pipeline."""
+        return self.model(inputs, training=training, mask=mask)
+
+    def summary(self, *args, **kwargs):
+        """See `keras.Model.summary`; `pipeline_summary` tells the stages."""
+        self.model.summary(*args, **kwargs)
+
+    def save(self, filepath, overwrite=True, zipped=None, **kwargs):
+        """Saves the plain Keras model, see `keras.Model.save`."""
+        self.model.save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
+
+    def save_weights(self, filepath, overwrite=True, **kwargs):
+        """Saves the weights of the plain model, see `keras.Model`."""
+        self.model.save_weights(filepath, overwrite=overwrite, **kwargs)
+
+    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
+        """Loads weights of the plain model, see `keras.Model`.
+
+        All of them or, where the file is damaged or of another model, none:
+        then it is an error before anything is changed. Not so with
+        `skip_mismatch=True`, which loads the layers that fit.
+        """
+        load_weights = self.model.load_weights
+        if skip_mismatch:
+            load_weights(filepath, skip_mismatch=True, **kwargs)
+        else:
+            loading.load_all_or_nothing(load_weights, filepath, **kwargs)
+
+    def export(self, filepath, *args, **kwargs):
+        """Exports the plain Keras model, see `keras.Model.export`."""
+        self.model.export(filepath, *args, **kwargs)
+
+    def to_json(self, **kwargs):
+        """The plain Keras model as JSON, see `keras.Model.to_json`."""
+        return self.model.to_json(**kwargs)
+
+    def quantize(self, *args, **kwargs):
+        """Refused: it would give layers other variables than were placed."""
+        raise ValueError(
+            "A model must be quantized before it is wrapped, because its "
+            "variables are placed on devices when it is. Received: `quantize` "
+            "of a `PipelineModel`. Call it on the plain model, and wrap that."
+        )
+
+    def get_config(self):
+        """The configuration of the plain Keras model, with its class."""
+        config = keras.saving.serialize_keras_object(self.model)
+        # What is saved has it once, for the whole.
+        config.pop("compile_config", None)
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes the plain Keras model of the configuration."""
+        return keras.saving.deserialize_keras_object(
+            config, custom_objects=custom_objects
+        )
+
+    def get_build_config(self):
+        """See `keras.Model`; that of the plain model."""
+        return self.model.get_build_config()
+
+    def get_compile_config(self):
+        """See `keras.Model`; that of the plain model."""
+        return self.model.get_compile_config()
+
+    def compile_from_config(self, config):
+        """See `keras.Model`; compiles in the strategy's scope."""
+        with self.distribute_strategy.scope():
+            arguments = keras.saving.deserialize_keras_object(config)
+            self.compile(**arguments)
+            self.optimizer.build(self.trainable_variables)

@@ -1,0 +1,132 @@
+"""What a `PipelineModel` says of its arguments, before any work is done."""
+
+import math
+import numbers
+
+import keras
+
+from tfscale.distribute import MeshStrategy
+from tfscale.pipeline.tracing.plan import PipelinePlan
+
+# What of a model Keras' loops would call, and those of a pipeline do not: they
+# call the steps of the pipeline.
+_OWN_STEPS = (
+    "train_step",
+    "test_step",
+    "make_train_function",
+    "make_test_function",
+    "compute_metrics",
+    "get_metrics_result",
+    "reset_metrics",
+    "metrics",
+)
+_OWN_PREDICTIONS = ("predict_step", "make_predict_function")
+
+
+def check_arguments(
+    num_microbatches, recompute, memory_limit, microbatch_size
+) -> None:
+    """Refuses arguments of the wrong type or size.
+
+    Raises:
+        TypeError: For one of the wrong type.
+        ValueError: For one of the wrong size.
+    """
+    _check_count("num_microbatches", num_microbatches)
+    _check_count("microbatch_size", microbatch_size)
+    if not isinstance(recompute, bool):
+        raise TypeError(
+            "`recompute` must be True or False. Received: "
+            f"recompute={recompute!r}."
+        )
+    if memory_limit is None:
+        return
+    if not isinstance(memory_limit, numbers.Real):
+        raise TypeError(
+            "`memory_limit` must be a number of bytes, or None. Received: "
+            f"memory_limit={memory_limit!r}. 16 GiB are 16 * 2**30."
+        )
+    if not 0 < memory_limit < math.inf:
+        raise ValueError(
+            "`memory_limit` must be a positive number of bytes, or None. "
+            f"Received: memory_limit={memory_limit!r}."
+        )
+
+
+def _check_count(name, value):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(
+            f"`{name}` must be a whole number. Received: {name}={value!r}."
+        )
+    if value < 1:
+        raise ValueError(
+            f"`{name}` must be at least 1. Received: {name}={value}."
+        )
+
+
+def check_strategy(strategy) -> None:
+    """Refuses any but a `MeshStrategy`."""
+    if not isinstance(strategy, MeshStrategy):
+        raise ValueError(
+            "`PipelineModel` must be made in the scope of a "
+            f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}. "
+            "Use `with strategy.scope():`."
+        )
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Whether the model's class has a method of its own for one of Keras'."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def check_steps(model: keras.Model) -> None:
+    """Refuses a model with steps of its own, which would not be taken."""
+    _refuse_own(model, _OWN_STEPS)
+
+
+def check_predictions(model: keras.Model) -> None:
+    """Refuses to predict for a model that does so in its own way."""
+    _refuse_own(model, _OWN_PREDICTIONS)
+
+
+def _refuse_own(model, names):
+    own = [name for name in names if is_own(model, name)]
+    if not own:
+        return
+    if own[0].startswith("predict") or own[0] == "make_predict_function":
+        advice = (
+            "Predict with the model inside: `model.model.predict(...)`, which "
+            "runs it without a pipeline."
+        )
+    elif own[0] in ("train_step", "test_step"):
+        advice = (
+            "A `compute_loss` of its own is called: put there what the step "
+            "does with outputs and targets. What needs several forwards in a "
+            "step cannot be a pipeline; train the model itself under "
+            "`MeshStrategy`."
+        )
+    else:
+        advice = (
+            "Put it into a subclass of `tfscale.PipelineModel`, where it is "
+            "called."
+        )
+    raise ValueError(
+        f"The steps of a pipeline are its own. Received: {model.name!r} of "
+        f"type {type(model).__name__}, with a `{own[0]}` of its own, which "
+        f"would not be called. {advice}"
+    )
+
+
+def check_variables(plan: PipelinePlan) -> None:
+    """Refuses layers whose variables are others than when they were placed."""
+    found = {id(v): v for call in plan.graph.calls for v in call.variables}
+    new = [v for number, v in found.items() if number not in plan.numbers]
+    if new or len(found) < len(plan.numbers):
+        changed = new or [v for v in plan.variables if id(v) not in found]
+        raise ValueError(
+            "A model's layers must keep their variables once it is wrapped, "
+            "because `PipelineModel` places them. Received: the variable "
+            f"{changed[0].path!r}, which was {'made' if new else 'taken away'} "
+            "later. Call `enable_lora`, `quantize` and the like before, or "
+            "wrap the model again."
+        )
