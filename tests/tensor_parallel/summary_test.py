@@ -137,6 +137,42 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("all-gather of the output", " ".join(exchanged))
         self.assertRegex(text, "Gathered, head: (?s:.*) leaves the model")
 
+    def test_says_what_a_layer_itself_needs(self):
+        # All of these were said to have an activation that needs the whole.
+        def own_call():
+            class Model(keras.Model):
+                def __init__(self):
+                    super().__init__(name="own")
+                    self.up = LAYERS.Dense(24, name="up")
+
+                def call(self, x):
+                    return self.up(x)
+
+            model = Model()
+            model(np.ones((2, 12)))
+            return model
+
+        def looked_up():
+            x = inputs = keras.Input((5,), dtype="int32")
+            x = LAYERS.ReversibleEmbedding(8, 4, name="rows")(x)
+            return keras.Model(inputs, LAYERS.Dense(4, name="dense")(x))
+
+        model = built(own_call, {".*up/kernel": (None, "model")})
+        model.distribute_strategy.run(model, args=(np.ones((2, 12)),))
+        self.assertRegex(summary(model), "Gathered, own/up: it is called by co")
+        text = summary(built(looked_up, {"rows/embeddings": ("model", None)}))
+        self.assertNotIn("Gathered", text)
+        layer, *_, exchanged = cells(text, "rows")
+        self.assertEqual(layer, ["rows", "vocabulary-parallel"])
+        self.assertEqual(" ".join(exchanged), "all-reduce of the output")
+        text = summary(
+            built(
+                lambda: mlp(activation="softmax"),
+                {"up/kernel": (None, "model")},
+            )
+        )
+        self.assertIn("Gathered, up: its activation 'softmax' needs", text)
+
     def test_says_which_entries_count_as_replicated(self):
         model = built(mlp, {**PAIR, "head/kernel": ("data", None)})
         self.assertRegex(

@@ -19,6 +19,11 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.graph_analysis import propagation
 from tfscale.tensor_parallel.sharded_layers import sharded_call
 
+NOT_SEEN = (
+    "it is called by code that is not looked into, and not in a functional or "
+    "sequential model"
+)
+
 
 def decide(num_ranks: int, rule) -> None:
     """Sets a rule as the model that is being called has it.
@@ -33,6 +38,7 @@ def decide(num_ranks: int, rule) -> None:
     if model is None:
         rule.reset()
         rule.layer.sharded_call.is_decided = True
+        rule.layer.sharded_call.reason = NOT_SEEN
         return
     decision = decisions.decision_of(model)
     if decision is None or rule not in decision.keeps:

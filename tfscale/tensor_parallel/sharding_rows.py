@@ -8,6 +8,8 @@ from tfscale import _internals
 from tfscale.formatting import readable_bytes
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
 from tfscale.tensor_parallel.sharded_layers import sharded_call
@@ -103,13 +105,22 @@ def _how(call, sharded, variables):
     if "all-gather of the output" in rule.collectives or rule.keeps:
         how += "\noutput divided" if rule.keeps else "\noutput gathered"
         if not rule.keeps and reason is None:
-            reason = (
-                "its activation needs the whole, or it asks for it"
-                if call.is_decided
-                else "it is called by code that is not looked into, and not "
-                "in a functional or sequential model"
-            )
+            reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
     return dict(how=how, exchanged=rule.collectives, reason=reason)
+
+
+def _why_whole(rule):
+    """Why a layer does not divide its output, whatever comes after it."""
+    layer = rule.layer
+    if getattr(layer, "gather_output", None):
+        return "it asks for it, with gather_output=True"
+    if layer.activity_regularizer is not None:
+        return "its activity regularizer looks at the whole"
+    activation = getattr(layer, "activation", None)
+    if not elementwise.acts_on_elements(activation):
+        name = getattr(activation, "__name__", type(activation).__name__)
+        return f"its activation {name!r} needs the whole"
+    return "it has not been called in this model"
 
 
 def _kind(rule):

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+import weakref
 
 import keras
 import tensorflow as tf
@@ -15,6 +16,9 @@ from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel.sequence_parallel import crossed_layer
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
+
+# What there was a warning of.
+_warned = weakref.WeakSet()
 
 
 class _Prepared(BaseException):
@@ -88,7 +92,23 @@ def decide(num_ranks: int, rule) -> None:
     if model is not None and call_of(model) is None:
         prepare(model, num_ranks)
         raise _Prepared
+    if model is None and not rule.is_part:
+        _warn_of_own_call(rule)
     analysis.decide(num_ranks, rule)
+
+
+def _warn_of_own_call(rule):
+    """Once for what is called by the user, a model with a `call` of its own."""
+    called = [*_internals.name_scope_callers(), rule.layer][0]
+    if called not in _warned:
+        _warned.add(called)
+        warnings.warn(
+            f"{called.name!r} runs without sequence parallelism: it is no "
+            "functional or sequential model, so that it is not known what its "
+            "layers do with a part. Activations are whole between its divided "
+            "layers.",
+            stacklevel=2,
+        )
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":

@@ -44,18 +44,22 @@ class _VocabularyParallel(rules.Rule):
     # Of logits only; `divides` says so.
     source_dim = -1
     shares_input = True
+    # Whether a call has made logits, as far as is known.
+    makes_logits = False
 
     @property
     def collectives(self):
         """See `Rule`: of a lookup, and of logits if it makes some."""
         of_logits = ()
-        if isinstance(self.layer, _REVERSIBLE):
+        if self.makes_logits:
             of_logits = super().collectives
         return ("all-reduce of the output", *of_logits)
 
     def divides(self, args, kwargs):
         """Whether this call's output can be divided."""
-        return bool(kwargs.get("reverse", args[1] if len(args) > 1 else False))
+        reverse = kwargs.get("reverse", args[1] if len(args) > 1 else False)
+        self.makes_logits |= bool(reverse)
+        return bool(reverse)
 
     def scatters(self, args, kwargs):
         """See `Rule`."""
@@ -65,6 +69,7 @@ class _VocabularyParallel(rules.Rule):
 
     def run(self, inputs, reverse=False):
         if reverse:
+            self.makes_logits = True
             return self._logits(inputs)
         layer = self.layer
         table = low_rank.shard_of(layer, "embeddings")
