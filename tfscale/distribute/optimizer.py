@@ -218,7 +218,7 @@ class DividedLARS(DividedOptimizer):
 
     def _whole_norms(self, grads, variables):
         """Norms of weights and gradients, by the index of the variable."""
-        extended = _EXTENDED[self]
+        extended = _EXTENDED[self]()
         given = [
             (variable, gradient)
             for variable, gradient in zip(variables, grads)
