@@ -15,7 +15,7 @@ from collections.abc import Hashable
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
 from tfscale.tensor_parallel.graph_analysis.propagation import Propagation
@@ -242,7 +242,7 @@ class _Comparison:
             if op.type in _JOINS and made.dtype.is_integer:
                 self._sizes.add(made.name)
             elif not (
-                op.type in _SHAPED and place == 1 and isinstance(state, Divided)
+                op.type in _SHAPED and place == 1 and isinstance(state, Sharded)
             ):
                 raise _Different(
                     f"{op.type} {op.name!r} takes another number on a rank"
@@ -263,7 +263,7 @@ class _Comparison:
     def _check_shape(self, tensor, local):
         expected = tensor.shape
         state, _ = self._states.get(tensor.name, (None, None))
-        if isinstance(state, Divided):
+        if isinstance(state, Sharded):
             expected = expected.as_list()
             expected[state.dim] //= self._num_ranks
             expected = tf.TensorShape(expected)

@@ -18,14 +18,14 @@ class NoRule(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Divided:
+class Sharded:
     """The entries along `dim` lie on the ranks, in order, in equal parts."""
 
     dim: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Copied:
+class Replicated:
     """The same on all ranks, of which each rank makes its own use.
 
     The gradients of the ranks are added up.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tfscale.tensor_parallel.graph_analysis import shape_rules
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 
 
 def draws_of_parts(
@@ -39,7 +39,7 @@ def draws_of_parts(
             continue
         origins = _origins(list(op.inputs)[1:])
         state, keys = states.get(op.outputs[0].name, (None, frozenset()))
-        if isinstance(state, Divided):
+        if isinstance(state, Sharded):
             parts[op.name] = origins, keys
         else:
             wholes |= origins

@@ -27,7 +27,7 @@ from tfscale.tensor_parallel.graph_analysis import draw_rules
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.graph_analysis import propagation_walk
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
 
@@ -54,7 +54,7 @@ class Propagation:
     def dim(self, tensor: tf.Tensor) -> int | None:
         """The dim along which a tensor is divided, None if it is whole."""
         state, _ = self.states.get(tensor.name, (None, None))
-        return state.dim if isinstance(state, Divided) else None
+        return state.dim if isinstance(state, Sharded) else None
 
 
 def propagate(
@@ -107,7 +107,7 @@ def propagate(
     operations, calls = trace.operations, trace.calls
     layer_calls.check_calls(trace, num_ranks)
     may_leave = {
-        source.tensor.name: Divided(source.dim) for source in divided_outputs
+        source.tensor.name: Sharded(source.dim) for source in divided_outputs
     }
     facts = graph_facts.GraphFacts(
         num_ranks=num_ranks,

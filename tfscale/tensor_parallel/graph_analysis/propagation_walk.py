@@ -16,8 +16,8 @@ from tfscale.tensor_parallel.graph_analysis import custom_gradients
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import operation_rules
 from tfscale.tensor_parallel.graph_analysis import shape_rules
-from tfscale.tensor_parallel.graph_analysis.division import Divided
 from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.graph_facts import GraphFacts
 from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
 
@@ -58,7 +58,7 @@ class Walk:
             if skip_to <= place < len(operations):
                 self.operation(operations[place])
 
-    def leave(self, tensor: tf.Tensor, allowed: Divided | None) -> None:
+    def leave(self, tensor: tf.Tensor, allowed: Sharded | None) -> None:
         """Ends at an output of the model, which may be divided as `allowed`."""
         self._check_inside(tensor)
         state, keys = self._state(tensor)
@@ -116,11 +116,11 @@ class Walk:
                 )
         keys = self._keys(sinks)
         states = [self._state(tensor)[0] for tensor in sinks]
-        if keys and states == [Divided(sink.dim) for sink in call.sinks]:
+        if keys and states == [Sharded(sink.dim) for sink in call.sinks]:
             self.taken.add(call.key)
             for sink in call.sinks:
                 if sink.passes:
-                    made = Divided(sink.passes.dim), keys
+                    made = Sharded(sink.passes.dim), keys
                     self.states[sink.passes.tensor.name] = made
         else:
             self._fail(
@@ -129,7 +129,7 @@ class Walk:
         if call.sources and call.key not in self._gathered:
             made_here = frozenset([call.key])
             for source in call.sources:
-                made = Divided(source.dim), made_here
+                made = Sharded(source.dim), made_here
                 self.states[source.tensor.name] = made
             keys |= made_here
         self._keys_in[call.key] = keys
@@ -148,7 +148,7 @@ class Walk:
             made = _matched(op, states)
         divided = False
         for tensor, state in zip(op.outputs, made):
-            if isinstance(state, Divided):
+            if isinstance(state, Sharded):
                 divided = divided or graph_facts.is_real(tensor)
                 size = tensor.shape[state.dim]
                 if size is None or size % self._facts.num_ranks:
@@ -232,4 +232,4 @@ def _matched(op, states):
                 tensor,
                 dims.index(name),
             )
-    return [Divided(dims.index(name)) for dims in labels.outputs]
+    return [Sharded(dims.index(name)) for dims in labels.outputs]

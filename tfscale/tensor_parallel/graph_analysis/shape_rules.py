@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel.graph_analysis import labels
 from tfscale.tensor_parallel.graph_analysis import size_rules
-from tfscale.tensor_parallel.graph_analysis.division import Divided
 from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.division import Sizes
 
 RANDOM = frozenset(
@@ -50,19 +50,19 @@ def apply(
 
     Args:
         op: An operation of the whole model.
-        states: For each input `Divided`, `Sizes`, or None if it is whole.
+        states: For each input `Sharded`, `Sizes`, or None if it is whole.
         num_ranks: Number of parts of a divided tensor.
         retraced: Whether a constant size of a dim may be one that was read from
             the static shape of a divided tensor.
 
     Returns:
-        For each output `Divided`, `Sizes`, or None if it is whole.
+        For each output `Sharded`, `Sizes`, or None if it is whole.
 
     Raises:
         NoRule: If ranks cannot run it on their parts.
     """
     place = _SHAPE_OPERANDS.get(op.type)
-    if place is not None and isinstance(states[place], Divided):
+    if place is not None and isinstance(states[place], Sharded):
         raise NoRule("its shape is itself a divided tensor")
     if op.type in _RULES:
         return _RULES[op.type](op, states, num_ranks, retraced)
@@ -73,7 +73,7 @@ def _shape(op, states, num_ranks, retraced):
     made = []
     for tensor, state in zip(op.inputs, states):
         # A vector of sizes is as long on every rank.
-        if not isinstance(state, Divided):
+        if not isinstance(state, Sharded):
             made.append(None)
         else:
             rank = labels.rank_of(tensor)
@@ -82,7 +82,7 @@ def _shape(op, states, num_ranks, retraced):
 
 
 def _size(op, states, num_ranks, retraced):
-    return [Sizes((True,)) if isinstance(states[0], Divided) else None]
+    return [Sizes((True,)) if isinstance(states[0], Sharded) else None]
 
 
 def _rank(op, states, num_ranks, retraced):
@@ -102,7 +102,7 @@ def _reshape(op, states, num_ranks, retraced):
         op.inputs[0].shape, op.outputs[0].shape, data, num_ranks
     )
     _check_local(op, shape, dim, retraced, infer=True)
-    return [Divided(dim)]
+    return [Sharded(dim)]
 
 
 def _reshaped_dim(before, after, state, num_ranks):
@@ -171,14 +171,14 @@ def _broadcast_to(op, states, num_ranks, retraced):
         if dim >= offset and op.inputs[0].shape[dim - offset] != 1:
             raise NoRule("its operand is whole, its shape is not")
     _check_local(op, shape, dim, retraced, infer=False)
-    return [Divided(dim)]
+    return [Sharded(dim)]
 
 
 def _made_of_shape(op, states, num_ranks, retraced):
     shape, *others = states
     if any(others):
         raise NoRule("only its shape may differ between ranks")
-    return [Divided(_only_local(shape))]
+    return [Sharded(_only_local(shape))]
 
 
 def _only_local(shape):

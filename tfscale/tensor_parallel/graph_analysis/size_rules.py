@@ -6,8 +6,8 @@ multiplies and joins them. Of each entry it has to be known whether it is local.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import Divided
 from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.division import Sizes
 
 
@@ -16,7 +16,7 @@ def sizes(op: tf.Operation, states: list) -> list[Sizes | None]:
 
     Args:
         op: An operation.
-        states: For each input `Sizes`, `Divided`, or None if it is whole.
+        states: For each input `Sizes`, `Sharded`, or None if it is whole.
 
     Returns:
         For each output `Sizes`, or None if it is the same on all ranks.
@@ -40,7 +40,7 @@ def _joined(op, states):
     values = states[:-1] if op.type == "ConcatV2" else states
     local = []
     for tensor, state in zip(op.inputs, values):
-        if isinstance(state, Divided):
+        if isinstance(state, Sharded):
             raise NoRule("it puts entries of a divided tensor into a shape")
         size = tensor.shape.num_elements()
         if tensor.shape.rank not in (0, 1) or size is None:

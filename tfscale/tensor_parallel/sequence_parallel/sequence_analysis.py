@@ -18,7 +18,7 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.graph_analysis import draw_rules
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import layer_calls
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
@@ -222,7 +222,7 @@ def _with_points(calls, points, modes):
         sorted(points, key=lambda pair: pair[0].operations.start)
     ):
         mode = modes[point.name]
-        mode = "scatter" if isinstance(mode, Divided) else mode
+        mode = "scatter" if isinstance(mode, Sharded) else mode
         made.append(point.as_call(("point", number), mode, dim))
     return [*calls, *made]
 

@@ -9,8 +9,8 @@ tensor together, to divide it, or to have the layer use its weights on parts.
 import collections
 
 from tfscale.tensor_parallel.graph_analysis import propagation_walk
-from tfscale.tensor_parallel.graph_analysis.division import Copied
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Replicated
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
@@ -57,7 +57,7 @@ class ChangingWalk(propagation_walk.Walk):
             and id(self._span.crossing) in self._choices.copies
             and tensor.name in self._trace.parameters
         ):
-            return Copied(), frozenset()
+            return Replicated(), frozenset()
         return super()._state(tensor)
 
     def is_along_sequence(self, tensor) -> bool:
@@ -65,7 +65,7 @@ class ChangingWalk(propagation_walk.Walk):
         state, keys = self._state(tensor)
         return (
             state is not None
-            and not isinstance(state, Copied)
+            and not isinstance(state, Replicated)
             and any(
                 key in self._keys_of_sums or isinstance(key, Point)
                 for key in keys
@@ -85,7 +85,7 @@ class ChangingWalk(propagation_walk.Walk):
                 and self._choices.modes.get(point.name) is None
                 and self._state(operand)[0] is None
             ):
-                mode = Divided(error.dim)
+                mode = Sharded(error.dim)
                 self.changes.append(sequence_choices.set_mode(point, mode))
                 return
         if not self._put_together(op.inputs):
@@ -124,7 +124,7 @@ class ChangingWalk(propagation_walk.Walk):
                 self.changes.append(
                     sequence_choices.set_mode(point, "all_gather")
                 )
-            elif isinstance(mode, Divided):
+            elif isinstance(mode, Sharded):
                 self.changes.append(sequence_choices.set_mode(point, "never"))
             else:
                 continue
@@ -135,7 +135,7 @@ class ChangingWalk(propagation_walk.Walk):
         """What each rank uses for itself is used for something whole."""
 
         def is_copied(tensor):
-            return isinstance(self._state(tensor)[0], Copied)
+            return isinstance(self._state(tensor)[0], Replicated)
 
         span = self._span
         shared = [

@@ -1,6 +1,6 @@
 """Makes a plan of what was decided for each call, if all calls agree."""
 
-from tfscale.tensor_parallel.graph_analysis.division import Divided
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
     SequenceTrace,
@@ -35,7 +35,7 @@ def make_plan(
             return None, f"{layer.name!r} is called in two ways"
     for point, dim in walk.effective.items():
         mode = choices.modes[point.name]
-        mode = "scatter" if isinstance(mode, Divided) else mode
+        mode = "scatter" if isinstance(mode, Sharded) else mode
         made = sequence.Conversion(mode, dim, point.before.shape[dim])
         known = conversions.setdefault((id(point.crossing), point.place), made)
         if known != made:

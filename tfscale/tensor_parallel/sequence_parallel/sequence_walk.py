@@ -7,9 +7,9 @@ pass finds the changes of all layers.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import Copied
-from tfscale.tensor_parallel.graph_analysis.division import Divided
 from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.division import Replicated
+from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_changes import (
     ChangingWalk,
@@ -51,7 +51,7 @@ class SequenceWalk(ChangingWalk):
         for tensor in op.inputs:
             self._check_inside(tensor)
         found = [self._state(tensor)[0] for tensor in op.inputs]
-        states = [None if isinstance(s, Copied) else s for s in found]
+        states = [None if isinstance(s, Replicated) else s for s in found]
         if not any(states):
             if any(found):
                 self._repeat(op, found)
@@ -84,10 +84,10 @@ class SequenceWalk(ChangingWalk):
         keys = self._keys(op.inputs)
         for tensor in op.outputs:
             if tensor.name in needed:
-                self.states[tensor.name] = Copied(), keys
+                self.states[tensor.name] = Replicated(), keys
 
     def _sums_gradient(self, tensor):
-        return isinstance(self._state(tensor)[0], Copied)
+        return isinstance(self._state(tensor)[0], Replicated)
 
     def _cross(self, point: Point):
         """Where a tensor enters or leaves a layer."""
@@ -95,18 +95,18 @@ class SequenceWalk(ChangingWalk):
         self._check_inside(before)
         state, keys = self._state(before)
         mode = self._choices.modes.get(point.name)
-        if isinstance(state, Divided) and self.is_along_sequence(before):
+        if isinstance(state, Sharded) and self.is_along_sequence(before):
             if mode in ("all_gather", "gather"):
                 self.effective[point] = state.dim
                 if mode == "all_gather":
-                    made = Copied(direct=True), frozenset([point])
+                    made = Replicated(direct=True), frozenset([point])
                     self.states[after.name] = made
                 return
             self.states[after.name] = state, keys
-        elif state is None and isinstance(mode, Divided):
+        elif state is None and isinstance(mode, Sharded):
             self.effective[point] = mode.dim
             self.states[after.name] = mode, frozenset([point])
-        elif isinstance(state, Copied) and not state.direct:
+        elif isinstance(state, Replicated) and not state.direct:
             # Weights, or what was made from them, leave their layer.
             self._misused([before])
             self._lose([after])
@@ -116,7 +116,7 @@ class SequenceWalk(ChangingWalk):
     def leave(self, tensor: tf.Tensor, allowed) -> None:
         """Ends at an output of the model."""
         state, _ = self._state(tensor)
-        if isinstance(state, Copied):
+        if isinstance(state, Replicated):
             self._misused([tensor])
         elif self.is_along_sequence(tensor):
             self._put_together([tensor])
@@ -137,7 +137,7 @@ class SequenceWalk(ChangingWalk):
         can_run = not any(tensor.name in self._lost for tensor in taken)
         for tensor in taken:
             state, _ = self._state(tensor)
-            if isinstance(state, Copied):
+            if isinstance(state, Replicated):
                 shares = call.key in self._trace.takes_shared
                 if not (state.direct and shares):
                     self._misused([tensor])
