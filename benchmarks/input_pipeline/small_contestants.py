@@ -49,19 +49,14 @@ def _decode(record):
     return tf.io.decode_raw(record, tf.uint8)
 
 
-def _bytes(folder, count, peers):
+def _bytes(folder, count):
     random = np.random.default_rng(0)
     pattern = _write(
         folder, "bytes", count, lambda _: random.bytes(RECORD_BYTES)
     )
     hand = _by_hand(pattern, count, _decode)
     ours = _tfscale(data.tfrecords(pattern), _decode)
-    contestants = {"tfscale": lambda: ours, "by hand": lambda: hand}
-    if peers:
-        from benchmarks.input_pipeline import small_peers
-
-        contestants.update(small_peers.of_bytes(folder, count))
-    return contestants
+    return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
 def _example(number):
@@ -76,8 +71,7 @@ def _example(number):
     ).SerializeToString()
 
 
-def _examples(folder, count, peers):
-    del peers
+def _examples(folder, count):
     pattern = _write(folder, "example", count, _example)
     hand = _by_hand(pattern, count, lambda r: tf.io.parse_example(r, _FEATURES))
     ours = _tfscale(
@@ -87,8 +81,7 @@ def _examples(folder, count, peers):
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
-def _csv(folder, count, peers):
-    del peers
+def _csv(folder, count):
     names = [f"c{n}" for n in range(8)]
     for shard in range(NUM_SHARDS):
         with open(os.path.join(folder, f"{shard}.csv"), "w") as file:
@@ -112,8 +105,8 @@ def _csv(folder, count, peers):
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
-def _arrays(folder, count, peers):
-    del folder, peers
+def _arrays(folder, count):
+    del folder
     x = np.random.default_rng(0).normal(size=(count, 64)).astype("float32")
     y = np.arange(count)
     hand = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(count)
@@ -122,8 +115,8 @@ def _arrays(folder, count, peers):
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
-def _tokens(folder, count, peers):
-    del folder, peers
+def _tokens(folder, count):
+    del folder
     length = 64
     ids = np.arange(count * length + 1, dtype=np.int32)
 
@@ -137,8 +130,7 @@ def _tokens(folder, count, peers):
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
-def _cached(folder, count, peers):
-    del peers
+def _cached(folder, count):
     random = np.random.default_rng(0)
     pattern = _write(
         folder, "cached", count, lambda _: random.bytes(RECORD_BYTES)

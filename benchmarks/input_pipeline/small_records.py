@@ -97,7 +97,13 @@ def main(_):
     with tempfile.TemporaryDirectory() as folder:
         for task, make in small_contestants.TASKS.items():
             if re.search(ONLY.value, task):
-                _run(task, make(folder, NUM_RECORDS.value, PEERS.value))
+                contestants = make(folder, NUM_RECORDS.value)
+                if PEERS.value and task == "bytes":
+                    from benchmarks.input_pipeline import small_peers
+
+                    peers = small_peers.of_bytes(folder, NUM_RECORDS.value)
+                    contestants.update(peers)
+                _run(task, contestants)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Files by pattern: each is a record."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources.source import IndexedSource
 
+Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-def match(pattern):
+
+def match(pattern: Pattern) -> list[str]:
     """The files that a pattern names, sorted, so that they have numbers.
 
     Args:

@@ -1,11 +1,13 @@
 """TFRecord shards as a source."""
 
+import os
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources import file_source
+from tfscale.data.sources import index_files
 from tfscale.data.sources import tfrecord_index
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
@@ -14,11 +16,17 @@ _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
 
 
-def tfrecords(pattern, *, compression="", on_damage="raise"):
+def tfrecords(
+    pattern: file_source.Pattern,
+    *,
+    compression: str = "",
+    on_damage: str = "raise",
+    index_dir: str | os.PathLike[str] | None = None,
+) -> BlockSource:
     """Records are those of TFRecord files, serialized.
 
-    The files' headers are read once, here: how many records there are, and
-    where, is known before the first step.
+    The files' headers are read once, here, many files at a time: how many
+    records there are, and where, is known before the first step.
 
     Args:
         pattern: String or list of strings: paths or globs, also of a remote
@@ -29,6 +37,10 @@ def tfrecords(pattern, *, compression="", on_damage="raise"):
             is damaged is left out, and counted in a warning. That is decided
             before the first step, by reading everything once, because workers
             that skip as they go would disagree on the number of batches.
+        index_dir: String, a directory, also of a remote file system, where the
+            index of each uncompressed file is kept, or None. It is used by
+            later runs and other workers while the file has the same size and
+            time.
 
     Returns:
         A source of scalar strings.
@@ -59,12 +71,17 @@ def tfrecords(pattern, *, compression="", on_damage="raise"):
             '`compression` must be "", "GZIP" or "ZLIB". '
             f"Received: compression={compression!r}."
         )
-    indices, skipped = [], 0
-    for path in file_source.match(pattern):
+
+    def scan(path):
         if compression:
-            index = tfrecord_index.scan_compressed(path, compression)
-        else:
-            index = tfrecord_index.scan(path)
+            return tfrecord_index.scan_compressed(path, compression)
+        return tfrecord_index.scan(path)
+
+    indices, skipped = [], 0
+    paths = file_source.match(pattern)
+    kept_in = None if compression else index_dir
+    for index in index_files.index_files(paths, scan, kept_in):
+        path = index.path
         if index.damage and not len(index.offsets):
             _check_compression(path, compression)
         if index.damage and on_damage == "raise":
@@ -197,17 +214,15 @@ def _blocks_of(index, *, whole):
     count = len(index.offsets)
     if whole:
         return [(0, count)] if count else []
+    ends = index.offsets + index.sizes
+    # A damaged record lies between: what follows begins anew.
+    gaps = [*(np.flatnonzero(ends[:-1] != index.offsets[1:]) + 1), count]
     runs, first = [], 0
-    for number in range(1, count + 1):
-        full = (
-            number == count
-            or number - first == _BLOCK_RECORDS
-            or index.offsets[number] - index.offsets[first] > _BLOCK_BYTES
-            # A damaged record lies between: what follows begins anew.
-            or index.offsets[number]
-            != index.offsets[number - 1] + index.sizes[number - 1]
-        )
-        if full:
-            runs.append((first, number))
-            first = number
+    for gap in gaps:
+        while first < gap:
+            far = index.offsets[first] + _BLOCK_BYTES
+            last = np.searchsorted(index.offsets, far, side="right")
+            last = int(min(last, first + _BLOCK_RECORDS, gap))
+            runs.append((first, last))
+            first = last
     return runs

@@ -1,0 +1,105 @@
+"""Many files are indexed side by side, and what was found is kept.
+
+An index says where the records of one file begin. It is found by reading the
+file, so it is worth keeping where files are many, large or far away:
+
+    index_dir/3f9a...e1.npz    sizes of the records, and of which file: its
+                               path, length and time, which must be the same
+"""
+
+import concurrent.futures
+import hashlib
+import io
+import os
+import time
+import uuid
+import zipfile
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources.tfrecord_index import FileIndex
+
+_SIDE_BY_SIDE = 32  # files: a server's answer takes longer than the work
+_SOON = 1.0  # seconds after which progress is shown
+
+
+def index_files(
+    paths: list[str],
+    scan: Callable[[str], FileIndex],
+    index_dir: str | os.PathLike[str] | None,
+) -> list[FileIndex]:
+    """The indices of files, in their order.
+
+    Args:
+        paths: List of strings.
+        scan: Function from a path to its `FileIndex`.
+        index_dir: String, a directory where indices are kept, or None.
+
+    Returns:
+        List of `FileIndex`.
+    """
+    if index_dir is not None:
+        index_dir = os.fspath(index_dir)
+        tf.io.gfile.makedirs(index_dir)
+
+    def one(path):
+        return _kept_or_scanned(path, scan, index_dir)
+
+    begin, progress = time.monotonic(), None
+    with concurrent.futures.ThreadPoolExecutor(
+        min(_SIDE_BY_SIDE, len(paths))
+    ) as pool:
+        todo = [pool.submit(one, path) for path in paths]
+        try:
+            done = concurrent.futures.as_completed(todo)
+            for number, future in enumerate(done, 1):
+                future.result()  # an error ends it
+                if progress or time.monotonic() - begin > _SOON:
+                    progress = progress or keras.utils.Progbar(
+                        len(paths), unit_name="file"
+                    )
+                    progress.update(number)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in todo]
+
+
+def _kept_or_scanned(path, scan, index_dir):
+    if index_dir is None:
+        return scan(path)
+    stat = tf.io.gfile.stat(path)
+    about = f"{path}\n{stat.length}\n{stat.mtime_nsec}"
+    name = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
+    place = os.path.join(index_dir, f"{name}.npz")
+    sizes = _read(place, about)
+    if sizes is not None:
+        return FileIndex(path, np.cumsum(sizes) - sizes, sizes, None)
+    index = scan(path)
+    if index.damage is None:
+        _write(place, about, index.sizes)
+    return index
+
+
+def _read(place, about):
+    """Sizes of the records that are kept, or None."""
+    if not tf.io.gfile.exists(place):
+        return None
+    try:
+        with tf.io.gfile.GFile(place, "rb") as file:
+            kept = np.load(io.BytesIO(file.read()))
+            return kept["sizes"] if str(kept["about"]) == about else None
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile):
+        return None  # not whole: it is written anew
+
+
+def _write(place, about, sizes):
+    buffer = io.BytesIO()
+    np.savez(buffer, about=np.array(about), sizes=sizes)
+    partial = f"{place}.{uuid.uuid4().hex}"
+    with tf.io.gfile.GFile(partial, "wb") as file:
+        file.write(buffer.getvalue())
+    tf.io.gfile.rename(partial, place, overwrite=True)
