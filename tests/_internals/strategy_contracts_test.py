@@ -6,6 +6,7 @@ from tests._internals import check_test
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
 from tfscale import _internals
+from tfscale._internals import symbols
 
 DEVICES = ("/CPU:0", "/CPU:1")
 SUM = tf.distribute.ReduceOp.SUM
@@ -442,7 +443,7 @@ class VariableTest(tf.test.TestCase):
             tf.data.Dataset.range(4).batch(4)
         )
         spec = dataset.element_spec
-        self.assertIsInstance(spec, _internals.PerReplicaSpec)
+        self.assertIsInstance(spec, symbols.PerReplicaSpec)
         self.assertEqual(spec._value_specs[0], tf.TensorSpec((None,), tf.int64))
         self.assertLen(spec._value_specs, 2)
 
