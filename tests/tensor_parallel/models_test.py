@@ -181,6 +181,8 @@ JOBS = {
     "llama": (backbone(backbones.llama), None),
     "llama_own_layout": (backbone(backbones.llama), llama_layouts),
     "gpt2": (backbone(backbones.gpt2), None),
+    "bert": (backbone(backbones.bert), None),
+    "mixtral": (backbone(backbones.mixtral), None),
     "channels": (
         of_shape(channels, (6, 6, 4), (4,)),
         {
@@ -285,8 +287,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
     def test_has_the_numbers_of_one_device(self, name):
         job, layouts = JOBS[name]
-        # BatchNormalization has the moments of a replica's part of the batch.
-        num_replicas = 1 if name == "channels" else 2
+        # BatchNormalization has the moments of a replica's part of the batch,
+        # as has the balance of the experts.
+        num_replicas = 1 if name in ("channels", "mixtral") else 2
         layouts = layouts() if callable(layouts) else layouts
         outcome = same_numbers.on_ranks(job, 2, num_replicas, layouts)
         same_numbers.assert_same(
