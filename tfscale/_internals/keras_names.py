@@ -118,6 +118,7 @@ KERAS = {
     _OPTIMIZER: {
         "_backend_apply_gradients": "after it, replicas exchange their parts",
         "_clip_gradients": "left out: whole variables are clipped before",
+        "_get_variable_index": "by which LARS knows velocities and norms",
         "_update_model_variables_moving_average": "averages of parts",
     },
     f"{_OPTIMIZER}.__init__": {
