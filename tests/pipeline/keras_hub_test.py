@@ -31,17 +31,12 @@ SIZES = dict(
     intermediate_dim=8,
     max_sequence_length=4,
     mlp_dim=8,
-    moe_intermediate_dim=8,
     num_attention_heads=2,
-    num_experts=2,
     num_heads=2,
     num_key_value_heads=2,
     num_layers=1,
     num_query_heads=2,
     patch_size=4,
-    shared_expert_intermediate_dim=8,
-    top_k=1,
-    vocab_size=9,
     vocabulary_size=9,
 )
 # Others, of one family alone.
@@ -49,22 +44,12 @@ FAMILIES = dict(
     Albert={},
     Bart={},
     Bert={},
-    Bloom={},
-    DebertaV3=dict(bucket_size=2),
-    DeiT={},
-    DenseNet=dict(
-        stackwise_num_repeats=[1, 1, 1], growth_rate=2, image_shape=(32, 32, 3)
-    ),
-    DistilBert={},
-    ESM={},
-    Electra={},
     FNet={},
     Falcon={},
     GPT2={},
     GPTNeoX=dict(rotary_percentage=0.5),
     Gemma={},
     Gemma3={},
-    GptOss={},
     Llama={},
     MiT=dict(
         layerwise_depths=[1, 1],
@@ -78,21 +63,10 @@ FAMILIES = dict(
         image_shape=(16, 16, 3),
     ),
     Mistral={},
-    Mixtral={},
     OPT={},
     Phi3={},
     Qwen={},
     Qwen3={},
-    Qwen3Moe={},
-    QwenMoe={},
-    ResNet=dict(
-        input_conv_filters=[4],
-        input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 64],
-        stackwise_num_blocks=[1, 1],
-        stackwise_num_strides=[1, 2],
-        block_type="basic_block",
-    ),
     Roberta={},
     RoformerV2={},
     SwinTransformer=dict(
@@ -103,13 +77,8 @@ FAMILIES = dict(
         drop_path=0.0,
         dropout_rate=0.0,
     ),
-    T5={},
     VGG=dict(stackwise_num_repeats=[1, 1], stackwise_num_filters=[4, 4]),
     ViT={},
-    Whisper=dict(
-        num_mels=3, max_encoder_sequence_length=4, max_decoder_sequence_length=4
-    ),
-    XLNet={},
 )
 
 
