@@ -73,6 +73,15 @@ class OptimizerContractsTest(tf.test.TestCase):
             [a.shape for a in averages], [v.shape for v in variables]
         )
 
+    @holds("BaseOptimizer", "_get_variable_index")
+    def test_a_variable_has_the_index_of_its_slot(self):
+        variables = [keras.Variable([1.0]), keras.Variable([2.0, 3.0])]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(variables)
+        for index, variable in enumerate(variables):
+            for known in (variable, variable.value):
+                self.assertEqual(optimizer._get_variable_index(known), index)
+
     @holds("TFOptimizer._var_key", "_distributed_container")
     def test_a_part_is_known_as_its_variable(self):
         variable = keras.Variable([1.0])
