@@ -227,7 +227,7 @@ def _layer(path):
 
 
 @functools.cache
-def _public_names():
+def public_names():
     """(package, name) for each name in `__all__` of tfscale's packages."""
     packages = [
         os.path.dirname(path).replace("/", ".")
@@ -367,7 +367,7 @@ class BuildFileTest(absltest.TestCase):
 
 class PublicNamesTest(absltest.TestCase):
     def test_every_public_name_has_a_docstring_with_an_example(self):
-        for package, name in _public_names():
+        for package, name in public_names():
             value = getattr(importlib.import_module(package), name)
             if inspect.isclass(value) or inspect.isfunction(value):
                 with self.subTest(name=f"{package}.{name}"):

@@ -4,6 +4,7 @@ import logging
 import signal
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -111,7 +112,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop_signals = None
         self._run = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the newest backup; `fit` goes on from it."""
         for other in list(_entered):
             if other is self or other._is_over():
@@ -143,29 +144,37 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise
         self._stop_signals.watch()
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Notes the epoch."""
         self._run.on_epoch_begin(epoch)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Notes how far training has come."""
         self._run.on_train_batch_end(batch)
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Follows validation through its data."""
         if self._run is not None:
             self._run.on_test_begin()
 
-    def on_test_batch_end(self, batch, logs=None):
+    def on_test_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Likewise."""
         if self._run is not None:
             self._run.on_test_batch_end(batch)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Completes the logs of an epoch that went on behind its last step."""
         self._run.on_epoch_end(logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Says what interruptions and saves have cost; removes the backups."""
         logging.info("BackupAndRestore: %s.", self._run.end())
         if self._delete_checkpoint:

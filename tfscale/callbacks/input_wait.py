@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,7 +43,7 @@ class InputWait(keras.callbacks.Callback):
     0.0
     """
 
-    def __init__(self, threshold=0.1, num_steps=20):
+    def __init__(self, threshold: float = 0.1, num_steps: int = 20):
         super().__init__()
         if not 0 <= threshold <= 1 or num_steps < 1:
             raise ValueError(
@@ -58,7 +59,7 @@ class InputWait(keras.callbacks.Callback):
         self._taken = self._last = 0  # batches, of epochs before and in all
         self._start()
 
-    def watch(self, dataset):
+    def watch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The dataset to give to `fit`: the same, and it reports.
 
         Args:
@@ -90,11 +91,11 @@ class InputWait(keras.callbacks.Callback):
         return dataset.enumerate().map(stamp).with_options(options)
 
     @property
-    def share(self):
+    def share(self) -> float:
         """Float: the share of the time since the epoch began."""
         return self._waited / self._total if self._total else 0.0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that there is something to watch."""
         if self._arrivals is None:
             raise ValueError(
@@ -103,15 +104,21 @@ class InputWait(keras.callbacks.Callback):
                 "`fit(wait.watch(dataset), callbacks=[wait])`."
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Starts anew."""
         self._start()
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Notes when the step began, by the clock of `tf.timestamp`."""
         self._begin = time.time()
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Adds up, and warns."""
         seconds = time.time() - self._begin
         arrival = self._arrival_of(batch)
@@ -132,7 +139,9 @@ class InputWait(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         """Adds `input_wait` to the logs."""
         self._taken = self._last
         if logs is not None:

@@ -1,5 +1,6 @@
 """A dense layer that computes a part of its outputs on each model rank."""
 
+from typing import Any
 from typing import ClassVar
 
 import keras
@@ -74,7 +75,12 @@ class ColumnParallelDense(keras.layers.Dense):
     model_parallel_dims: ClassVar = {"kernel": 1, "bias": 0}
 
     def __init__(
-        self, units, activation=None, *, gather_output=False, **kwargs
+        self,
+        units: int,
+        activation: Any = None,
+        *,
+        gather_output: bool = False,
+        **kwargs: Any,
     ):
         super().__init__(units, activation, **kwargs)
         self.gather_output = gather_output
@@ -95,12 +101,12 @@ class ColumnParallelDense(keras.layers.Dense):
                     f"in {self.name!r}. Set gather_output=True."
                 )
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Makes the variables, divided if there are model ranks."""
         dividing.check_divides(self, "`units`", self.units)
         with dividing.made_at_once():
             super().build(input_shape)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """See `keras.layers.Layer.get_config`."""
         return {**super().get_config(), "gather_output": self.gather_output}

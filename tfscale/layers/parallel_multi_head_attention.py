@@ -1,5 +1,6 @@
 """Multi-head attention whose heads are divided over the model ranks."""
 
+from typing import Any
 from typing import ClassVar
 
 import keras
@@ -64,7 +65,9 @@ class ParallelMultiHeadAttention(keras.layers.MultiHeadAttention):
         "attention_output/kernel": 0,
     }
 
-    def build(self, query_shape, value_shape, key_shape=None):
+    def build(
+        self, query_shape: Any, value_shape: Any, key_shape: Any = None
+    ) -> None:
         """Makes the variables, divided by heads if there are model ranks."""
         dividing.check_divides(self, "`num_heads`", self.num_heads)
         with dividing.made_at_once():

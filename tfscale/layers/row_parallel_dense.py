@@ -1,5 +1,6 @@
 """A dense layer that takes a part of its inputs on each model rank."""
 
+from typing import Any
 from typing import ClassVar
 
 import keras
@@ -68,12 +69,17 @@ class RowParallelDense(keras.layers.Dense):
     model_parallel_dims: ClassVar = {"kernel": 0}
 
     def __init__(
-        self, units, activation=None, *, input_is_parallel=True, **kwargs
+        self,
+        units: int,
+        activation: Any = None,
+        *,
+        input_is_parallel: bool = True,
+        **kwargs: Any,
     ):
         super().__init__(units, activation, **kwargs)
         self.input_is_parallel = input_is_parallel
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Makes the variables, the kernel divided if there are model ranks."""
         dividing.check_divides(self, "the size of the input", input_shape[-1])
         with dividing.made_at_once():
@@ -82,7 +88,7 @@ class RowParallelDense(keras.layers.Dense):
             # It would say no to a part of the input.
             self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """See `keras.layers.Layer.get_config`."""
         return {
             **super().get_config(),

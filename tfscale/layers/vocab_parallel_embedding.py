@@ -1,5 +1,6 @@
 """An embedding whose rows are divided over the model ranks."""
 
+from typing import Any
 from typing import ClassVar
 
 import keras
@@ -58,7 +59,7 @@ class VocabParallelEmbedding(keras.layers.ReversibleEmbedding):
 
     model_parallel_dims: ClassVar = {"embeddings": 0, "reverse_embeddings": 1}
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         """Makes the table, divided if there are model ranks."""
         dividing.check_divides(self, "`input_dim`", self.input_dim)
         with dividing.made_at_once():

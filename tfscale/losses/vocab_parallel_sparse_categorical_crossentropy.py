@@ -13,6 +13,8 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3, "fuse the output of the
 parallel GEMM with the cross entropy loss".
 """
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -73,11 +75,11 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
 
     def __init__(
         self,
-        ignore_class=None,
-        label_smoothing=0.0,
-        reduction="sum_over_batch_size",
-        name="vocab_parallel_sparse_categorical_crossentropy",
-        dtype=None,
+        ignore_class: int | None = None,
+        label_smoothing: float = 0.0,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = "vocab_parallel_sparse_categorical_crossentropy",
+        dtype: Any = None,
     ):
         if not 0 <= label_smoothing <= 1:
             raise ValueError(
@@ -88,7 +90,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
         self.ignore_class = ignore_class
         self.label_smoothing = label_smoothing
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         """Losses of shape `(batch, ...)`."""
         labels = y_true
         if labels.shape.rank == y_pred.shape.rank:
@@ -121,7 +123,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             _internals.set_keras_mask(losses, valid)
         return losses
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """See `keras.losses.Loss.get_config`."""
         return {
             **super().get_config(),

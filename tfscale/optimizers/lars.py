@@ -1,5 +1,7 @@
 """LARS: momentum whose steps are in proportion to the weights they change."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -53,12 +55,12 @@ class LARS(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        learning_rate=1.0,
-        momentum=0.9,
-        weight_decay=0.0,
-        trust_coefficient=0.001,
-        name="lars",
-        **kwargs,
+        learning_rate: Any = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        name: str | None = "lars",
+        **kwargs: Any,
     ):
         for argument, value, holds, rule in (
             ("momentum", momentum, 0 <= momentum <= 1, "from 0 to 1"),
@@ -81,7 +83,7 @@ class LARS(keras.optimizers.Optimizer):
         self.trust_coefficient = trust_coefficient
         self.decay = weight_decay
 
-    def build(self, variables):
+    def build(self, variables: Any) -> None:
         """Makes a velocity for each variable."""
         if self.built:
             return
@@ -90,7 +92,9 @@ class LARS(keras.optimizers.Optimizer):
             variables, ["velocity"]
         )
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
         """See the class."""
         # Rows of lookups are added up: their norm would be another one.
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
@@ -107,7 +111,7 @@ class LARS(keras.optimizers.Optimizer):
         )
         self.assign_sub(variable, tf.convert_to_tensor(velocity))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {
             **super().get_config(),
@@ -116,7 +120,7 @@ class LARS(keras.optimizers.Optimizer):
             "trust_coefficient": self.trust_coefficient,
         }
 
-    def norms(self, weights, gradient, variable):
+    def norms(self, weights: Any, gradient: Any, variable: Any) -> Any:
         """Norms of the weights and of the gradient of a variable, in float32.
 
         Args:

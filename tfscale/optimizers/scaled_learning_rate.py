@@ -1,5 +1,7 @@
 """The learning rate of a batch that is larger by the number of replicas."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -43,7 +45,11 @@ class ScaledLearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(
-        self, learning_rate, num_replicas, warmup_steps=0, rule="linear"
+        self,
+        learning_rate: Any,
+        num_replicas: int,
+        warmup_steps: int = 0,
+        rule: str = "linear",
     ):
         if num_replicas < 1:
             raise ValueError(
@@ -76,7 +82,7 @@ class ScaledLearningRate(keras.optimizers.schedules.LearningRateSchedule):
             factor = 1.0 + (factor - 1.0) * tf.minimum(done, 1.0)
         return tf.cast(rate, tf.float32) * factor
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         rate = self.learning_rate
         if callable(rate):
@@ -89,7 +95,7 @@ class ScaledLearningRate(keras.optimizers.schedules.LearningRateSchedule):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         """Made again of what `get_config` returned."""
         rate = config["learning_rate"]
         if isinstance(rate, dict):

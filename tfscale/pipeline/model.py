@@ -1,6 +1,8 @@
 """A Keras model that trains as a pipeline of stages."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -143,16 +145,16 @@ class PipelineModel(PipelineTrainer):
 
     def compile(
         self,
-        optimizer="rmsprop",
-        loss=None,
-        loss_weights=None,
-        metrics=None,
-        weighted_metrics=None,
-        run_eagerly=False,
-        steps_per_execution=1,
-        jit_compile="auto",
-        auto_scale_loss=True,
-    ):
+        optimizer: keras.Optimizer | str = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str | None = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
         """See `keras.Model.compile`; to be called in the strategy's scope.
 
         With `jit_compile="auto"` XLA compiles the stages where Keras would
@@ -209,8 +211,11 @@ class PipelineModel(PipelineTrainer):
         )
 
     def pipeline_summary(
-        self, line_length=None, print_fn=None, microbatch_size=None
-    ):
+        self,
+        line_length: int | None = None,
+        print_fn: Callable[[str], None] | None = None,
+        microbatch_size: int | None = None,
+    ) -> None:
         """Prints the stages, and what to expect of the schedule.
 
         Args:
@@ -228,7 +233,9 @@ class PipelineModel(PipelineTrainer):
             print_fn=print_fn,
         )
 
-    def timelines(self, x=None, y=None, sample_weight=None):
+    def timelines(
+        self, x: Any = None, y: Any = None, sample_weight: Any = None
+    ) -> dict[str, list[Any]]:
         """When each device does what: predicted and, given a batch, measured.
 
         Measuring takes some steps that change no variable.

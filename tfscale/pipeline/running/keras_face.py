@@ -1,5 +1,7 @@
 """What a pipeline shows of the model inside, and hands to it."""
 
+from typing import Any
+
 import keras
 
 from tfscale.distribute import loading
@@ -56,32 +58,44 @@ class KerasFace(keras.Model):
         return self.model.outputs
 
     @property
-    def input_shape(self):
+    def input_shape(self) -> Any:
         """The shape of the inputs, `None` for the batch."""
         return self.model.input_shape
 
     @property
-    def output_shape(self):
+    def output_shape(self) -> Any:
         """The shape of the outputs, `None` for the batch."""
         return self.model.output_shape
 
-    def call(self, inputs, training=None, mask=None):
+    def call(
+        self, inputs: Any, training: bool | None = None, mask: Any = None
+    ) -> Any:
         """The model itself, without a pipeline."""
         return self.model(inputs, training=training, mask=mask)
 
-    def summary(self, *args, **kwargs):
+    def summary(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.Model.summary`; `pipeline_summary` tells the stages."""
         self.model.summary(*args, **kwargs)
 
-    def save(self, filepath, overwrite=True, zipped=None, **kwargs):
+    def save(
+        self,
+        filepath: Any,
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Saves the plain Keras model, see `keras.Model.save`."""
         self.model.save(filepath, overwrite=overwrite, zipped=zipped, **kwargs)
 
-    def save_weights(self, filepath, overwrite=True, **kwargs):
+    def save_weights(
+        self, filepath: Any, overwrite: bool = True, **kwargs: Any
+    ) -> None:
         """Saves the weights of the plain model, see `keras.Model`."""
         self.model.save_weights(filepath, overwrite=overwrite, **kwargs)
 
-    def load_weights(self, filepath, skip_mismatch=False, **kwargs):
+    def load_weights(
+        self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any
+    ) -> None:
         """Loads weights of the plain model, see `keras.Model`.
 
         All of them or, where the file is damaged or of another model, none:
@@ -94,15 +108,15 @@ class KerasFace(keras.Model):
         else:
             loading.load_all_or_nothing(load_weights, filepath, **kwargs)
 
-    def export(self, filepath, *args, **kwargs):
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Exports the plain Keras model, see `keras.Model.export`."""
         self.model.export(filepath, *args, **kwargs)
 
-    def to_json(self, **kwargs):
+    def to_json(self, **kwargs: Any) -> str:
         """The plain Keras model as JSON, see `keras.Model.to_json`."""
         return self.model.to_json(**kwargs)
 
-    def quantize(self, *args, **kwargs):
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Refused: it would give layers other variables than were placed."""
         raise ValueError(
             "A model must be quantized before it is wrapped, because its "
@@ -110,7 +124,7 @@ class KerasFace(keras.Model):
             "of a `PipelineModel`. Call it on the plain model, and wrap that."
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The configuration of the plain Keras model, with its class."""
         config = keras.saving.serialize_keras_object(self.model)
         # What is saved has it once, for the whole.
@@ -118,21 +132,25 @@ class KerasFace(keras.Model):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls,
+        config: dict[str, Any],
+        custom_objects: dict[str, Any] | None = None,
+    ) -> Any:
         """Makes the plain Keras model of the configuration."""
         return keras.saving.deserialize_keras_object(
             config, custom_objects=custom_objects
         )
 
-    def get_build_config(self):
+    def get_build_config(self) -> Any:
         """See `keras.Model`; that of the plain model."""
         return self.model.get_build_config()
 
-    def get_compile_config(self):
+    def get_compile_config(self) -> Any:
         """See `keras.Model`; that of the plain model."""
         return self.model.get_compile_config()
 
-    def compile_from_config(self, config):
+    def compile_from_config(self, config: dict[str, Any]) -> None:
         """See `keras.Model`; compiles in the strategy's scope."""
         with self.distribute_strategy.scope():
             arguments = keras.saving.deserialize_keras_object(config)

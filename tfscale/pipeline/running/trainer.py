@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -46,7 +47,7 @@ class PipelineTrainer(KerasFace):
         """The functions that were traced, one set for each kind of batch."""
         return list(self._programs)
 
-    def train_step(self, data):
+    def train_step(self, data: Any) -> dict[str, Any]:
         """One optimizer step on a batch; in replica context."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
@@ -67,7 +68,7 @@ class PipelineTrainer(KerasFace):
             self._apply(result.gradients)
         return self._log(result, penalty, x, y, sample_weight, inputs)
 
-    def test_step(self, data):
+    def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch; in replica context."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
@@ -77,21 +78,26 @@ class PipelineTrainer(KerasFace):
         penalty = self._add_penalties({}, 0.0)
         return self._log(result, penalty, x, y, sample_weight, inputs)
 
-    def predict_step(self, data):
+    def predict_step(self, data: Any) -> Any:
         """Predictions for a batch; in replica context."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         step, _, result = self._run(x, None, False)
         step.assign(result.states)
         return self._plan.graph.pack_outputs(result.outputs)
 
-    def predict_on_batch(self, x):
+    def predict_on_batch(self, x: Any) -> Any:
         """See `keras.Model`, which would give all of it to every replica."""
         rows = len(keras.tree.flatten(x)[0])
         return self.predict(x, batch_size=rows, verbose=0)
 
     def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool | None = True,
+    ) -> Any:
         """See `keras.Model`; that of the model inside, if it has its own.
 
         A training step calls it for each microbatch, and only where a model
@@ -125,19 +131,19 @@ class PipelineTrainer(KerasFace):
             return y, sample_weight, x
         return y, sample_weight
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         super().make_train_function(force)
         self.train_function = _outermost(self.train_function, self._plan.stages)
         return self.train_function
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         super().make_test_function(force)
         self.test_function = _outermost(self.test_function, self._plan.stages)
         return self.test_function
 
-    def make_predict_function(self, force=False):
+    def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         wrapping.check_predictions(self.model)
         super().make_predict_function(force)
