@@ -14,6 +14,10 @@ from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv
 from tfscale.data.sources.file_source import files
 from tfscale.data.sources.image_source import image_folder
+from tfscale.data.sources.mix_source import mix
+from tfscale.data.sources.pack_source import PackedSource
+from tfscale.data.sources.pack_source import pack
+from tfscale.data.sources.pack_source import packed_attention_mask
 from tfscale.data.sources.photo_source import photo_patches
 from tfscale.data.sources.stream_source import dataset
 from tfscale.data.sources.stream_source import tfds
@@ -24,6 +28,7 @@ from tfscale.data.sources.tfrecord_source import tfrecords
 __all__ = [
     "Explanation",
     "Finding",
+    "PackedSource",
     "Position",
     "PositionValue",
     "ResumableDataset",
@@ -36,6 +41,9 @@ __all__ = [
     "files",
     "image_folder",
     "lint",
+    "mix",
+    "pack",
+    "packed_attention_mask",
     "photo_patches",
     "pipeline",
     "text",

@@ -50,6 +50,8 @@ def cached(recipe, kind, cache_dir, first, budget):
                 "read at random, and is there to save the way to a remote one."
                 f" Received: cache_dir={cache_dir!r}."
             )
+    if getattr(recipe.source, "order", None) is not None:
+        return _uncached(recipe, kind)
     need = memory.size_of(first) * recipe.source.num_records
     fits = f"{need / 2**20:.1f} MiB of records, {budget / 2**20:.0f} MiB budget"
     if kind == "memory" and need > budget:
@@ -79,6 +81,15 @@ def cached(recipe, kind, cache_dir, first, budget):
     return dataclasses.replace(
         recipe, cache=cache, cache_kind=kind, cache_reason=reason
     )
+
+
+def _uncached(recipe, kind):
+    if kind in ("memory", "file"):
+        raise ValueError(
+            "A mixture is not cached: its sources are to be in memory or on "
+            f"disk already. Received: cache={kind!r}. Use cache='none'."
+        )
+    return dataclasses.replace(recipe, cache_reason="a mixture has none")
 
 
 def _choose(recipe, cache_dir, need, budget):

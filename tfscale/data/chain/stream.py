@@ -111,7 +111,9 @@ def indexed_keys(recipe, position):
         positions = records = tf.range(first, first + size)
         if plan.remainder == "pad":
             records = positions % plan.num_records
-        if recipe.shuffle:
+        if recipe.source.order is not None:
+            records = recipe.source.order(records, seed, epoch, recipe.shuffle)
+        elif recipe.shuffle:
             records = order.shuffled(records, plan.num_records, seed, epoch)
         keys = keys_of(where, records, positions, plan)
         return declare(keys, plan.slice_size)

@@ -33,6 +33,10 @@ class IndexedSource:
         identity: Function that returns bytes, the same for the same records
             only, where some records do not tell; else None.
         num_skipped: Integer, damaged records that were left out.
+        order: Function `(positions, seed, epoch, shuffle)` that returns the
+            records at positions of an epoch, for a source that has an order of
+            its own; `num_records` are then the positions. Else None: any order
+            will do.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class IndexedSource:
     class_names: tuple[str, ...] = ()
     identity: Callable[[], bytes] | None = None
     num_skipped: int = 0
+    order: Callable[..., tf.Tensor] | None = None
 
     def first(self):
         """The first record, as eager tensors."""

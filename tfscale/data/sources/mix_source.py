@@ -1,0 +1,285 @@
+"""Several sources at stated weights, in an order that can be entered anywhere.
+
+Who comes at a position is a function of the position: a pattern is repeated in
+which each source is as often as its weight says, as evenly as it goes. How
+often a source has come before a position is then a sum, so a position means
+one record of each source's own order, and nothing has to be counted.
+
+    weights 0.5, 0.25, 0.25    a b a c | a b a c | a ...
+    record of a's own order    0   1     2   3     4
+
+The order of a source is shuffled by its own epoch: each of its records comes
+once before any comes again.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources.source import IndexedSource
+
+_PATTERN = 1000  # positions: weights are exact to a thousandth
+_ROUNDS = 4  # as `tf.random.experimental.index_shuffle` has
+EXHAUSTION = ("repeat", "stop", "renormalise")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    """Positions in which the same sources take part.
+
+    Attributes:
+        begin: Integer, its first position.
+        pattern: int64 array, who comes, again and again.
+        before: int64 array of shape `(len(pattern), num_sources)`: how often
+            each has come before a place of the pattern.
+        taken: int64 array, how often each has come before the stretch.
+    """
+
+    begin: int
+    pattern: np.ndarray
+    before: np.ndarray
+    taken: np.ndarray
+
+
+def mix(
+    sources: Mapping[str, tuple[IndexedSource, float]],
+    *,
+    exhausted: str = "repeat",
+) -> IndexedSource:
+    """Records of several sources, as often as their weights say.
+
+    Args:
+        sources: Dict from a name to `(source, weight)`. Sources must be such
+            that are read at random (`arrays`, `tokens`, `text`, `pack`,
+            `files`, `image_folder`), with records of one structure. Weights
+            are above 0; they count in proportion to each other.
+        exhausted: When an epoch ends, and what becomes of a source all of whose
+            records were seen before: `"repeat"`, it begins its next epoch, and
+            the mixture's ends when all have been seen whole; `"stop"`, the
+            mixture's epoch ends, and the rest of the others comes in the next;
+            or `"renormalise"`, the others go on at their weights until all have
+            ended, so that each record comes once.
+
+    Returns:
+        A source of their records; its `class_names` are the sources' names.
+
+    Raises:
+        TypeError: If a source cannot be read at random.
+        ValueError: If there is none, a weight is not above 0 or too small, or
+            records differ in structure or dtype.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from tfscale import data
+    >>> source = data.mix(
+    ...     {
+    ...         "code": (data.arrays(np.arange(6)), 0.75),
+    ...         "text": (data.arrays(np.arange(100, 104)), 0.25),
+    ...     },
+    ...     exhausted="stop",
+    ... )
+    >>> source.num_records
+    8
+    """
+    if exhausted not in EXHAUSTION:
+        raise ValueError(
+            f"`exhausted` must be one of {EXHAUSTION}. Received: "
+            f"exhausted={exhausted!r}."
+        )
+    parts, weights = _checked(sources)
+    sizes = np.array([part.num_records for part in parts], np.int64)
+    stretches, length = _stretches(sizes, weights, exhausted)
+    offsets = np.cumsum(sizes) - sizes
+    gathers = all(part.gather and part.decode is None for part in parts)
+    return IndexedSource(
+        kind="mix",
+        num_records=length,
+        read=_reader(parts, offsets),
+        gather=_gatherer(parts, offsets) if gathers else None,
+        in_memory=all(part.in_memory for part in parts),
+        class_names=tuple(sources),
+        order=_order(stretches, length, sizes, offsets),
+        num_skipped=sum(part.num_skipped for part in parts),
+    )
+
+
+def _checked(sources):
+    if not sources:
+        raise ValueError("A mixture must have a source. Received: none.")
+    for name, (source, weight) in sources.items():
+        if not isinstance(source, IndexedSource) or source.order is not None:
+            raise TypeError(
+                "A mixture is of sources that can be read at random: arrays, "
+                "tokens, text, pack, files, image_folder. Received: "
+                f"{name!r}, a {getattr(source, 'kind', type(source).__name__)}."
+            )
+        if not weight > 0 or math.isinf(weight):
+            raise ValueError(
+                f"Weights must be above 0. Received: {weight!r} for {name!r}."
+            )
+    parts = [source for source, _ in sources.values()]
+    weights = np.array([weight for _, weight in sources.values()], float)
+    names = list(sources)
+    specs = [_spec(part) for part in parts]
+    for name, spec in zip(names, specs, strict=True):
+        if spec != specs[0]:
+            raise ValueError(
+                "The records of a mixture must be of one structure. Received: "
+                f"{names[0]!r} with {specs[0]} and {name!r} with {spec}."
+            )
+    return parts, weights / weights.sum()
+
+
+def _spec(source):
+    record = _record(source, tf.constant(0, tf.int64))
+    return keras.tree.map_structure(
+        lambda part: (tf.convert_to_tensor(part).dtype.name, part.shape.rank),
+        record,
+    )
+
+
+def _record(source, index):
+    record = source.read(index)
+    if source.decode is None:
+        return record
+    if isinstance(record, tuple):
+        return source.decode(*record)
+    return source.decode(record)
+
+
+def _pattern(weights):
+    """Who comes when, who came before, and how often each comes.
+
+    As evenly as it goes: the one that lags most is the next.
+    """
+    counts = np.maximum(np.round(weights * _PATTERN), 0).astype(np.int64)
+    if (counts[weights > 0] == 0).any():
+        raise ValueError(
+            f"A weight must be at least a {_PATTERN}th of all. Received: "
+            f"{weights[weights > 0].tolist()}."
+        )
+    counts //= math.gcd(*counts.tolist())
+    share = counts / counts.sum()
+    came = np.zeros(len(counts), np.int64)
+    pattern, before = [], []
+    for place in range(int(counts.sum())):
+        lag = np.where(came < counts, share * (place + 1) - came, -np.inf)
+        who = int(np.argmax(lag))
+        pattern.append(who)
+        before.append(came.copy())
+        came[who] += 1
+    return np.array(pattern, np.int64), np.array(before, np.int64), counts
+
+
+def _place_of(number, who, pattern, counts):
+    """The place, from 0 on, at which a source comes for the n-th time."""
+    rounds, rest = divmod(int(number), int(counts[who]))
+    return rounds * len(pattern) + int(np.flatnonzero(pattern == who)[rest])
+
+
+def _stretches(sizes, weights, exhausted):
+    """Stretches of an epoch, and its length."""
+    pattern, before, counts = _pattern(weights)
+    taken = np.zeros(len(sizes), np.int64)
+    first = _Stretch(0, pattern, before, taken)
+    last = [
+        _place_of(size - 1, who, pattern, counts)
+        for who, size in enumerate(sizes)
+    ]
+    if exhausted == "repeat":
+        return [first], max(last) + 1
+    if exhausted == "stop":
+        return [first], min(last) + 1
+    stretches, begin, left = [], 0, sizes.copy()
+    while left.any():
+        active = np.where(left > 0, weights, 0.0)
+        pattern, before, counts = _pattern(active / active.sum())
+        stretches.append(_Stretch(begin, pattern, before, sizes - left))
+        size = 1 + min(
+            _place_of(left[who] - 1, who, pattern, counts)
+            for who in np.flatnonzero(left)
+        )
+        came = size // len(pattern) * counts + before[size % len(pattern)]
+        left = left - came
+        begin += size
+    return stretches, begin
+
+
+def _order(stretches, length, sizes, offsets):
+    """Function from positions of an epoch to records of the mixture."""
+    begins = tf.constant([s.begin for s in stretches], tf.int64)
+    periods = tf.constant([len(s.pattern) for s in stretches], tf.int64)
+    firsts = tf.cumsum(periods, exclusive=True)
+    patterns = tf.constant(np.concatenate([s.pattern for s in stretches]))
+    before = tf.constant(np.concatenate([s.before for s in stretches]))
+    rounds = [np.bincount(s.pattern, minlength=len(sizes)) for s in stretches]
+    per_round = tf.constant(np.stack(rounds))
+    taken = tf.constant(np.stack([s.taken for s in stretches]))
+    last = stretches[-1]
+    full, rest = divmod(length - last.begin, len(last.pattern))
+    per_epoch = tf.constant(
+        last.taken + full * rounds[-1] + last.before[rest], tf.int64
+    )
+    all_sizes, all_offsets = tf.constant(sizes), tf.constant(offsets)
+
+    def order(positions, seed, epoch, shuffle):
+        stretch = tf.searchsorted(begins, positions, side="right") - 1
+        stretch = tf.cast(stretch, tf.int64)
+        place = positions - tf.gather(begins, stretch)
+        period = tf.gather(periods, stretch)
+        at = tf.gather(firsts, stretch) + place % period
+        who = tf.gather(patterns, at)
+        both = tf.stack([stretch, who], axis=1)
+        number = (
+            epoch * tf.gather(per_epoch, who)
+            + tf.gather_nd(taken, both)
+            + place // period * tf.gather_nd(per_round, both)
+            + tf.gather_nd(before, tf.stack([at, who], axis=1))
+        )
+        size = tf.gather(all_sizes, who)
+        own = number % size
+        if shuffle:
+            # A key of each source and of its own epoch.
+            seeds = tf.fill(tf.shape(who), seed)
+            key = tf.stack([seeds, who, number // size], axis=1)
+            # The public `index_shuffle` pads keys of a matrix wrongly (2.21).
+            own = tf.raw_ops.RandomIndexShuffle(
+                index=own, seed=key, max_index=size - 1, rounds=_ROUNDS
+            )
+        return tf.gather(all_offsets, who) + own
+
+    return order
+
+
+def _reader(parts, offsets):
+    def read(index):
+        who = tf.searchsorted(
+            tf.constant(offsets), tf.reshape(index, [1]), side="right"
+        )[0]
+        branches = [
+            lambda part=part, offset=offset: _record(part, index - offset)
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
+        return tf.switch_case(who - 1, branches)
+
+    return read
+
+
+def _gatherer(parts, offsets):
+    def gather(index):
+        who = tf.searchsorted(tf.constant(offsets), index, side="right") - 1
+        places = tf.dynamic_partition(tf.range(tf.size(index)), who, len(parts))
+        found = [
+            part.gather(tf.gather(index, place) - offset)
+            for part, offset, place in zip(parts, offsets, places, strict=True)
+        ]
+        return keras.tree.map_structure(
+            lambda *batches: tf.dynamic_stitch(places, batches), *found
+        )
+
+    return gather
