@@ -45,6 +45,43 @@ class TrainerTest(tf.test.TestCase):
         # A metric for each of several losses.
         self.assertLen(model._compile_loss.metrics, 2)
 
+    @holds("TensorFlowTrainer", "_aggregate_additional_loss")
+    def test_what_layers_add_goes_through_one_method(self):
+        calls = []
+        kind = recording(
+            keras.Sequential, ("_aggregate_additional_loss",), calls
+        )
+        model = kind(
+            [
+                keras.Input((2,)),
+                keras.layers.Dense(1, activity_regularizer="l2"),
+                keras.layers.Dense(1, kernel_regularizer="l2"),
+            ]
+        )
+        model.compile("sgd", "mse")
+        model.compute_loss(X, X[:, :1], model(X))
+        self.assertEqual(calls, ["_aggregate_additional_loss"] * 2)
+
+    @holds("Trainer.compile", "_compile_config")
+    def test_what_compile_was_called_with_is_kept(self):
+        model = model_of()
+        found = model._compile_config.config
+        self.assertEqual(found["loss_weights"], [1.0, 2.0])
+        self.assertEqual(
+            model.get_compile_config(),
+            model._compile_config.serialize(),
+        )
+
+    @holds("KerasSaveable", "_obj_type")
+    def test_what_kind_of_object_is_saved_is_asked_by_one_method(self):
+        for make in (keras.Sequential, lambda: model_of()):
+            self.assertIn(make()._obj_type(), ("Sequential", "Functional"))
+        calls = []
+        kind = recording(keras.Sequential, ("_obj_type",), calls)
+        model = kind([keras.Input((2,)), keras.layers.Dense(1)])
+        model.save_weights(self.get_temp_dir() + "/model.weights.h5")
+        self.assertNotEmpty(calls)
+
     @holds("Trainer", "_assert_compile_called")
     def test_a_model_that_is_not_compiled_is_refused(self):
         with self.assertRaisesRegex(ValueError, "compile"):
