@@ -16,6 +16,8 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
+from tfscale import _internals
+
 NUM_VIRTUAL_DEVICES = 8
 
 tf.config.set_logical_device_configuration(
@@ -37,6 +39,14 @@ gc.set_threshold(20_000, 20, 20)
 def pytest_collection_modifyitems(items):
     """Leaves out a method of `tf.test.TestCase` that is called like a test."""
     items[:] = [item for item in items if item.name != "test_session"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_kept_of_a_module():
+    """TensorFlow would keep graphs for ever, some 10 MB for each model."""
+    yield
+    _internals.forget_custom_gradients()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
