@@ -3,14 +3,19 @@
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import tempfile
 
+import datasets
 import keras
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
+from array_record.python import array_record_module
 
 from tfscale import data
 
@@ -31,6 +36,18 @@ def _folder():
         with tf.io.TFRecordWriter(f"{path}.gz", "GZIP") as writer:
             for record in share:
                 writer.write(str(record).encode())
+        records = array_record_module.ArrayRecordWriter(
+            f"{path}.array_record", "group_size:1"
+        )
+        for record in share:
+            records.write(str(record).encode())
+        records.close()
+        table = pyarrow.table(
+            {"number": share, "name": [f"a{number}" for number in share]}
+        )
+        pyarrow.parquet.write_table(table, f"{path}.parquet", row_group_size=3)
+        with open(f"{path}.jsonl", "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
         with open(f"{path}.csv", "w") as file:
             file.write("name,number\n")
             file.writelines(f'"a\n{record}",{record}\n' for record in share)
@@ -77,6 +94,26 @@ SOURCES = {
         lambda x, y: tf.cast(x[0], tf.int64),
     ),
     "dataset": (lambda: data.dataset(tf.data.Dataset.range(_N)), None),
+    "array_records": (
+        lambda: data.array_records(_in("*.array_record")),
+        _number,
+    ),
+    "parquet": (
+        lambda: data.parquet(_in("*.parquet")),
+        lambda record: record["number"],
+    ),
+    "json_lines": (
+        lambda: data.json_lines(_in("*.jsonl"), columns=["number"]),
+        lambda record: record["number"],
+    ),
+    "hugging_face": (
+        lambda: data.hugging_face(
+            datasets.Dataset.from_dict(
+                {"number": range(_N), "name": [str(n) for n in range(_N)]}
+            )
+        ),
+        lambda record: record["number"],
+    ),
     "arrays_by_batch": (
         lambda: data.arrays(np.arange(_N)),
         None,
@@ -97,6 +134,8 @@ WINDOWED = (
     "tfrecords",
     "gzip",
     "csv",
+    "parquet",
+    "json_lines",
     "dataset",
     "tfrecords_by_batch",
     "dataset_by_batch",
@@ -107,6 +146,9 @@ SPLIT = (
     "gzip",
     "csv",
     "image_folder",
+    "array_records",
+    "parquet",
+    "json_lines",
     "tfrecords_by_batch",
 )
 

@@ -12,6 +12,8 @@ from tfscale.data.explaining.throughput import benchmark
 from tfscale.data.make import pipeline
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv
+from tfscale.data.sources.fetched_source import array_records
+from tfscale.data.sources.fetched_source import hugging_face
 from tfscale.data.sources.file_source import files
 from tfscale.data.sources.image_source import image_folder
 from tfscale.data.sources.mix_source import mix
@@ -21,6 +23,8 @@ from tfscale.data.sources.pack_source import packed_attention_mask
 from tfscale.data.sources.photo_source import photo_patches
 from tfscale.data.sources.stream_source import dataset
 from tfscale.data.sources.stream_source import tfds
+from tfscale.data.sources.table_source import json_lines
+from tfscale.data.sources.table_source import parquet
 from tfscale.data.sources.text_source import text
 from tfscale.data.sources.text_source import tokens
 from tfscale.data.sources.tfrecord_source import tfrecords
@@ -33,17 +37,21 @@ __all__ = [
     "PositionValue",
     "ResumableDataset",
     "Throughput",
+    "array_records",
     "arrays",
     "benchmark",
     "csv",
     "dataset",
     "explain",
     "files",
+    "hugging_face",
     "image_folder",
+    "json_lines",
     "lint",
     "mix",
     "pack",
     "packed_attention_mask",
+    "parquet",
     "photo_patches",
     "pipeline",
     "text",

@@ -13,7 +13,7 @@ def shuffled(positions, size, seed, epoch):
     """The records at some positions of an epoch.
 
     Args:
-        positions: int64 tensor of any shape with values from 0 to `size - 1`.
+        positions: int64 vector of values from 0 to `size - 1`; it may be empty.
         size: Integer or int64 scalar, the number of records.
         seed: int64 scalar.
         epoch: int64 scalar.
@@ -28,9 +28,12 @@ def shuffled(positions, size, seed, epoch):
     [0, 1, 2, 3, 4]
     """
     key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    return tf.random.experimental.index_shuffle(
-        positions, key, tf.cast(size, tf.int64) - 1
+    # One more, because the kernel refuses a vector of none (2.21): a worker
+    # whose window holds nothing of its own failed.
+    shuffled_ = tf.random.experimental.index_shuffle(
+        tf.pad(positions, [[0, 1]]), key, tf.cast(size, tf.int64) - 1
     )
+    return shuffled_[:-1]
 
 
 def augmentation_seed(seed, epoch, record):

@@ -141,7 +141,9 @@ class _WindowReader:
         damaged = tf.equal(raw, DAMAGED)
         # A block ends at its first damage: what follows counts as damaged.
         none = tf.constant(self._source.num_records - 1, tf.int64)
+        # And a window may hold nothing of this worker.
         first = tf.reduce_min(tf.where(damaged, records, none))
+        first = tf.minimum(first, none)
         path, offset = self._source.place(first)
         # `tf.debugging.Assert` would wrap it in 20 operations more.
         return tf.raw_ops.Assert(

@@ -1,0 +1,105 @@
+"""Parquet and JSON lines: values and bad input. The rest is in the contract."""
+
+import os
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import data
+
+_COLUMNS = {
+    "a": np.arange(7, dtype=np.int16),
+    "b": np.arange(7) / 3,
+    "c": ["", "x", "\u00e4\u00f6", "long " * 50, "1", "2", "3"],
+    "d": np.arange(7) % 2 == 0,
+    "e": [b"\x00", b"\xff\x00", b"", b"1", b"2", b"3", b"4"],
+}
+
+
+class TableTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.create_tempdir().full_path
+
+    def _parquet(self, columns=_COLUMNS, name="a.parquet"):
+        path = os.path.join(self.folder, name)
+        pyarrow.parquet.write_table(
+            pyarrow.table(columns), path, row_group_size=3
+        )
+        return path
+
+    def _lines(self, *lines):
+        path = os.path.join(self.folder, "a.jsonl")
+        with open(path, "w") as file:
+            file.write("\n".join(lines) + "\n")
+        return path
+
+    def _batch(self, source):
+        pipeline = data.pipeline(source, batch_size=99, shuffle=False)
+        (batch,) = pipeline.as_numpy_iterator()
+        return batch
+
+    @parameterized.parameters(False, True)
+    def test_values_of_every_kind(self, remote):
+        path = self._parquet()
+        if remote:
+            tf.io.gfile.copy(path, "ram://values.parquet", overwrite=True)
+            path = "ram://values.parquet"
+        batch = self._batch(data.parquet(path))
+        self.assertEqual(list(batch), list(_COLUMNS))
+        for name in "abd":
+            self.assertAllEqual(batch[name], _COLUMNS[name])
+            self.assertEqual(batch[name].dtype, _COLUMNS[name].dtype)
+        self.assertEqual([c.decode() for c in batch["c"]], _COLUMNS["c"])
+        self.assertEqual(batch["e"].tolist(), _COLUMNS["e"])
+
+    def test_columns_that_are_asked_for(self):
+        batch = self._batch(data.parquet(self._parquet(), columns=["e", "a"]))
+        self.assertEqual(list(batch), ["e", "a"])
+
+    def test_what_is_missing(self):
+        path = self._lines('{"x": 1, "y": "a"}', '{"y": null}', '{"x": 3}')
+        batch = self._batch(data.json_lines(path))
+        self.assertEqual(batch["x"].tolist(), [1, 0, 3])
+        self.assertEqual(batch["y"].tolist(), [b"a", b"", b""])
+
+    def test_a_damaged_line(self):
+        path = self._lines('{"x": 1}', '{"x": ', "[1]", '{"x": 4}')
+        with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}, line 2"):
+            data.json_lines(path)
+        with self.assertWarnsRegex(UserWarning, "2 damaged lines"):
+            source = data.json_lines(path, on_damage="skip")
+        self.assertEqual(self._batch(source)["x"].tolist(), [1, 4])
+
+    def test_a_damaged_file(self):
+        path = self._parquet()
+        os.truncate(path, os.path.getsize(path) - 20)
+        with self.assertRaisesRegex(tf.errors.DataLossError, path):
+            data.parquet(path)
+
+    def test_a_file_damaged_in_the_middle_is_named(self):
+        path = self._parquet({"c": ["word" * 99] * 9})
+        with open(path, "r+b") as file:
+            file.seek(10)
+            file.write(bytes(200))
+        with self.assertRaisesRegex(tf.errors.OpError, path):
+            self._batch(data.parquet(path))
+
+    def test_columns_that_cannot_be_read_are_named(self):
+        path = self._parquet({"x": [[1], [2]], "y": [1, 2]})
+        with self.assertRaisesRegex(ValueError, "'x' of list"):
+            data.parquet(path)
+        self.assertEqual(data.parquet(path, columns=["y"]).num_records, 2)
+        with self.assertRaisesRegex(ValueError, r"\['z'\]; there are"):
+            data.parquet(path, columns=["z"])
+        self._parquet({"y": ["a", "b"]}, "b.parquet")
+        with self.assertRaisesRegex(ValueError, "same columns.*b.parquet"):
+            data.parquet(self.folder + "/*", columns=["y"])
+
+
+if __name__ == "__main__":
+    absltest.main()
