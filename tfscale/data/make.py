@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import os
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,6 +22,7 @@ from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import Source
 from tfscale.data.sources.source import StreamSource
 
 _WINDOW_RECORDS = 512
@@ -27,29 +31,29 @@ _COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
 
 
 def pipeline(
-    source,
+    source: Source,
     *,
-    batch_size,
-    parse=None,
-    parse_batch=None,
-    augment=None,
-    shuffle=True,
-    seed=0,
-    remainder="keep",
-    cache="auto",
-    cache_dir=None,
-    shuffle_window=None,
-    input_context=None,
-    shard="records",
-    prefetch=tf.data.AUTOTUNE,
-    parallelism=tf.data.AUTOTUNE,
-    interleaved_reads=16,
-    deterministic=True,
-    num_threads=None,
-    ram_budget=None,
-    service=None,
-    service_lanes=8,
-):
+    batch_size: int,
+    parse: Callable[..., Any] | None = None,
+    parse_batch: Callable[..., Any] | None = None,
+    augment: Callable[..., Any] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: str = "keep",
+    cache: str = "auto",
+    cache_dir: str | os.PathLike[str] | None = None,
+    shuffle_window: int | None = None,
+    input_context: tf.distribute.InputContext | None = None,
+    shard: str = "records",
+    prefetch: int = tf.data.AUTOTUNE,
+    parallelism: int = tf.data.AUTOTUNE,
+    interleaved_reads: int = 16,
+    deterministic: bool = True,
+    num_threads: int | None = None,
+    ram_budget: int | None = None,
+    service: str | None = None,
+    service_lanes: int = 8,
+) -> ResumableDataset:
     """The input pipeline of a source: everything in the right order.
 
     Args:

@@ -55,7 +55,7 @@ class Position(tf.Module):
     PositionValue(seed=7, epoch=2, index=96)
     """
 
-    def __init__(self, seed):
+    def __init__(self, seed: int):
         super().__init__(name="position")
         # On the host and of no strategy: a mirrored variable would be read
         # from a device that tf.data functions do not run on.
@@ -65,11 +65,17 @@ class Position(tf.Module):
             )
 
     @property
-    def value(self):
+    def value(self) -> PositionValue:
         """The position as a `PositionValue` of Python integers."""
         return PositionValue(*self._state.numpy().tolist())
 
-    def assign(self, *, seed=None, epoch=None, index=None):
+    def assign(
+        self,
+        *,
+        seed: int | None = None,
+        epoch: int | None = None,
+        index: int | None = None,
+    ) -> None:
         """Sets what is given; iterators made from now on begin there.
 
         Args:
@@ -94,11 +100,11 @@ class Position(tf.Module):
             [o if n is None else int(n) for o, n in zip(old, new)]
         )
 
-    def read(self):
+    def read(self) -> tf.Tensor:
         """The position as an int64 tensor of shape `(3,)`; for tf.data."""
         return self._state.read_value()
 
-    def end_epoch(self, epoch, over):
+    def end_epoch(self, epoch: tf.Tensor, over: tf.Tensor) -> None:
         """Moves on from `epoch` if it is `over`; for tf.data.
 
         Args:

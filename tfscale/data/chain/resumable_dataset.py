@@ -1,10 +1,14 @@
 """The dataset that the chain returns: a `tf.data.Dataset` that has a place."""
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.data.chain.position import Position
+from tfscale.data.chain.recipe import Recipe
 
 
 class ResumableDataset(tf.data.Dataset):
@@ -28,7 +32,9 @@ class ResumableDataset(tf.data.Dataset):
     2
     """
 
-    def __init__(self, dataset, recipe, position):
+    def __init__(
+        self, dataset: tf.data.Dataset, recipe: Recipe, position: Position
+    ):
         self._dataset = dataset
         self.recipe = recipe
         self.position = position
@@ -38,11 +44,11 @@ class ResumableDataset(tf.data.Dataset):
         return [self._dataset]
 
     @property
-    def element_spec(self):
+    def element_spec(self) -> Any:
         """Structure of `tf.TensorSpec`: a batch."""
         return self._dataset.element_spec
 
-    def cardinality(self):
+    def cardinality(self) -> tf.Tensor:
         """Batches in a whole epoch, as an int64 scalar tensor.
 
         An epoch that is entered at a later position has fewer.
@@ -50,7 +56,7 @@ class ResumableDataset(tf.data.Dataset):
         return tf.constant(self.recipe.plan.num_batches, tf.int64)
 
     @property
-    def batches_left(self):
+    def batches_left(self) -> int:
         """Integer: batches that an epoch entered at the position has."""
         plan = self.recipe.plan
         start = self.position.value.index // plan.lines
@@ -59,7 +65,7 @@ class ResumableDataset(tf.data.Dataset):
 
 
 @contextlib.contextmanager
-def positions_kept(dataset):
+def positions_kept(dataset: tf.data.Dataset) -> Iterator[None]:
     """Puts the positions of all pipelines in a dataset back in the end.
 
     Args:

@@ -20,7 +20,12 @@ _MANY_STEPS = 1_000_000  # `fit` is stopped before
 _ROUNDS = 3  # of base and change, one beside the other
 
 
-def explain(pipeline, model=None, *, seconds=1.0):
+def explain(
+    pipeline: tf.data.Dataset,
+    model: keras.Model | None = None,
+    *,
+    seconds: float = 1.0,
+) -> Explanation:
     """Measures a pipeline, stage by stage, and what would make it faster.
 
     It runs prefixes of the pipeline in turns, each for `seconds` in all, and

@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import os
+from typing import Any
 
 import rich.console
 import rich.table
@@ -91,12 +93,12 @@ class Explanation:
     decisions: tuple[str, ...] = ()
 
     @property
-    def bottleneck(self):
+    def bottleneck(self) -> str:
         """Name of the stage that adds most to the time of a batch."""
         return max(self.stages, key=lambda s: s.added_seconds).name
 
     @property
-    def wait_share(self):
+    def wait_share(self) -> float | None:
         """Share of a training step that is spent waiting for input.
 
         None without a model. 0 means that the model is the slower one.
@@ -107,12 +109,12 @@ class Explanation:
         return wait / max(self.seconds_per_batch, self.step_seconds)
 
     @property
-    def is_input_bound(self):
+    def is_input_bound(self) -> bool | None:
         """Whether the model waits for its input; None without a model."""
         share = self.wait_share
         return None if share is None else share > 1 - 1 / _TELLING
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and numbers, for `json`."""
         return {
             **dataclasses.asdict(self),
@@ -121,7 +123,7 @@ class Explanation:
             "is_input_bound": self.is_input_bound,
         }
 
-    def __str__(self):
+    def __str__(self) -> str:
         text = io.StringIO()
         console = rich.console.Console(file=text, width=80)
         console.print(self._stage_table())
@@ -177,7 +179,7 @@ class Explanation:
         for finding in self.findings:
             yield str(finding)
 
-    def save_picture(self, path):
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws the stages as bars; needs matplotlib (`tfscale[plot]`).
 
         Args:

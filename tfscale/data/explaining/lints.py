@@ -2,6 +2,9 @@
 
 import dataclasses
 import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +39,9 @@ class Finding:
         return f"{self.rule}: {self.message} {self.fix}"
 
 
-def lint(dataset, *, ram_budget=None):
+def lint(
+    dataset: tf.data.Dataset, *, ram_budget: int | None = None
+) -> list[Finding]:
     """Looks for mistakes in a dataset of any origin, without running it.
 
     Args:
@@ -76,7 +81,7 @@ def lint(dataset, *, ram_budget=None):
     return findings
 
 
-def lint_order(dataset):
+def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
     """As `lint`, for a dataset whose order must always be the same.
 
     Args:
@@ -99,7 +104,11 @@ def lint_order(dataset):
     ]
 
 
-def check_functions(record, parse, augment):
+def check_functions(
+    record: Any,
+    parse: Sequence[Callable[..., Any]],
+    augment: Callable[..., Any] | None,
+) -> None:
     """Refuses or warns of what the functions of a pipeline do.
 
     Args:

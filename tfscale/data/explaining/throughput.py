@@ -3,6 +3,8 @@
 import dataclasses
 import time
 
+import tensorflow as tf
+
 from tfscale.data.chain.resumable_dataset import positions_kept
 
 
@@ -26,12 +28,18 @@ class Throughput:
     num_batches: int
 
     @property
-    def batches_per_second(self):
+    def batches_per_second(self) -> float:
         """Float."""
         return 1.0 / self.seconds_per_batch
 
 
-def benchmark(dataset, *, seconds=2.0, step_seconds=0.0, warm_up_seconds=0.0):
+def benchmark(
+    dataset: tf.data.Dataset,
+    *,
+    seconds: float = 2.0,
+    step_seconds: float = 0.0,
+    warm_up_seconds: float = 0.0,
+) -> Throughput:
     """Measures how fast a dataset gives batches.
 
     The first batch, for which everything has to start, is measured by itself.

@@ -1,6 +1,7 @@
 """Arrays in memory as a source."""
 
 import hashlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 from tfscale.data.sources.source import IndexedSource
 
 
-def arrays(*components):
+def arrays(*components: Any) -> IndexedSource:
     """Records are the rows of arrays.
 
     Args:
@@ -75,9 +76,10 @@ def _tensors(part):
         ) from error
 
 
-def digest(tensor):
+def digest(tensor: tf.Tensor) -> bytes:
     """A few bytes that are the same for the same values only."""
     values = tensor.numpy()
     if values.dtype == object:  # strings
         values = np.frombuffer(tf.io.serialize_tensor(tensor).numpy(), np.uint8)
-    return hashlib.blake2b(np.ascontiguousarray(values).view(np.uint8)).digest()
+    rows = np.ascontiguousarray(values).view(np.uint8)
+    return hashlib.blake2b(rows.data).digest()

@@ -2,6 +2,8 @@
 
 import csv as csv_lib
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,14 +17,14 @@ _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.string)
 
 
 def csv(
-    pattern,
+    pattern: file_source.Pattern,
     *,
-    dtypes,
-    label=None,
-    has_header=True,
-    delimiter=",",
-    on_damage="raise",
-):
+    dtypes: Mapping[str, Any],
+    label: str | None = None,
+    has_header: bool = True,
+    delimiter: str = ",",
+    on_damage: str = "raise",
+) -> BlockSource:
     r"""Records are the lines of CSV files.
 
     A file is read as a whole, so it must fit the memory; use more and smaller

@@ -39,7 +39,7 @@ def match(pattern: Pattern) -> list[str]:
     return sorted(set(paths))
 
 
-def files(pattern):
+def files(pattern: Pattern) -> IndexedSource:
     """Each file is a record: `(contents, path)`.
 
     Args:

@@ -2,24 +2,26 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.data import single_device
 from tfscale.data.sources import file_source
+from tfscale.data.sources.source import IndexedSource
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
 
 def image_folder(
-    directory,
+    directory: str | os.PathLike[str],
     *,
-    image_size=None,
-    num_channels=3,
-    class_names=None,
-    on_damage="raise",
-):
+    image_size: tuple[int, int] | None = None,
+    num_channels: int = 3,
+    class_names: Sequence[str] | None = None,
+    on_damage: str = "raise",
+) -> IndexedSource:
     """Records are `(image, label)`: `directory/<class>/<file>`.
 
     Args:

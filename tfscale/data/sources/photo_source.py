@@ -4,13 +4,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources.array_source import arrays
+from tfscale.data.sources.source import IndexedSource
 
 ANGLES = ("0", "90", "180", "270")
 _STRIDE = 8
 _TRAIN_SHARE = 0.8
 
 
-def photo_patches(split, *, size=32):
+def photo_patches(split: str, *, size: int = 32) -> IndexedSource:
     """Patches of a photograph, turned; the label is by how much.
 
     Telling which way up a picture is needs no label that a person gave, and
@@ -38,8 +39,8 @@ def photo_patches(split, *, size=32):
         raise ValueError(
             f'`split` must be "train" or "test". Received: split={split!r}.'
         )
-    with cbook.get_sample_data("grace_hopper.jpg") as file:
-        photo = tf.io.decode_jpeg(file.read(), channels=3).numpy()
+    path = str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    photo = tf.io.decode_jpeg(tf.io.read_file(path), channels=3).numpy()
     border = int(photo.shape[1] * _TRAIN_SHARE)
     photo = photo[:, :border] if split == "train" else photo[:, border:]
     patches = [

@@ -51,15 +51,15 @@ class IndexedSource:
     num_skipped: int = 0
     order: Callable[..., tf.Tensor] | None = None
 
-    def first(self):
+    def first(self) -> Any:
         """The first record, as eager tensors."""
         return self.read(tf.constant(0, tf.int64))
 
-    def sample(self, count):
+    def sample(self, count: int) -> tf.data.Dataset:
         """A dataset of some records that are read at little cost."""
         return self.some(count)[1]
 
-    def some(self, count):
+    def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """Numbers of some records, spread out, and a dataset of them."""
         numbers = _spread(self.num_records, count)
         return numbers, tf.data.Dataset.from_tensor_slices(numbers).map(
@@ -95,16 +95,16 @@ class BlockSource:
     in_memory: bool = False
 
     @property
-    def num_records(self):
+    def num_records(self) -> int:
         """Records of all blocks."""
         return int(self.blocks[:, 0].sum())
 
     @property
-    def record_bytes(self):
+    def record_bytes(self) -> float:
         """Mean size of a record as it is read."""
         return int(self.blocks[:, 1].sum()) / max(self.num_records, 1)
 
-    def first(self):
+    def first(self) -> Any:
         """The first record, as an eager tensor.
 
         Raises:
@@ -123,16 +123,16 @@ class BlockSource:
             )
         return record
 
-    def sample(self, count):
+    def sample(self, count: int) -> tf.data.Dataset:
         """As of an `IndexedSource`; those at the beginning."""
         blocks = tf.data.Dataset.range(len(self.blocks))
         return blocks.flat_map(self.read_block).unbatch().take(count)
 
-    def identity(self):
+    def identity(self) -> bytes:
         """Bytes that are the same for the same files' sizes."""
         return self.blocks.tobytes()
 
-    def some(self, count):
+    def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """As of an `IndexedSource`; the first records of some blocks."""
         filled = np.flatnonzero(self.blocks[:, 0])
         blocks = filled[_spread(len(filled), count)]
@@ -163,20 +163,23 @@ class StreamSource:
     in_memory: bool = False
     identity: None = None
 
-    def first(self):
+    def first(self) -> Any:
         """The first record, as eager tensors."""
         return next(iter(self.dataset.take(1)))
 
-    def sample(self, count):
+    def sample(self, count: int) -> tf.data.Dataset:
         """As of an `IndexedSource`; those at the beginning."""
         return self.dataset.take(count)
 
-    def some(self, count):
+    def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """As of an `IndexedSource`; those at the beginning."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
 
 
-def _spread(size, count):
+Source = IndexedSource | BlockSource | StreamSource
+
+
+def _spread(size: int, count: int) -> np.ndarray:
     """Up to `count` numbers from 0 to `size - 1`, both of them among these."""
     return np.unique(np.linspace(0, size - 1, count).astype(np.int64))

@@ -1,11 +1,16 @@
 """Any `tf.data.Dataset` as a source."""
 
+import os
+from typing import Any
+
 import tensorflow as tf
 
 from tfscale.data.sources.source import StreamSource
 
 
-def dataset(records, *, num_records=None):
+def dataset(
+    records: tf.data.Dataset, *, num_records: int | None = None
+) -> StreamSource:
     """Records are the elements of a `tf.data.Dataset`.
 
     Put in as little as can be: the pipeline enters an epoch by reading up to
@@ -40,7 +45,14 @@ def dataset(records, *, num_records=None):
     return _source("dataset", records, num_records)
 
 
-def tfds(name, split, *, data_dir=None, as_supervised=True, read_config=None):
+def tfds(
+    name: str,
+    split: Any,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    as_supervised: bool = True,
+    read_config: Any = None,
+) -> StreamSource:
     """Records of a dataset of tensorflow-datasets, by its name.
 
     Images stay encoded until the pipeline's parallel map decodes them.
@@ -96,9 +108,9 @@ def tfds(name, split, *, data_dir=None, as_supervised=True, read_config=None):
         decoders=dict.fromkeys(images, skip),
         read_config=read_config,
     )
-    if as_supervised:
-        images = [images.get(key) for key in builder.info.supervised_keys]
-    return _source(f"tfds {name}", records, None, _image_decoder(images))
+    keys = builder.info.supervised_keys if as_supervised else None
+    parts = images if keys is None else [images.get(key) for key in keys]
+    return _source(f"tfds {name}", records, None, _image_decoder(parts))
 
 
 def _image_decoder(images):

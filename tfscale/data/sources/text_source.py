@@ -1,5 +1,9 @@
 """Text as one long row of tokens, cut into windows for language models."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -8,7 +12,9 @@ from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
 
 
-def tokens(ids, length, *, stride=None):
+def tokens(
+    ids: Any, length: int, *, stride: int | None = None
+) -> IndexedSource:
     """Windows of a row of tokens: `(x, y)`, where y is x one token later.
 
     Args:
@@ -67,7 +73,13 @@ def tokens(ids, length, *, stride=None):
     )
 
 
-def text(pattern, length, *, stride=None, tokenizer=None):
+def text(
+    pattern: file_source.Pattern,
+    length: int,
+    *,
+    stride: int | None = None,
+    tokenizer: Callable[[str], Sequence[int]] | None = None,
+) -> IndexedSource:
     """Windows of the text of files, one after the other.
 
     Args:
