@@ -1,8 +1,9 @@
 """Families of keras_hub, as small as they can be, train a step as pipelines.
 
 What they have in common is that each was written for one device by somebody
-else: nested models, tied embeddings, masks, several inputs and outputs, heads
-that compile themselves. The loss of a step has to be that of one device.
+else: nested models, tied embeddings, masks, several inputs and outputs, a
+None where a layer promised a tensor. Loss and gradients have to be those of one
+device, to rounding.
 """
 
 import inspect
@@ -11,6 +12,7 @@ import warnings
 import keras
 import keras_hub
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -31,12 +33,17 @@ SIZES = dict(
     intermediate_dim=8,
     max_sequence_length=4,
     mlp_dim=8,
+    moe_intermediate_dim=8,
     num_attention_heads=2,
+    num_experts=3,
     num_heads=2,
     num_key_value_heads=2,
     num_layers=1,
     num_query_heads=2,
     patch_size=4,
+    shared_expert_intermediate_dim=8,
+    top_k=2,
+    vocab_size=9,
     vocabulary_size=9,
 )
 # Others, of one family alone.
@@ -44,12 +51,22 @@ FAMILIES = dict(
     Albert={},
     Bart={},
     Bert={},
+    Bloom={},
+    DebertaV3=dict(bucket_size=2),
+    DeiT={},
+    DenseNet=dict(
+        stackwise_num_repeats=[1, 1, 1], growth_rate=2, image_shape=(32, 32, 3)
+    ),
+    DistilBert={},
+    ESM={},
+    Electra={},
     FNet={},
     Falcon={},
     GPT2={},
     GPTNeoX=dict(rotary_percentage=0.5),
     Gemma={},
     Gemma3={},
+    GptOss={},
     Llama={},
     MiT=dict(
         layerwise_depths=[1, 1],
@@ -63,10 +80,21 @@ FAMILIES = dict(
         image_shape=(16, 16, 3),
     ),
     Mistral={},
+    Mixtral={},
     OPT={},
     Phi3={},
     Qwen={},
     Qwen3={},
+    Qwen3Moe={},
+    QwenMoe={},
+    ResNet=dict(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64, 64],
+        stackwise_num_blocks=[1, 1],
+        stackwise_num_strides=[1, 2],
+        block_type="basic_block",
+    ),
     Roberta={},
     RoformerV2={},
     SwinTransformer=dict(
@@ -77,72 +105,116 @@ FAMILIES = dict(
         drop_path=0.0,
         dropout_rate=0.0,
     ),
+    T5={},
     VGG=dict(stackwise_num_repeats=[1, 1], stackwise_num_filters=[4, 4]),
     ViT={},
+    Whisper=dict(
+        num_mels=3, max_encoder_sequence_length=4, max_decoder_sequence_length=4
+    ),
+    XLNet={},
 )
+# Microbatches are others than the whole, by nature: compared with one of them.
+ACROSS_ROWS = dict(
+    DenseNet="BatchNormalization",
+    Mixtral="a product of means over tokens is added to the loss",
+    Qwen3Moe="likewise",
+    QwenMoe="likewise",
+    ResNet="BatchNormalization",
+)
+RATE = 1.0
 
 
 def build(family):
     kind = getattr(keras_hub.models, f"{family}Backbone")
     wanted = inspect.signature(kind.__init__).parameters
     sizes = {name: size for name, size in SIZES.items() if name in wanted}
-    return kind(**{**sizes, **FAMILIES[family]})
+    model = kind(**{**sizes, **FAMILIES[family]})
+    for layer in _internals.flatten_layers(model):
+        if isinstance(layer, keras.layers.Dropout):  # of MiT, with no argument
+            layer.rate = 0.0
+    return model
 
 
 def batch(model):
-    """Four rows for a model: of positions, the first are not padding."""
+    """Four rows for a model, and targets for each of its outputs."""
     random = np.random.RandomState(0)
 
     def rows(name, tensor):
         shape = [4, *(4 if size is None else size for size in tensor.shape[1:])]
         if "mask" in name:
             return np.ones(shape, "int32")
-        if "int" in tensor.dtype:
+        if "int" in str(tensor.dtype):
             return random.randint(1, 2 if "segment" in name else 9, shape)
         return random.normal(size=shape).astype("float32")
 
-    if isinstance(model.input, dict):
-        return {name: rows(name, x) for name, x in model.input.items()}
-    return rows("", model.input)
+    x = model.input
+    if isinstance(x, dict):
+        x = {name: rows(name, tensor) for name, tensor in x.items()}
+    else:
+        x = rows("", x)
+    # Sizes that are not known are not all that of the inputs: Whisper's frames.
+    return x, keras.tree.map_structure(lambda y: rows("", y), model(x))
 
 
-def has_batch_norm(model):
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        for layer in _internals.flatten_layers(model)
-    )
+def step_on_one_device(model, x, y):
+    """The loss, and the gradients of all weights."""
+    with tf.GradientTape() as tape:
+        outputs = model(x, training=True)
+        loss = sum(model.losses) + sum(
+            keras.ops.mean(keras.ops.square(output - wanted))
+            for output, wanted in zip(
+                keras.tree.flatten(outputs), keras.tree.flatten(y), strict=True
+            )
+        )
+    variables = [variable.value for variable in model.trainable_variables]
+    return loss, [
+        np.zeros(v.shape) if g is None else tf.convert_to_tensor(g).numpy()
+        for v, g in zip(variables, tape.gradient(loss, variables))
+    ]
 
 
 class KerasHubTest(parameterized.TestCase):
     @parameterized.parameters(*FAMILIES)
     def test_one_step(self, family):
         same_numbers.reset()
+        with warnings.catch_warnings():
+            # T5 gives masks to a layer of its own that does not know them.
+            warnings.filterwarnings("ignore", "(?s).*not support masking")
+            # A head that is not tied has no part in the backbone.
+            warnings.filterwarnings("ignore", "Gradients do not exist")
+            self._test_one_step(family)
+
+    def _test_one_step(self, family):
+        alone = build(family)
+        x, y = batch(alone)
+        before = alone.get_weights()
+        old = [np.array(v) for v in alone.trainable_variables]
+        loss, gradients = step_on_one_device(alone, x, y)
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
         with strategy.scope():
             backbone = build(family)
-            model = tfscale.PipelineModel(backbone, 2, balance="params")
+            backbone.set_weights(before)
+            model = tfscale.PipelineModel(
+                backbone, 1 if family in ACROSS_ROWS else 2, balance="params"
+            )
             model.compile(
-                "sgd",
+                keras.optimizers.SGD(RATE),
                 keras.tree.map_structure(lambda _: "mse", backbone.output),
             )
-        x = batch(backbone)
-        before = backbone.get_weights()
-        outputs = backbone(x, training=True)
-        y = keras.tree.map_structure(
-            lambda output: np.ones(output.shape, "float32"), outputs
-        )
-        expected = sum(
-            np.mean(np.square(output - 1.0))
-            for output in keras.tree.flatten(outputs)
-        )
-        with warnings.catch_warnings():
-            # A head that is not tied has no part in the backbone.
-            warnings.filterwarnings("ignore", "Gradients do not exist")
-            loss = model.train_on_batch(x, y, return_dict=True)["loss"]
-        if not has_batch_norm(backbone):
-            np.testing.assert_allclose(loss, expected, rtol=1e-4)
-        changed = [
-            not np.array_equal(a, b)
-            for a, b in zip(before, backbone.get_weights(), strict=True)
-        ]
-        self.assertTrue(any(changed))
+            # Less to trace than what Keras builds it all with.
+            model.compute_loss(y=y, y_pred=y)
+            model.optimizer.build(model.trainable_variables)
+        found = model.train_on_batch(x, y, return_dict=True)["loss"]
+        np.testing.assert_allclose(found, loss, rtol=1e-5)
+        largest = max(np.abs(gradient).max() for gradient in gradients)
+        self.assertGreater(largest, 1e-3)
+        for variable, value, gradient in zip(
+            backbone.trainable_variables, old, gradients, strict=True
+        ):
+            np.testing.assert_allclose(
+                (value - np.array(variable)) / RATE,
+                gradient,
+                rtol=0,
+                atol=1e-5 * max(largest, np.abs(value).max()),
+                err_msg=variable.path,
+            )

@@ -83,7 +83,12 @@ def trace_call(
 
 def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
     """The FLOPs of what `trace_call` returned."""
-    outputs = keras.tree.flatten(function.structured_outputs)
+    # A layer may give None where its `compute_output_shape` has a shape.
+    outputs = [
+        output
+        for output in keras.tree.flatten(function.structured_outputs)
+        if output is not None
+    ]
     graph = function.graph.as_graph_def(add_shapes=True)
     library = {f.signature.name: f for f in graph.library.function}
     roots = [output.op.name for output in outputs]

@@ -101,7 +101,8 @@ class _Walks:
             walk.flops.append(number)
             if length is not None:
                 for value, shape in zip(call.outputs, shapes):
-                    walk.specs[value] = _sized(walk.specs[value], shape)
+                    if shape is not None:  # a layer may give None there
+                        walk.specs[value] = _sized(walk.specs[value], shape)
         return walk
 
     def longest(self, too_long, num_calls):
@@ -127,7 +128,7 @@ class _Walks:
             outputs = keras.tree.flatten(function.structured_outputs)
             self._known[key] = (
                 flops.function_flops(function),
-                [tuple(output.shape) for output in outputs],
+                [None if x is None else tuple(x.shape) for x in outputs],
             )
         return self._known[key]
 
