@@ -58,8 +58,8 @@ def print_line(
         text: What it says, likewise.
         line_length: Columns of the table.
     """
-    text = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
-    for line in text.wrap(console, line_length - 1):
+    whole = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
+    for line in whole.wrap(console, line_length - 1):
         line.rstrip()
         console.print(" ", line, sep="", soft_wrap=True)
 

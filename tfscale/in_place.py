@@ -61,7 +61,8 @@ def put(instance: Any, mixin: type, **attributes: Any) -> None:
         setattr(instance, name, value)
     kind = type(instance)
     if not issubclass(kind, mixin):
-        _CLASS.__set__(instance, _subclass(mixin, kind))
+        subclass: Any = _subclass
+        _CLASS.__set__(instance, subclass(mixin, kind))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,9 @@ class RankContext:
     graph: Any = None
     reads_shards: bool = False
     uses_for_parts: bool = False
-    given_shards: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    given_shards: MutableMapping[int, Any] = dataclasses.field(
+        default_factory=dict
+    )
     draws_for_parts: bool = False
     model: Any = None
     sequence_plan: Any = None

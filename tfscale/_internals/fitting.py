@@ -4,6 +4,7 @@ Each name is listed in `keras_names`, with why.
 """
 
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 from typing import Protocol
@@ -53,7 +54,7 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     Raises:
         RuntimeError: If no `fit` of the model runs in this thread.
     """
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_locals.get("self") is model:
             values = list(frame.f_locals.values())
@@ -70,7 +71,8 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
 
 def is_running(epochs: EpochIterator) -> bool:
     """Whether the `fit` of an epoch iterator is on the stack of a thread."""
-    for frame in sys._current_frames().values():
+    for innermost in sys._current_frames().values():
+        frame: types.FrameType | None = innermost
         while frame is not None:
             if frame.f_code.co_name == "fit" and any(
                 value is epochs for value in frame.f_locals.values()

@@ -19,7 +19,7 @@ class BackupFolder:
     def __init__(self, path: str, keep: int):
         self.path = path
         self._keep = keep
-        self._lock = None
+        self._lock: storage.FolderLock | None = None
 
     def acquire(self) -> None:
         """Makes the folder, and keeps it for this job.

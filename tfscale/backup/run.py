@@ -68,13 +68,13 @@ class Run:
         self._writer = Writer()
         self._epochs, self._callbacks = _internals.running_fit(model)
         self._data = DataPlace(self._epochs)
-        self._validation = None
+        self._validation: Validation | None = None
         self._validation_state = None
         self._report = Report(folder.path)
-        self._epoch = None
+        self._epoch = 0
         self._step = 0
         self._num_steps = 0
-        self._logs_so_far = None
+        self._logs_so_far: dict[str, float] | None = None
         self._backup = folder.newest()
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)

@@ -27,7 +27,7 @@ class SaveSchedule:
         self._steps = 0  # since the last save
         self._timed_steps = 0
         self._timed_seconds = 0.0
-        self._begin = None
+        self._begin = 0.0
         self._is_warm = False
         self.useful_seconds = 0.0
         self.interval = _FIRST_AUTO_STEPS
@@ -61,7 +61,7 @@ class SaveSchedule:
             return False
         if self._save_freq == "epoch":
             return is_first
-        if self._save_freq == "auto":
+        if isinstance(self._save_freq, str):  # "auto"
             return self._steps >= self.interval
         return self._steps >= self._save_freq
 

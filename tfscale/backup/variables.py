@@ -7,6 +7,7 @@ depend on what else was made before.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,7 +89,7 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
     """Variables and states of generators that are attributes of layers."""
     for layer in _internals.flatten_layers(model):
         for attribute in vars(layer).values():
-            values = [attribute]
+            values: Iterable[Any] = [attribute]
             if isinstance(attribute, dict):
                 values = attribute.values()
             elif isinstance(attribute, list | tuple):

@@ -109,8 +109,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete_checkpoint = delete_checkpoint
         self._signals = tuple(signals)
         self._exit_code = exit_code
-        self._stop_signals = None
-        self._run = None
+        self._stop_signals: StopSignals | None = None
+        self._run: Run | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the newest backup; `fit` goes on from it."""
@@ -148,13 +148,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Notes the epoch."""
-        self._run.on_epoch_begin(epoch)
+        if self._run is not None:
+            self._run.on_epoch_begin(epoch)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Notes how far training has come."""
-        self._run.on_train_batch_end(batch)
+        if self._run is not None:
+            self._run.on_train_batch_end(batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Follows validation through its data."""
@@ -172,11 +174,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Completes the logs of an epoch that went on behind its last step."""
-        self._run.on_epoch_end(logs)
+        if self._run is not None:
+            self._run.on_epoch_end(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Says what interruptions and saves have cost; removes the backups."""
-        logging.info("BackupAndRestore: %s.", self._run.end())
+        if self._run is not None:
+            logging.info("BackupAndRestore: %s.", self._run.end())
         if self._delete_checkpoint:
             self._folder.clear()
         self._leave()

@@ -37,6 +37,8 @@ def on_trial():
 class _Assigned:
     """What all kinds have in common: they can be assigned to on trial."""
 
+    _primary: tf.Variable
+
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
         if rank_context.current().assigns_on_trial:

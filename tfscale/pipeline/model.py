@@ -207,7 +207,7 @@ class PipelineModel(PipelineTrainer):
             self._plan,
             self.distribute_strategy,
             self._find_loss(),
-            jit_compile and _internals.model_supports_jit(self.model),
+            bool(jit_compile) and _internals.model_supports_jit(self.model),
         )
 
     def pipeline_summary(

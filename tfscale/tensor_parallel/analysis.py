@@ -46,7 +46,8 @@ def decide(num_ranks: int, rule) -> None:
         with layer_losses.kept():
             analyse(model, num_ranks)
         decision = decisions.decision_of(model)
-    rule.keeps = decision.keeps.setdefault(rule, rule.keeps)
+    if decision is not None:
+        rule.keeps = decision.keeps.setdefault(rule, rule.keeps)
 
 
 def settle(model, num_ranks: int) -> None:

@@ -115,10 +115,10 @@ class Layouts:
         """
         pattern = self._pattern_for(path)
         if pattern is None:
-            if declared is not None and shape[declared] % self._size:
-                axes = [None] * len(shape)
-                axes[declared] = AXIS
-                raise self._not_divisible(path, shape, declared, tuple(axes))
+            if declared is not None and shape[declared] % (self._size or 1):
+                before, behind = shape[:declared], shape[declared + 1 :]
+                axes = (*[None] * len(before), AXIS, *[None] * len(behind))
+                raise self._not_divisible(path, shape, declared, axes)
             self._may_be_idle |= declared is not None
             return declared
         self._matched.add(pattern)

@@ -86,6 +86,8 @@ def projection_of(layer) -> Projection | None:
     found = re.fullmatch(
         r"(\w+),(\w+)->(\w+)", layer.equation.replace("...", "")
     )
+    if found is None:
+        return None
     taken, own, made = found.groups()
     inputs = [own.index(x) for x in taken if x in own]
     outputs = [own.index(x) for x in made if x in own]

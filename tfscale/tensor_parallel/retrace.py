@@ -11,6 +11,7 @@ each tensor has to have the shape that is expected of it.
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -153,7 +154,7 @@ class _Comparison:
         return frozenset().union(*(state[1] for state in states if state))
 
     def _keys_of_call(self, call: LayerCall):
-        parts = (*call.sources, *call.sinks)
+        parts: list[Any] = [*call.sources, *call.sinks]
         return self._keys(part.tensor for part in parts)
 
     def _run(self, operations, others, start):

@@ -77,7 +77,7 @@ class _Noted:
 
     def assign(self, moments) -> None:
         """Makes averages of moments of the whole batch, one for each call."""
-        layer, averages = self.layer, self.before
+        layer, averages = self.layer, list(self.before)
         if layer.renorm:
             for mean, variance in moments:
                 layer.update_moving(mean, variance)

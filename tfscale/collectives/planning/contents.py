@@ -6,6 +6,7 @@ added up: two contents with one `number` are equal to the last bit.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from tfscale.collectives.planning.send import Send
 
@@ -74,7 +75,7 @@ class Contents:
         """What a device has of a chunk now; `None` for nothing."""
         return self._of.get((device, chunk))
 
-    def play(self, sends: list[Send]) -> None:
+    def play(self, sends: Sequence[Send]) -> None:
         """Plays a round: all send what they had before it."""
         found = {}
         for send in sends:

@@ -76,9 +76,11 @@ class Costs:
 
     def port_bandwidth_of(self, device: int) -> float | None:
         """How fast a device sends; `None` if as fast as its links."""
-        if isinstance(self.port_bandwidth, tuple):
-            return self.port_bandwidth[device]
-        return self.port_bandwidth
+        if self.port_bandwidth is None or isinstance(
+            self.port_bandwidth, int | float
+        ):
+            return self.port_bandwidth
+        return self.port_bandwidth[device]
 
 
 def _of_link(value, source, target):

@@ -6,6 +6,8 @@ name are in `algorithms.py`. What the operations mean is in `contents.py`.
 
 import collections
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from tfscale.collectives.planning.contents import PARTED
 from tfscale.collectives.planning.contents import SUMS
@@ -56,7 +58,7 @@ class Plan:
     operation: str
     num_devices: int
     num_chunks: int
-    rounds: tuple[tuple[Send, ...], ...]
+    rounds: Sequence[Sequence[Any]]
     root: int | None = None
     name: str = "custom"
 

@@ -18,7 +18,7 @@ class PositionValue(NamedTuple):
 
     seed: int
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method `index`
 
 
 class Position(tf.Module):

@@ -26,7 +26,8 @@ def match(pattern: Pattern) -> list[str]:
     if isinstance(pattern, str | os.PathLike):
         pattern = [pattern]
     paths = []
-    for one in map(os.fspath, pattern):
+    for each in pattern:
+        one = os.fspath(each)
         found = tf.io.gfile.glob(one)
         if not found:
             raise FileNotFoundError(

@@ -60,7 +60,7 @@ def scan(path: str) -> FileIndex:
     end = tf.io.gfile.stat(path).length
     walk = _walk_chunks if "://" in path else _walk_mapped
     offsets, headers, at = walk(path, end)
-    damage = None
+    damage: tuple[int, str] | None = None
     if at < end:
         damage = (at, "the file ends within a record's header")
     elif at > end:
@@ -70,7 +70,10 @@ def scan(path: str) -> FileIndex:
     wrong = np.flatnonzero(~_match(headers))
     if wrong.size:
         # What follows was found by a wrong length.
-        at = offsets[wrong[0]] if wrong[0] < len(offsets) else damage[0]
+        if wrong[0] < len(offsets):
+            at = offsets[wrong[0]]
+        elif damage is not None:
+            at = damage[0]
         damage = (at, "a record's length is damaged")
         offsets = offsets[: wrong[0]]
         at = damage[0]

@@ -1,5 +1,6 @@
 """TFRecord shards as a source."""
 
+import functools
 import os
 import warnings
 
@@ -96,7 +97,7 @@ def tfrecords(
         skipped += index.damage is not None
         if on_damage == "skip" and not compression:
             damaged = tfrecord_index.damaged_data(
-                index, lambda offset, path=path: _records(path, offset)
+                index, functools.partial(_records, path)
             )
             skipped += len(damaged)
             index = index.without(damaged)

@@ -188,7 +188,7 @@ def cuts_from_names(
             "with which the second stage begins."
         )
     if any(b <= a for a, b in itertools.pairwise(cuts)):
-        in_order = sorted(set(cut_layers), key=index_of.get)
+        in_order = sorted(set(cut_layers), key=index_of.__getitem__)
         raise ValueError(
             "Cut points must be different and in the order of the model. "
             f"Received: {cut_layers}. In order they are {in_order}."

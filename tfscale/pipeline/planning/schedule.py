@@ -10,6 +10,8 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
 
 from tfscale.pipeline.planning.action import KINDS
 from tfscale.pipeline.planning.action import Action
@@ -50,7 +52,7 @@ class Schedule:
     'F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 B0.1'
     """
 
-    actions: tuple[tuple[Action, ...], ...]
+    actions: Sequence[Sequence[Any]]
     name: str = "custom"
 
     def __post_init__(self):
@@ -206,7 +208,9 @@ class Schedule:
             device = self._places[waits[device][1]][0]
         circle = "; ".join(
             f"{self._at(blocked)} waits for {self._at(missing)}"
-            for blocked, missing in map(waits.get, seen[seen.index(device) :])
+            for blocked, missing in map(
+                waits.__getitem__, seen[seen.index(device) :]
+            )
         )
         return (
             "Every action of a schedule must come after what it needs: F after "

@@ -205,7 +205,8 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     (4, 3, 2, 1)
     """
     ones, zeros = [1] * schedule.num_stages, [0] * schedule.num_stages
-    return _peaks(schedule, ones, zeros, range(schedule.num_stages))
+    peaks = _peaks(schedule, ones, zeros, range(schedule.num_stages))
+    return tuple(map(int, peaks))
 
 
 def _play(schedule, cost, transfer) -> tuple[Span, ...]:

@@ -38,7 +38,7 @@ class BatchLoss:
         self._device = device
         self._all_rows = all_rows
         self._all_sum = all_sum
-        self._shares = None
+        self._shares: list[tf.Tensor] = []
 
     def weigh(self, loss_scale) -> None:
         """Gives each microbatch what its losses count, before it runs.

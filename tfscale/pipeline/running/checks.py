@@ -11,8 +11,8 @@ def check_built(model: keras.Model, *parts) -> None:
         model: The `PipelineModel`.
         *parts: Its compiled loss and metrics, or None.
     """
-    parts = [*parts, model.optimizer]
-    if all(part is None or part.built for part in parts):
+    made = [*parts, model.optimizer]
+    if all(part is None or part.built for part in made):
         return
     raise ValueError(
         "Loss, metrics and optimizer must have their variables before "

@@ -1,6 +1,7 @@
 """Divides a batch into microbatches, of any number of rows."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,7 +33,9 @@ def divide(
         rows = tf.shape(first)[0]
         more = tf.cast(tf.range(count) < rows % count, rows.dtype)
         sizes = tf.unstack(rows // count + more)
-    microbatches = [{keys.Rows(): tf.cast(size, tf.float32)} for size in sizes]
+    microbatches: list[dict[Hashable, Any]] = [
+        {keys.Rows(): tf.cast(size, tf.float32)} for size in sizes
+    ]
     for key, tensor in batch.items():
         if divides:
             parts = tf.split(tensor, count)

@@ -6,6 +6,8 @@ schedule, which is written once for all ranks of a replica.
 """
 
 import dataclasses
+from collections.abc import Hashable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -98,7 +100,9 @@ class ReplicaStep:
         """
         targets = [x for x in keras.tree.flatten(targets) if x is not None]
         values = self._plan.graph.inputs
-        batch = {keys.Activation(v): x for v, x in zip(values, inputs)}
+        batch: dict[Hashable, Any] = {
+            keys.Activation(v): x for v, x in zip(values, inputs)
+        }
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         tensors = Tensors(
             shared=self._read("trainable", keys.Param),

@@ -30,6 +30,11 @@ class PipelineTrainer(KerasFace):
         plan: The model, cut.
     """
 
+    # What Keras' loops call, made by the methods below.
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+
     def __init__(self, model: keras.Model, plan: PipelinePlan):
         super().__init__(name=model.name, dtype=model.dtype_policy)
         self.model = model

@@ -46,7 +46,7 @@ def check_arguments(
             "`memory_limit` must be a number of bytes, or None. Received: "
             f"memory_limit={memory_limit!r}. 16 GiB are 16 * 2**30."
         )
-    if not 0 < memory_limit < math.inf:
+    if not 0 < float(memory_limit) < math.inf:
         raise ValueError(
             "`memory_limit` must be a positive number of bytes, or None. "
             f"Received: memory_limit={memory_limit!r}."

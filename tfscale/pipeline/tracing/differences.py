@@ -5,7 +5,7 @@ a variable of its own in every call does so once per microbatch.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import keras
 
@@ -15,7 +15,7 @@ from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.whole_batch import losses
 
 
-def check_losses(plan: PipelinePlan, stages: Iterable) -> None:
+def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
     """Refuses to train or evaluate by nothing.
 
     Args:
@@ -39,7 +39,7 @@ def check_losses(plan: PipelinePlan, stages: Iterable) -> None:
     )
 
 
-def warn(plan: PipelinePlan, stages: Iterable, num_replicas: int) -> None:
+def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
     """Warns of what is not what it is on one device.
 
     Args:

@@ -8,59 +8,57 @@ model, its tensors by their `graph.Value`, stages by their index.
 import dataclasses
 from typing import Any
 
-_key = dataclasses.dataclass(frozen=True, slots=True)
 
-
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Param:
     """The value of a trainable variable."""
 
     number: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class State:
     """The value of another variable, before a forward."""
 
     number: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class NewState:
     """What the layers of a forward made of it."""
 
     number: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Activation:
     """A tensor of the model."""
 
     value: Any
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Mask:
     """Its Keras mask."""
 
     value: Any
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Gradient:
     """Of the loss, by a tensor of the model."""
 
     value: Any
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class GradientTerm:
     """What one user of a tensor adds to that."""
 
     value: Any
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class GradientSum:
     """Of the gradients by a variable in a stage, over microbatches."""
 
@@ -68,7 +66,7 @@ class GradientSum:
     number: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Target:
     """The tensor at a place of the flat `(y, sample_weight)`.
 
@@ -78,39 +76,39 @@ class Target:
     place: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
     """How many rows of a microbatch count, a scalar of float32."""
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Losses:
     """Of a microbatch, see whole_batch."""
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Divisors:
     """Of a microbatch: what its losses are divided by, see there."""
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class LossScale:
     """What each of the losses of a microbatch counts."""
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class AddedLoss:
     """The sum of what the layers of a stage gave to `add_loss`."""
 
     stage: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class AddedScale:
     """What that counts."""
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class StatisticsWeight:
     """Rows or mask behind the statistics of a BatchNormalization.
 
@@ -120,7 +118,7 @@ class StatisticsWeight:
     number: int
 
 
-@_key
+@dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
     """What a phase keeps for a later one, by its name in the traced graph."""
 

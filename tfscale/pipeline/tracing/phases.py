@@ -25,6 +25,7 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -47,8 +48,8 @@ class Phase:
     """
 
     function: tf.types.experimental.ConcreteFunction
-    inputs: tuple[Hashable, ...]
-    outputs: tuple[Hashable, ...]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
 
     def run(self, tensors: Mapping[Hashable, tf.Tensor]) -> dict:
         """What the phase makes of some of `tensors`."""

@@ -86,7 +86,7 @@ class Subgraph:
             for node in self.graph_def.node
             for source in node.input
         }
-        returned = {}
+        returned: dict[str, str | None] = {}
         for node in self.graph_def.node:
             if (
                 node.name in self.fetches

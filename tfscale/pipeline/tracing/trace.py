@@ -76,13 +76,13 @@ def trace_stage(graph: StageGraph) -> TracedStage:
     """
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
     parts = _parts(graph)
-    made = phases.split(
+    split = phases.split(
         wrapped,
         graph.arguments,
         list(parts.values()),
         jit_compile=graph.options.jit_compile,
     )
-    made = dict(zip(parts, made))
+    made = dict(zip(parts, split))
     divisors = made.pop("D", None)
     joint = {x: rank_phases.alone(phase) for x, phase in made.items()}
     return _traced(graph, (joint,), divisors)

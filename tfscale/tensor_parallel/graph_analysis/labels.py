@@ -43,8 +43,9 @@ def elements(tensor: tf.Tensor) -> list[int | None] | None:
         return [_scalar(part) for part in op.inputs]
     if op.type == "ConcatV2":
         parts = [elements(part) for part in list(op.inputs)[:-1]]
-        if None not in parts:
-            return [entry for part in parts for entry in part]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            return [entry for part in known for entry in part]
     if tensor.shape.rank == 1 and tensor.shape[0] is not None:
         return [None] * tensor.shape[0]
     return None
@@ -82,5 +83,5 @@ def dims_from_right(tensor: tf.Tensor) -> tuple[int, ...]:
 
 def without(dims: tuple, *blocked: int) -> tuple:
     """The same labels with None at some places (negative ones are allowed)."""
-    blocked = {dims[place] for place in blocked}
-    return tuple(None if dim in blocked else dim for dim in dims)
+    removed = {dims[place] for place in blocked}
+    return tuple(None if dim in removed else dim for dim in dims)

@@ -8,6 +8,7 @@ could leave divided and which inputs it could take so.
 import dataclasses
 from collections.abc import Hashable
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -105,7 +106,8 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
             )
         end = max(end, call.operations.stop)
         made = [*call.sources, *(s.passes for s in call.sinks if s.passes)]
-        for part in (*made, *call.sinks):
+        parts: list[Any] = [*made, *call.sinks]
+        for part in parts:
             size = part.tensor.shape[part.dim]
             if not size or size % num_ranks:
                 raise ValueError(

@@ -12,6 +12,7 @@ from tfscale.tensor_parallel.graph_analysis import propagation_walk
 from tfscale.tensor_parallel.graph_analysis.division import Replicated
 from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
+from tfscale.tensor_parallel.sequence_parallel.sequence_trace import CallSpan
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
     SequenceTrace,
@@ -44,7 +45,7 @@ class ChangingWalk(propagation_walk.Walk):
         self._trace = trace
         self._choices = choices
         self._keys_of_sums = keys
-        self._span = None
+        self._span: CallSpan | None = None
 
     @property
     def num_ranks(self) -> int:

@@ -43,14 +43,14 @@ def make_plan(
             return None, f"{layer.name!r} is called in two ways"
     copying = choices.copies
     for point in trace.points.values():
-        made = conversions.get((id(point.crossing), point.place))
+        taken = conversions.get((id(point.crossing), point.place))
         layer = point.crossing.layer
-        if made and point not in walk.effective:
-            size = point.before.shape[made.dim]
+        if taken and point not in walk.effective:
+            size = point.before.shape[taken.dim]
             if walk.is_along_sequence(point.before):
                 size //= num_ranks
-            parts = 1 if made.mode == "scatter" else num_ranks
-            if size == made.size // parts:
+            parts = 1 if taken.mode == "scatter" else num_ranks
+            if size == taken.size // parts:
                 return None, f"{layer.name!r} is called in two ways"
         is_input = point.place[0] == "in"
         if id(point.crossing) in copying and is_input:

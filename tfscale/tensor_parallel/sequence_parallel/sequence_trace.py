@@ -95,7 +95,7 @@ class Recorder:
         self.spans = []
         self._plan = plan
         self._num_parts = num_parts
-        self._inside = None
+        self._inside: CallSpan | None = None
 
     def call(self, crossing: Crossing, method: Callable, args, kwargs):
         """Calls the method that a crossing is around."""

@@ -146,12 +146,12 @@ class Rule(abc.ABC):
         dim = inputs.shape.rank + self.sink_dim
         return collectives.scatter_to_ranks(inputs, dim)
 
-    def is_divided(self, inputs) -> bool:
-        """Whether an input is this rank's part.
+    def whole_size(self) -> int:
+        """The size of `sink_dim` in full, of a rule that has one."""
+        raise TypeError(f"{type(self).__name__} takes no part of an input.")
 
-        A rule with a `sink_dim` has the size of that dim in full, as the
-        method `whole_size`.
-        """
+    def is_divided(self, inputs) -> bool:
+        """Whether an input is this rank's part."""
         return inputs.shape[self.sink_dim] != self.whole_size()
 
 
