@@ -55,6 +55,9 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
+    ("tfscale/accumulation/model.py", "in_place.putting of layer"),
+    ("tfscale/accumulation/model.py", "in_place.putting of model"),
+    ("tfscale/accumulation/model.py", "in_place.putting of optimizer"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
     ("tfscale/_internals/fitting.py", "epochs.__class__"),
@@ -133,6 +136,7 @@ LAYERS = (
     ("tfscale/data/explaining/",),
     ("tfscale/data/",),
     ("tfscale/backup/",),
+    ("tfscale/accumulation/",),
     ("tfscale/callbacks/",),
     ("tfscale/pipeline/tracing/",),
     ("tfscale/pipeline/running/",),

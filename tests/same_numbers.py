@@ -91,6 +91,13 @@ def on_one_device(job: Job) -> Outcome:
     return _train(model, model, optimizer, job)
 
 
+def plain(job: Job) -> Outcome:
+    """Trains with plain Keras on one device, as `job` says."""
+    reset()
+    model = job.build()
+    return _train(model, model, job.optimizer(), job)
+
+
 def on_mesh(
     job: Job,
     num_stages: int,

@@ -43,6 +43,7 @@ class RankContext:
         is_one_replica: Whether Keras is told that there is one replica.
         part: The `whole_batch.Part` of a batch that is worked on, or None.
         batch_norm_step: Where BatchNorm layers note what they saw, or None.
+        taken_gradients: Who takes gradients from optimizers, or None.
         gradients_are_reduced: Whether gradients are summed over replicas.
         applies_gradients: Whether an optimizer is applying them.
         applies_in_branch: Likewise, in a branch where no rank meets another.
@@ -71,6 +72,7 @@ class RankContext:
     is_one_replica: bool = False
     part: Any = None
     batch_norm_step: Any = None
+    taken_gradients: Any = None
     gradients_are_reduced: bool = False
     applies_gradients: bool = False
     applies_in_branch: bool = False

@@ -1,6 +1,7 @@
 """Keras callbacks."""
 
 from tfscale.callbacks.backup_and_restore import BackupAndRestore
+from tfscale.callbacks.gradient_accumulation import GradientAccumulation
 from tfscale.callbacks.input_wait import InputWait
 
-__all__ = ["BackupAndRestore", "InputWait"]
+__all__ = ["BackupAndRestore", "GradientAccumulation", "InputWait"]

@@ -31,7 +31,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
 
     def _moments(self, inputs, mask):
         mean, variance = super()._moments(inputs, mask)
-        step = _current_step()
+        step = current_step()
         if step is None:
             return mean, variance
         if mask is None:
@@ -50,7 +50,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
         return mean, variance
 
     def _update_renorm_statistics(self, mean, variance):
-        if _current_step() is None or self.synchronized:
+        if current_step() is None or self.synchronized:
             super()._update_renorm_statistics(mean, variance)
 
     def update_moving(self, mean, variance):
@@ -59,7 +59,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
 
 
 @dataclasses.dataclass
-class _Noted:
+class Noted:
     """The calls of a layer in a step, and the averages before the first."""
 
     layer: keras.layers.BatchNormalization
@@ -96,7 +96,7 @@ class _Noted:
                 rules.assign_shard(variable, average)
 
 
-class _Step:
+class Step:
     """What the layers of a replica note down in a step."""
 
     def __init__(self):
@@ -107,9 +107,14 @@ class _Step:
     def note(self, layer, moments) -> None:
         """Adds a call of a layer: count, mean and variance."""
         if id(layer) not in self._noted:
-            self._noted[id(layer)] = _Noted.of(layer, moments[1])
+            self._noted[id(layer)] = Noted.of(layer, moments[1])
+        self.note_call(self._noted[id(layer)], moments)
+
+    def note_call(self, noted: Noted, moments) -> None:
+        """Adds a call of a layer that is known."""
+        self._noted[id(noted.layer)] = noted
         moments = tuple(map(tf.stop_gradient, moments))
-        self._noted[id(layer)].calls.append(self.in_its_place(moments))
+        noted.calls.append(self.in_its_place(moments))
 
     def in_its_place(self, moments) -> tf.Tensor:
         """The moments, where those of the other replicas are zeros."""
@@ -124,9 +129,11 @@ class _Step:
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
+        if self._context.num_replicas_in_sync == 1:
+            return list(tensors)
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
-    def take(self) -> list[_Noted]:
+    def take(self) -> list[Noted]:
         """What has been noted since it was taken the last time."""
         noted, self._noted = list(self._noted.values()), {}
         return noted
@@ -135,7 +142,7 @@ class _Step:
 @contextlib.contextmanager
 def noting():
     """Within it, layers of this replica note down what they saw."""
-    step = _Step()
+    step = Step()
     with rank_context.within(batch_norm_step=step):
         yield
         all_sums_and_statistics(step.sums, [])
@@ -151,7 +158,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     Returns:
         The sums of `tensors`.
     """
-    step = _current_step()
+    step = current_step()
     noted = [] if step is None else step.take()
     rows = [row for each in noted for row in each.calls]
     if not tensors and not rows:
@@ -175,7 +182,7 @@ def _of_whole_batch(rows):
     return mean, total(weights * (variances + tf.square(means - mean)))
 
 
-def _current_step():
+def current_step() -> Step | None:
     """That of this thread, where replicas can meet."""
     step = rank_context.current().batch_norm_step
     if step is None or step.graph is not tf.compat.v1.get_default_graph():

@@ -44,7 +44,7 @@ class _Model(in_place.Mixin):
         return _weighed(
             loss,
             tf.cast(counts / part.num_replicas, loss.dtype),
-            tf.cast(share, loss.dtype),
+            tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
         )
 
 

@@ -22,6 +22,7 @@ class Part:
             In all parts it has to be called for the same ones, in one order.
         num_replicas: By what Keras divides means.
         layers: Those that may note down losses, to be read behind `total`.
+        weight: What gradients of the part are multiplied by afterwards.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class Part:
         total: Callable[[tf.Tensor], tf.Tensor],
         num_replicas: int,
         layers: Sequence[keras.Layer] = (),
+        weight: tf.Tensor | float = 1.0,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
+        self.weight = weight
         self._total = total
         self._share = None
         self._layers = layers

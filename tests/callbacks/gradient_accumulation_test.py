@@ -1,0 +1,302 @@
+"""With microbatches, `fit` has the numbers of the whole batch.
+
+Of 33 rows in batches of 16 the last one has a single row: fewer than there are
+microbatches, and none for the second replica.
+"""
+
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tests.whole_batch import same_numbers_test as whole_batch
+from tfscale.callbacks import GradientAccumulation
+
+X, Y, WEIGHTS = whole_batch.X, whole_batch.Y, whole_batch.WEIGHTS
+# Gradients of biases are far from zero, so that they have correct digits.
+DATA = dict(x=X, y=Y + 1.0, batch_size=16)
+RTOL = 1e-6
+
+
+def clipped(**options):
+    """Schedule, averages, clipping: all of which know of batches only."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.5)
+    return keras.optimizers.Adam(
+        schedule,
+        epsilon=1e-3,
+        global_clipnorm=0.1,
+        use_ema=True,
+        ema_momentum=0.9,
+        ema_overwrite_frequency=2,
+        weight_decay=0.1,
+        **options,
+    )
+
+
+class OwnStep(keras.Model):
+    """Half of its loss is made without `compute_loss`."""
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight)
+            own = tf.reduce_mean(tf.square(y_pred))
+            total = loss + own
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(total, weights), weights)
+        return {"mine": own, **self.compute_metrics(x, y, y_pred)}
+
+
+ROWS = []
+
+
+class CountsRows(keras.Model):
+    def train_step(self, data):
+        ROWS.append(int(data[0].shape[0]))
+        return super().train_step(data)
+
+
+class OwnCall(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="tanh", name="a")
+        self.out = keras.layers.Dense(3, name="b")
+
+    def call(self, x, training=False):
+        del training
+        return self.out(self.hidden(x))
+
+
+def own_step():
+    plain = whole_batch.dense()
+    return OwnStep(plain.input, plain.output)
+
+
+def own_call():
+    model = OwnCall()
+    model(X[:1])
+    return model
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(clipped(), initial_scale=8.0)
+
+
+def twice():
+    return dict(metrics=["mae"], steps_per_execution=2)
+
+
+JOBS = {
+    **whole_batch.JOBS,
+    "clipped": same_numbers.Job(
+        whole_batch.dense,
+        dict(DATA, sample_weight=WEIGHTS),
+        clipped,
+        loss=lambda: whole_batch.MSE(reduction="mean_with_sample_weight"),
+    ),
+    "scaled": same_numbers.Job(whole_batch.dense, DATA, scaled),
+    "own_step": same_numbers.Job(own_step, DATA),
+    "own_call": same_numbers.Job(own_call, DATA, compile=twice),
+}
+# Microbatches, replicas and model ranks.
+ONE = (1, 1)
+CROSSED = (
+    *(("clipped", k, *ONE) for k in (1, 2, 3, 4, 8)),
+    ("masked", 3, *ONE),
+    ("masked", 4, 2, 2),
+    ("several", 4, *ONE),
+    ("several", 3, 2, 1),
+    ("own", 3, *ONE),
+    ("own", 2, 2, 1),
+    ("not_reduced", 4, *ONE),
+    ("scaled", 4, 2, 1),
+    ("scaled", 3, *ONE),
+    ("own_step", 3, *ONE),
+    ("own_call", 3, *ONE),
+    ("validated", 3, 2, 1),
+)
+
+
+def accumulating(job, num_microbatches, num_replicas, num_ranks):
+    callback = GradientAccumulation(num_microbatches)
+    job = dataclasses.replace(job, fit=dict(job.fit, callbacks=[callback]))
+    if num_replicas * num_ranks > 1:
+        layouts = {} if num_ranks == 1 else None
+        return same_numbers.on_ranks(job, num_ranks, num_replicas, layouts)
+    return same_numbers.plain(job)
+
+
+class SameNumbersTest(parameterized.TestCase):
+    @parameterized.parameters(*CROSSED)
+    def test_whole_batch(self, name, *sizes):
+        expected = _on_one_device(name)
+        actual = accumulating(JOBS[name], *sizes)
+        same_numbers.assert_same(self, expected, actual, RTOL)
+        self.assertEqual(
+            type(actual.model).__mro__, type(expected.model).__mro__
+        )
+
+    def test_moving_statistics_are_those_of_the_batch(self):
+        def build():
+            x = keras.Input((5,))
+            h = keras.layers.BatchNormalization(momentum=0.5, name="a")(x)
+            return keras.Model(x, keras.layers.Dense(3, name="b")(h))
+
+        job = same_numbers.Job(build, DATA)
+        expected = same_numbers.on_one_device(job).variables
+        for sizes in ((3, 1, 1), (2, 2, 1)):
+            found = accumulating(job, *sizes).variables
+            for name in ("a/moving_mean", "a/moving_variance"):
+                same_numbers.assert_close(found[name], expected[name], name)
+
+    def test_sums_are_float32_in_mixed_precision(self):
+        def build():
+            keras.config.set_dtype_policy("mixed_float16")
+            try:
+                return whole_batch.dense()
+            finally:
+                keras.config.set_dtype_policy("float32")
+
+        job = same_numbers.Job(build, DATA)
+        expected = same_numbers.plain(job)
+        actual = accumulating(job, 4, 1, 1)
+        same_numbers.assert_same(self, expected, actual, 2e-3)
+        self.assertIsInstance(
+            actual.model.optimizer, keras.optimizers.LossScaleOptimizer
+        )
+
+    def test_what_train_step_returns_is_averaged_by_rows(self):
+        expected = _on_one_device("own_step").logs["mine"]
+        same_numbers.assert_close(
+            accumulating(JOBS["own_step"], 3, 1, 1).logs["mine"], expected
+        )
+
+
+class AsEverTest(parameterized.TestCase):
+    """What is put in the place of something is gone behind `fit`."""
+
+    def setUp(self):
+        super().setUp()
+        same_numbers.reset()
+        plain = whole_batch.dense()
+        self.model = CountsRows(plain.input, plain.output)
+        self.model.compile("sgd", "mse", run_eagerly=True)
+        self.classes = [type(self.model), type(self.model.optimizer)]
+        self.fit = functools.partial(
+            self.model.fit, X, Y, batch_size=16, verbose=0
+        )
+
+    def assert_plain(self):
+        self.assertEqual(
+            [type(self.model), type(self.model.optimizer)], self.classes
+        )
+        ROWS.clear()
+        self.fit()
+        self.assertEqual(ROWS, [16, 16, 1])
+        self.model.train_on_batch(X, Y)
+        self.assertEqual(ROWS[3:], [33])
+
+    def test_after_an_exception_in_mid_epoch(self):
+        def fail(batch, logs):
+            raise KeyboardInterrupt
+
+        failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+        with self.assertRaises(KeyboardInterrupt):
+            self.fit(callbacks=[GradientAccumulation(4), failing])
+        self.assertEqual(int(self.model.optimizer.iterations), 1)
+        self.assert_plain()
+
+    def test_after_fit_and_in_evaluate(self):
+        accumulation = GradientAccumulation(4)
+        self.fit(callbacks=[accumulation], epochs=2)
+        self.assertEqual(int(self.model.optimizer.iterations), 6)
+        self.model.evaluate(X, Y, verbose=0, callbacks=[accumulation])
+        self.assert_plain()
+        self.fit(callbacks=[accumulation])
+        # On trial the whole batch, then each microbatch.
+        self.assertEqual(ROWS[4:], [16, *[4] * 4] * 2 + [1, 1])
+
+
+class TwoOptimizers(OwnStep):
+    def train_step(self, data):
+        self.other.apply(
+            [tf.zeros_like(w) for w in self.trainable_variables],
+            self.trainable_variables,
+        )
+        return super().train_step(data)
+
+
+class NeverApplied(keras.Model):
+    def train_step(self, data):
+        return {"loss": tf.reduce_mean(self(data[0], training=True))}
+
+
+class InFunction(keras.Model):
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def _accumulating_twice():
+    return keras.optimizers.SGD(gradient_accumulation_steps=2)
+
+
+class BadInputTest(parameterized.TestCase):
+    @parameterized.parameters("4", 2.0, True, None)
+    def test_number_is_an_int(self, count):
+        with self.assertRaisesRegex(TypeError, "must be an int"):
+            GradientAccumulation(count)
+
+    def test_number_is_positive(self):
+        with self.assertRaisesRegex(ValueError, "1 or more"):
+            GradientAccumulation(0)
+
+    @parameterized.parameters(
+        (TwoOptimizers, "sgd", "call of another optimizer"),
+        (NeverApplied, "sgd", "never applied"),
+        (InFunction, "sgd", "inside of a `tf.function`"),
+        (keras.Model, _accumulating_twice, "Received: both"),
+        (keras.Model, None, "compiled without one"),
+        (keras.Model, "sgd", "num_microbatches=17 and batches of 16 rows", 17),
+    )
+    def test_nothing_is_changed(self, kind, optimizer, message, count=4):
+        same_numbers.reset()
+        plain = whole_batch.dense()
+        model = kind(plain.input, plain.output)
+        made = type(model)
+        optimizer = optimizer() if callable(optimizer) else optimizer
+        model.other = keras.optimizers.SGD(name="second")
+        model.compile(optimizer, "mse")
+        before = [np.array(v) for v in model.variables]
+        with self.assertRaisesRegex(ValueError, message):
+            model.fit(
+                *(X[:16], Y[:16]),
+                batch_size=16,
+                verbose=0,
+                callbacks=[GradientAccumulation(count)],
+            )
+        for variable, value in zip(model.variables, before, strict=True):
+            np.testing.assert_array_equal(variable, value)
+        self.assertIs(type(model), made)
+
+    def test_a_pipeline_is_refused(self):
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            model = tfscale.PipelineModel(whole_batch.dense(), 4)
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "accumulates by itself"):
+            model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(4)])
+
+
+_FOUND = {}
+
+
+def _on_one_device(name):
+    if name not in _FOUND:
+        _FOUND[name] = same_numbers.on_one_device(JOBS[name])
+    return _FOUND[name]

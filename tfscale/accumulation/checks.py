@@ -1,0 +1,101 @@
+"""What cannot be accumulated, said before anything runs."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
+    """All that a model has, that of `compile` first."""
+    values = [model.optimizer]
+    for value in vars(model).values():
+        values += value if isinstance(value, list | tuple) else [value]
+    found = {
+        id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
+    }
+    return list(found.values())
+
+
+def check_rows(element_spec: Any, num_microbatches: int) -> None:
+    """Raises if batches are known to have fewer rows than microbatches.
+
+    A last one that is smaller than the others may: it has fewer microbatches.
+
+    Args:
+        element_spec: What a replica gets of a step, as `tf.TypeSpec`s.
+        num_microbatches: How many microbatches a batch is cut into.
+
+    Raises:
+        ValueError: If so.
+    """
+    for spec in keras.tree.flatten(element_spec):
+        shape = getattr(spec, "shape", None)
+        if not shape or shape[0] is None or shape[0] >= num_microbatches:
+            continue
+        raise ValueError(
+            "A batch must have a row for each microbatch. Received: "
+            f"num_microbatches={num_microbatches} and batches of {shape[0]} "
+            f"rows (of each replica). Set num_microbatches to {shape[0]} or "
+            "less, or make batches larger."
+        )
+
+
+def check(model: keras.Model) -> None:
+    """Raises if steps of a model cannot run in microbatches.
+
+    Raises:
+        TypeError: If the strategy is one that has not been seen to work.
+        ValueError: If gradients are accumulated already, or would be clipped
+            before they are summed up.
+    """
+    # Its class is in a higher layer.
+    if hasattr(model, "pipeline_summary"):
+        raise ValueError(
+            "A `PipelineModel` accumulates by itself. Received: "
+            f"GradientAccumulation for the pipeline {model.name!r}. Leave the "
+            "callback away, and set `num_microbatches` of the "
+            "`PipelineModel`."
+        )
+    if model.optimizer is None:
+        raise ValueError(
+            "GradientAccumulation takes the gradients that `train_step` gives "
+            "to the optimizer of `compile`. Received: a model compiled "
+            "without one. Pass `optimizer` to `compile`."
+        )
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "Gradients can be accumulated by GradientAccumulation or by the "
+            "optimizer. Received: both, gradient_accumulation_steps="
+            f"{inner.gradient_accumulation_steps}. Leave that away."
+        )
+    _check_strategy(model, inner)
+
+
+def _check_strategy(model, inner):
+    strategy = model.distribute_strategy
+    replicas = strategy.num_replicas_in_sync
+    if hasattr(strategy, "mesh") or replicas == 1:
+        return
+    if type(strategy) is not tf.distribute.MirroredStrategy:
+        raise TypeError(
+            "GradientAccumulation works without a strategy, under "
+            "`tfscale.MeshStrategy` and under `tf.distribute.MirroredStrategy`."
+            f" Received: {type(strategy).__name__}. Use "
+            "`tfscale.MeshStrategy`."
+        )
+    if inner is not model.optimizer:
+        raise ValueError(
+            "Under MirroredStrategy each replica decides by itself whether "
+            "gradients are finite. Received: a LossScaleOptimizer, on "
+            f"{replicas} replicas. Use `tfscale.MeshStrategy`, which sums "
+            "them first."
+        )
+    if inner.clipnorm or inner.global_clipnorm or inner.clipvalue:
+        raise ValueError(
+            "Under MirroredStrategy gradients are clipped before they are "
+            "summed over replicas. Received: an optimizer that clips, on "
+            f"{replicas} replicas. Use `tfscale.MeshStrategy`, which clips "
+            "the sum."
+        )

@@ -1,0 +1,84 @@
+"""The microbatches of all replicas, in one loop.
+
+Layers on model ranks, and some losses, meet the other replicas in each
+microbatch, which threads cannot do within a loop of their own. So there is one
+loop, where the replicas have met, and in it they are called anew:
+
+    replica 0   trial ─┐   ┌─ microbatch ─┐   ┌─ update
+                       ├─ loop            ├───┤
+    replica 1   trial ─┘   └─ microbatch ─┘   └─ update
+"""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.accumulation.replica_step import ReplicaStep
+
+
+def run_microbatches(step: ReplicaStep, num_microbatches: int) -> None:
+    """Runs them, and sets what they sum up to; in replica context.
+
+    Args:
+        step: That of this replica.
+        num_microbatches: How many there are, or as many as the replica with
+            the most rows has rows.
+    """
+    if not tf.distribute.has_strategy():
+        _loop([step], num_microbatches, lambda fn: [fn(0)])
+        return
+    context = tf.distribute.get_replica_context()
+    context.merge_call(_loop_of_all, args=(step, num_microbatches))
+
+
+def _loop_of_all(strategy, step, num_microbatches):
+    # One of each thread: those of model ranks too.
+    steps = list(getattr(step, "values", (step,)))
+
+    def on_each(fn):
+        results = {}
+
+        def call():
+            thread = _internals.get_current_replica_id_as_int()
+            results[thread] = fn(thread)
+
+        strategy.extended.call_for_each_replica(call)
+        return [results[thread] for thread in sorted(results)]
+
+    _loop(steps, num_microbatches, on_each)
+
+
+def _loop(
+    steps: Sequence[ReplicaStep],
+    num_microbatches: int,
+    on_each: Callable[[Callable], list],
+):
+    rows = tf.reduce_max(tf.stack([step.batch.num_rows for step in steps]))
+    count = tf.clip_by_value(rows, 1, num_microbatches)
+    sizes = [len(step.initial) for step in steps]
+
+    def divided(tensors):
+        tensors = iter(tensors)
+        return [list(itertools.islice(tensors, size)) for size in sizes]
+
+    def body(index, *sums):
+        sums = divided(sums)
+
+        def run(thread):
+            return steps[thread].microbatch(index, count, sums[thread])
+
+        return index + 1, *itertools.chain(*on_each(run))
+
+    zero = tf.constant(0)
+    _, *sums = tf.while_loop(
+        lambda index, *_: index < count,
+        body,
+        [zero, *itertools.chain(*(step.initial for step in steps))],
+        [zero.shape, *itertools.chain(*(step.shapes for step in steps))],
+        parallel_iterations=1,
+    )
+    for step, its_own in zip(steps, divided(sums)):
+        step.sums = its_own

@@ -1,0 +1,81 @@
+"""A model whose `train_step` runs in microbatches."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfscale import _internals
+from tfscale import in_place
+from tfscale.accumulation import checks
+from tfscale.accumulation.loop import run_microbatches
+from tfscale.accumulation.replica_step import ReplicaStep
+from tfscale.accumulation.taking import TakenOptimizer
+from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import model_loss
+
+
+def accumulating_mixin(num_microbatches: int) -> type:
+    """What is put in front of the class of a model.
+
+    Args:
+        num_microbatches: How many microbatches a batch is cut into.
+    """
+
+    class AccumulatingModel(in_place.Mixin):
+        def train_step(self, data):
+            """See `keras.Model.train_step`; in replica context."""
+            with batch_norm.noting():
+                step = ReplicaStep(
+                    self, super().train_step, data, num_microbatches
+                )
+                run_microbatches(step, num_microbatches)
+                return step.end()
+
+    return AccumulatingModel
+
+
+@contextlib.contextmanager
+def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
+    """Within it, the steps of a model run in microbatches.
+
+    Args:
+        model: A compiled Keras model.
+        mixin: See `accumulating_mixin`.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model_loss.of_whole_batch(model))
+        stack.enter_context(in_place.putting(model, mixin))
+        for optimizer in checks.optimizers_of(model):
+            stack.enter_context(in_place.putting(optimizer, TakenOptimizer))
+        for layer in _internals.flatten_layers(model):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                noting = batch_norm.ReplicaBatchNormalization
+                stack.enter_context(in_place.putting(layer, noting))
+        yield
+
+
+def accumulating_function(
+    model: keras.Model, num_microbatches: int
+) -> Callable[[Any], Any]:
+    """What a model has as its `train_function` meanwhile.
+
+    Args:
+        model: A compiled Keras model, of which all variables are made.
+        num_microbatches: How many microbatches a batch is cut into.
+    """
+    mixin = accumulating_mixin(num_microbatches)
+    before = model.train_function
+    with accumulating(model, mixin):
+        model.make_train_function(force=True)
+    function, model.train_function = model.train_function, before
+
+    @functools.wraps(function)
+    def run(iterator):
+        with accumulating(model, mixin):
+            return function(iterator)
+
+    return run

@@ -1,0 +1,224 @@
+"""What one replica, or model rank, does in a step of microbatches.
+
+Before the loop it runs the whole `train_step` once where no variable changes:
+
+    trial   on the whole batch: what losses divide by, how often the optimizer
+            is called, which layers note down moments. Only the divisors are
+            used, so TensorFlow leaves out what they do not need.
+    loop    on each microbatch: the sums below
+    end     one update
+
+A microbatch counts by its rows: what `train_step` makes of it is multiplied by
+its share of this replica's, and `compute_loss` (whole_batch/model_loss.py)
+divides by that and counts each loss by its divisor in that of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import rank_context
+from tfscale.accumulation import moments
+from tfscale.accumulation.batch import Batch
+from tfscale.accumulation.taking import TakenGradients
+from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import losses
+from tfscale.whole_batch.part import Part
+
+
+class ReplicaStep:
+    """A step of a replica; made in its thread, in replica context.
+
+    Args:
+        model: The Keras model.
+        train_step: Its own, or that of Keras.
+        data: What it is to be given.
+        num_microbatches: How many the data is cut into.
+
+    Attributes:
+        batch: The data.
+        initial: What is added up, a flat list of tensors, before the first
+            microbatch.
+        sums: Likewise behind the last one; for whoever runs the loop to set.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        train_step: Callable[[Any], Any],
+        data: Any,
+        num_microbatches: int,
+    ):
+        self.batch = Batch(data, num_microbatches)
+        self.sums: list[tf.Tensor] = []
+        self._model = model
+        self._train_step = train_step
+        self._rows = tf.cast(self.batch.num_rows, tf.float32)
+        self._try(data)
+
+    def _try(self, data):
+        found = []
+
+        def record(tensor):
+            found.append(tensor)
+            return tensor
+
+        with _Trial(collect_losses=True) as scope:
+            logs, taken, step = self._run(data, record, 1.0)
+            self._results = _results_of_metrics(self._model, scope)
+        taken.check()
+        self._totals = _sums_over_replicas(found)
+        self._variables = taken.variables
+        self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
+        self._noted = step.calls
+        self._logs = logs
+        self.initial = [
+            tf.zeros(_known_shape(g, taken.variables, i), _sum_dtype(g.dtype))
+            for i, g in enumerate(taken.gradients)
+            if g is not None
+        ]
+        self._num_gradients = len(self.initial)
+        for each in step.moments:
+            self.initial += [tf.zeros(x.shape, each[1].dtype) for x in each]
+        self._num_sums = len(self.initial)
+        self.initial += [
+            tf.zeros([dim or 0 for dim in x.shape], x.dtype)
+            for x in _tensors(logs)
+        ]
+
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        """Those of the sums."""
+        known = [x.shape for x in self.initial[: self._num_sums]]
+        return known + [x.shape for x in _tensors(self._logs)]
+
+    def microbatch(
+        self, index: tf.Tensor, count: tf.Tensor, sums: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Runs one microbatch; returns the sums with its own.
+
+        Args:
+            index: Which one, a scalar of int32.
+            count: How many there are, a scalar of int32.
+            sums: What the ones before have made.
+        """
+        data = self.batch.microbatch(index, count)
+        totals = iter(self._totals)
+        weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
+        logs, taken, step = self._run(data, lambda _: next(totals), weight)
+        before = iter(sums)
+        found = []
+        for g in taken.gradients:
+            if g is not None:
+                total = next(before)
+                found.append(total + _times(tf.cast(g, total.dtype), weight))
+        for seen, mean, variance in step.moments:
+            old = next(before), next(before), next(before)
+            new = tf.cast(seen, mean.dtype), mean, variance
+            found += moments.combined(old, new)
+        for name, value in _flat(logs):
+            old = next(before)
+            if name not in self._results and value.dtype.is_floating:
+                value = old + _times(value, weight)
+            found.append(value)
+        return found
+
+    def end(self) -> Any:
+        """Updates the variables by the sums; returns the logs."""
+        sums = iter(self.sums)
+        gradients = [
+            None if dtype is None else tf.cast(next(sums), dtype)
+            for dtype in self._dtypes
+        ]
+        for noted in self._noted:
+            moments_of_all = next(sums), next(sums), next(sums)
+            batch_norm.current_step().note_call(noted, moments_of_all)
+        self._model.optimizer.apply(gradients, self._variables)
+        return keras.tree.pack_sequence_as(self._logs, list(sums))
+
+    def _run(self, data, total, weight):
+        part = Part(
+            losses.num_rows(data),
+            total,
+            tf.distribute.get_strategy().num_replicas_in_sync,
+            _internals.flatten_layers(self._model),
+            weight,
+        )
+        taken = TakenGradients(self._model.optimizer)
+        step = moments.MicrobatchStep()
+        with (
+            part.entered(),
+            rank_context.within(batch_norm_step=step, taken_gradients=taken),
+        ):
+            logs = self._train_step(data)
+        return logs, taken, step
+
+
+class _Trial(keras.StatelessScope):
+    """Within it variables keep their values, and have those they have.
+
+    Regularizers ask a scope, and not variables, for them.
+    """
+
+    def get_current_value(self, variable):
+        """See `keras.StatelessScope`."""
+        value = super().get_current_value(variable)
+        return _internals.value_of(variable) if value is None else value
+
+
+def _sums_over_replicas(scalars):
+    """The sums of vectors and scalars, in one all-reduce."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1 or not scalars:
+        return scalars
+    flat = tf.concat([tf.reshape(x, [-1]) for x in scalars], axis=0)
+    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+    sizes = [x.shape.num_elements() for x in scalars]
+    return [
+        tf.reshape(part, x.shape)
+        for part, x in zip(tf.split(flat, sizes), scalars)
+    ]
+
+
+def _times(tensor, weight):
+    """Nothing times no rows, whatever is made of them."""
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
+
+
+def _results_of_metrics(model, scope):
+    """The names of what metrics say that were updated in a scope."""
+    names = set()
+    for metric in model.metrics:
+        if any(id(v) in scope.state_mapping for v in metric.variables):
+            result = metric.result()
+            names |= set(result if isinstance(result, dict) else [metric.name])
+    return names
+
+
+def _flat(logs):
+    """Names and tensors of what `train_step` returned."""
+    if isinstance(logs, dict):
+        return [
+            (name, tf.convert_to_tensor(value))
+            for name, each in sorted(logs.items())
+            for value in keras.tree.flatten(each)
+        ]
+    return [(None, tf.convert_to_tensor(x)) for x in keras.tree.flatten(logs)]
+
+
+def _tensors(logs):
+    return [tensor for _, tensor in _flat(logs)]
+
+
+def _sum_dtype(dtype):
+    half = (tf.float16, tf.bfloat16)
+    return tf.float32 if dtype in half else dtype
+
+
+def _known_shape(gradient, variables, index):
+    if gradient.shape.is_fully_defined() or variables is None:
+        return gradient.shape
+    return variables[index].shape

@@ -1,0 +1,77 @@
+"""An optimizer whose gradients are taken from it for as long as they add up."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import in_place
+from tfscale import rank_context
+
+
+class TakenOptimizer(in_place.Mixin):
+    """What is put in front of the class of an optimizer."""
+
+    def apply(self, grads, trainable_variables=None):
+        """See `keras.optimizers.Optimizer`."""
+        taken = rank_context.current().taken_gradients
+        if taken is None:
+            return super().apply(grads, trainable_variables)
+        return taken.take(self, grads, trainable_variables)
+
+
+class TakenGradients:
+    """What `train_step` gives to the optimizer in one microbatch.
+
+    Args:
+        optimizer: That of the model.
+
+    Attributes:
+        gradients: For each variable a dense tensor or None.
+        variables: What `apply` was given as variables, or None.
+    """
+
+    def __init__(self, optimizer: keras.Optimizer):
+        self.gradients: list[tf.Tensor | None] = []
+        self.variables: list[Any] | None = None
+        self._optimizer = optimizer
+        self._is_taken = False
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def take(self, optimizer, grads, variables) -> None:
+        """Takes them in the place of `optimizer.apply`."""
+        if optimizer is not self._optimizer or self._is_taken:
+            raise ValueError(
+                "With GradientAccumulation `train_step` must apply the "
+                "gradients of one loss, once, by the optimizer that was given "
+                "to `compile`. Received: "
+                + (
+                    "a second call of its `apply`."
+                    if optimizer is self._optimizer
+                    else f"a call of another optimizer, {optimizer.name!r}."
+                )
+                + " Accumulate by hand in such a `train_step`."
+            )
+        if self._graph is not tf.compat.v1.get_default_graph():
+            raise ValueError(
+                "With GradientAccumulation `train_step` must call the "
+                "optimizer itself. Received: a call inside of a "
+                "`tf.function`, a branch or a loop. Leave the `tf.function` "
+                "away: `fit` puts the whole step into one."
+            )
+        self._is_taken = True
+        self.gradients = [
+            None if g is None else tf.convert_to_tensor(g) for g in grads
+        ]
+        self.variables = None if variables is None else list(variables)
+
+    def check(self) -> None:
+        """Raises unless there are any."""
+        if not any(g is not None for g in self.gradients):
+            raise ValueError(
+                "With GradientAccumulation `train_step` must apply gradients "
+                "by the optimizer that was given to `compile`. Received: a "
+                f"`train_step` that never applied {self._optimizer.name!r} "
+                "to a gradient. Call `self.optimizer.apply` in it, or leave "
+                "the callback away."
+            )

@@ -1,0 +1,123 @@
+"""Trains a model with batches that are cut into microbatches."""
+
+import weakref
+
+import keras
+
+from tfscale import _internals
+from tfscale.accumulation import checks
+from tfscale.accumulation.model import accumulating_function
+
+
+class GradientAccumulation(keras.callbacks.Callback):
+    """Cuts each batch into microbatches, with one update for all of them.
+
+    For any Keras model, also one with a `call`, a `compute_loss` or a
+    `train_step` of its own: a batch needs the memory of a microbatch, and the
+    update is that of the whole batch, whatever masks, sample weights, sizes of
+    batches and reductions there are. So clipping, schedules, averages
+    and `optimizer.iterations` know of batches only, and replicas sum their
+    gradients once for each.
+
+    As in every accumulation, `BatchNormalization` normalises each microbatch
+    by itself (its moving statistics are those of the batch, updated once), and
+    random layers draw anew for each. What a layer gives to `add_loss`, a
+    `compute_loss` returns by itself or a `train_step` makes without it is taken
+    for a mean over the rows. What a `train_step` returns is averaged by rows,
+    but for results of metrics; other variables that it changes, it changes
+    in every microbatch.
+
+    It works without a strategy, under `tfscale.MeshStrategy`, and under
+    `tf.distribute.MirroredStrategy` but for clipping and loss scaling, which
+    come there before the sum over replicas. What it changes it puts back when
+    `fit` ends, also by an exception.
+
+    Args:
+        num_microbatches: How many microbatches a batch (of each replica) is
+            cut into, an int. Need not divide it. A last batch of fewer rows
+            has as many as rows.
+
+    Raises:
+        TypeError: If `num_microbatches` is no int. When `fit` begins, if the
+            strategy is another one.
+        ValueError: If `num_microbatches` is less than 1. When `fit` begins, if
+            the model is a `PipelineModel`, if the optimizer accumulates too
+            or clips under `MirroredStrategy`, or if all batches have fewer
+            rows than microbatches. In the first step, before any variable is
+            changed: if `train_step` does not call the optimizer once.
+
+    Source: Huang et al., GPipe (2019), section 2.2: "micro-batches".
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((8, 4)), np.ones((8, 1))
+    >>> accumulation = GradientAccumulation(num_microbatches=4)
+    >>> history = model.fit(
+    ...     x, y, batch_size=8, callbacks=[accumulation], verbose=0
+    ... )
+    >>> int(model.optimizer.iterations.numpy())
+    1
+    """
+
+    def __init__(self, num_microbatches):
+        super().__init__()
+        if type(num_microbatches) is not int:
+            raise TypeError(
+                "`num_microbatches` must be an int. Received: "
+                f"num_microbatches={num_microbatches!r}."
+            )
+        if num_microbatches < 1:
+            raise ValueError(
+                "`num_microbatches` must be 1 or more. Received: "
+                f"num_microbatches={num_microbatches}."
+            )
+        self.num_microbatches = num_microbatches
+        self._plain = self._accumulating = None
+
+    def on_train_begin(self, logs=None):
+        """See `keras.callbacks.Callback`."""
+        model = self.model
+        if self.num_microbatches == 1:
+            return
+        checks.check(model)
+        epochs, _ = _internals.running_fit(model)
+        # No variable can be made in the loop.
+        spec = _internals.element_spec_of(epochs)
+        checks.check_rows(spec, self.num_microbatches)
+        _internals.build(model, spec)
+        if self._plain is None or self._plain is not model.train_function:
+            self._plain = model.train_function
+            self._accumulating = accumulating_function(
+                model, self.num_microbatches
+            )
+        model.train_function = _OfOneFit(
+            model, epochs, self._plain, self._accumulating
+        )
+
+    def on_train_end(self, logs=None):
+        """See `keras.callbacks.Callback`."""
+        if isinstance(self.model.train_function, _OfOneFit):
+            self.model.train_function = self._plain
+
+
+class _OfOneFit:
+    """The train function of one `fit`; later ones find that it has ended.
+
+    Keras tells callbacks nothing of an exception, and keeps the function.
+    """
+
+    def __init__(self, model, epochs, plain, accumulating):
+        self._model = weakref.ref(model)
+        self._epochs = weakref.ref(epochs)
+        self._plain = plain
+        self._accumulating = accumulating
+
+    def __call__(self, iterator):
+        epochs = self._epochs()
+        if epochs is not None and _internals.is_running(epochs):
+            return self._accumulating(iterator)
+        self._model().train_function = self._plain
+        return self._plain(iterator)
