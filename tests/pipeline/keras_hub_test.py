@@ -55,7 +55,7 @@ FAMILIES = dict(
     DebertaV3=dict(bucket_size=2),
     DeiT={},
     DenseNet=dict(
-        stackwise_num_repeats=[1, 1, 1], growth_rate=2, image_shape=(32, 32, 3)
+        stackwise_num_repeats=[1], growth_rate=2, image_shape=(16, 16, 3)
     ),
     DistilBert={},
     ESM={},
@@ -69,15 +69,13 @@ FAMILIES = dict(
     GptOss={},
     Llama={},
     MiT=dict(
-        layerwise_depths=[1, 1],
-        num_layers=2,
-        layerwise_num_heads=[1, 2],
-        layerwise_sr_ratios=[2, 1],
+        layerwise_depths=[1],
+        layerwise_num_heads=[1],
+        layerwise_sr_ratios=[2],
         max_drop_path_rate=0.0,
-        layerwise_patch_sizes=[7, 3],
-        layerwise_strides=[4, 2],
-        hidden_dims=[4, 8],
-        image_shape=(16, 16, 3),
+        layerwise_patch_sizes=[3],
+        layerwise_strides=[2],
+        hidden_dims=[4],
     ),
     Mistral={},
     Mixtral={},
@@ -90,9 +88,9 @@ FAMILIES = dict(
     ResNet=dict(
         input_conv_filters=[64],
         input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 64],
-        stackwise_num_blocks=[1, 1],
-        stackwise_num_strides=[1, 2],
+        stackwise_num_filters=[64],
+        stackwise_num_blocks=[1],
+        stackwise_num_strides=[1],
         block_type="basic_block",
     ),
     Roberta={},

@@ -123,6 +123,22 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "data without any.*filter"):
             pipeline().fit(X[:0], X[:0], verbose=0)
 
+    def test_predictions_for_no_rows(self):
+        # Keras: "cannot access local variable 'batch_outputs'".
+        with (
+            self.assertRaisesRegex(ValueError, "must be a row to predict"),
+            self.assertWarnsRegex(UserWarning, "ran out of data"),
+        ):
+            pipeline().predict(X[:0], verbose=0)
+
+    def test_strings_that_only_the_preprocessor_of_a_task_takes(self):
+        model = pipeline()
+        model.model.preprocessor = len
+        data = tf.data.Dataset.from_tensors((["a", "b"], np.ones((2, 4))))
+        for run in (model.fit, model.predict):
+            with self.assertRaisesRegex(ValueError, "must be preprocessed"):
+                run(data, verbose=0)
+
     def test_a_mesh_with_stages_and_no_pipeline(self):
         # It trained on one device of each row.
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=4))

@@ -37,3 +37,24 @@ def check_batch(batch) -> None:
                 "`tf.sparse.to_dense(x)`, or with `x.to_tensor(shape=[None, "
                 "length])` and a mask for the padding."
             )
+
+
+def check_preprocessed(model: keras.Model, inputs) -> None:
+    """Refuses strings that a task's own preprocessor should have had.
+
+    Args:
+        model: The model inside of the `PipelineModel`.
+        inputs: What it is given.
+    """
+    if getattr(model, "preprocessor", None) is None:
+        return
+    if any(
+        getattr(x, "dtype", None) == tf.string
+        for x in keras.tree.flatten(inputs)
+    ):
+        raise ValueError(
+            "What goes through a pipeline must be preprocessed before: the "
+            "preprocessor of a task is not one of its layers. Received: "
+            f"strings, for {model.name!r}. Use "
+            "`dataset.map(task.preprocessor)` with the task that was wrapped."
+        )

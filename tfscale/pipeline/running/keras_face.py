@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tfscale.distribute import loading
+from tfscale.pipeline.running import checks
 
 
 class KerasFace(keras.Model):
@@ -71,6 +72,7 @@ class KerasFace(keras.Model):
         self, inputs: Any, training: bool | None = None, mask: Any = None
     ) -> Any:
         """The model itself, without a pipeline."""
+        checks.check_preprocessed(self.model, inputs)
         return self.model(inputs, training=training, mask=mask)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:

@@ -90,6 +90,19 @@ class PipelineTrainer(KerasFace):
         step.assign(result.states)
         return self._plan.graph.pack_outputs(result.outputs)
 
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model`."""
+        try:
+            return super().predict(x, *args, **kwargs)
+        except UnboundLocalError as error:
+            # Keras joins what no batch has made.
+            if "batch_outputs" not in str(error):
+                raise
+            raise ValueError(
+                "There must be a row to predict for. Received: data without "
+                f"any, for {self.name!r}."
+            ) from None
+
     def predict_on_batch(self, x: Any) -> Any:
         """See `keras.Model`, which would give all of it to every replica."""
         rows = len(keras.tree.flatten(x)[0])
@@ -188,6 +201,7 @@ class PipelineTrainer(KerasFace):
     def _run(self, x, targets, training, loss_scale=1.0):
         """Runs a batch; returns the step, its flat inputs and its result."""
         wrapping.check_variables(self._plan)
+        checks.check_preprocessed(self.model, x)
         checks.check_batch((x, targets))
         inputs = self._plan.graph.flatten_inputs(x)
         program = self._programs.get(inputs, targets, training=training)
