@@ -36,6 +36,7 @@ from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
+from tfscale._internals.attributes import writes_old_format
 from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
 from tfscale._internals.fitting import SWAP_EMA_STATE
 from tfscale._internals.fitting import TENSORBOARD_STEPS
@@ -190,4 +191,5 @@ __all__ = [
     "weight_of",
     "with_flat_losses",
     "with_losses",
+    "writes_old_format",
 ]

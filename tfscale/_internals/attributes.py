@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 
 _STATELESS_SCOPE = "stateless_scope"
+_OLD_FORMAT = "use_legacy_config"
 
 
 def name_scope_callers() -> list[Any]:
@@ -50,6 +51,11 @@ def automatic_names() -> dict[str, int]:
 def asks_for_xla(function: Any) -> bool:
     """Whether it is a `tf.function` that was made with `jit_compile=True`."""
     return bool(getattr(function, "_jit_compile", False))
+
+
+def writes_old_format() -> bool:
+    """Whether Keras asks for configurations for an HDF5 file."""
+    return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
 # --- layers and models ----------------------------------------------------

@@ -32,6 +32,9 @@ KERAS = {
     "keras.src.utils.naming.uniquify": {
         "object_name_uids": "how often a name was given, in each thread",
     },
+    "keras.src.legacy.saving.saving_options.keras_option_scope": {
+        "use_legacy_config": "key of what is set while HDF5 files are written",
+    },
     # --- layers and models -----------------------------------------------
     _LAYER: {
         "_flatten_layers": "all layers of a layer; no public way but of models",

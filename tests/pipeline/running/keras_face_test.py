@@ -74,6 +74,12 @@ class KerasFaceTest(tf.test.TestCase, parameterized.TestCase):
         ):
             self.assertAllEqual(np.array(a), np.array(b))
 
+    def test_the_old_format_of_keras_is_refused(self):
+        # It named a class that nothing loads.
+        path = os.path.join(self.folder, "model.h5")
+        with self.assertRaisesRegex(ValueError, "old HDF5 .* `model.model`"):
+            keras.saving.save_model(pipeline(), path)
+
     def test_clones_are_plain_models(self):
         model = pipeline()
         for clone in (

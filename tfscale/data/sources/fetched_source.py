@@ -13,6 +13,9 @@ import tensorflow as tf
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
 
+# Rows that are looked at to know a dataset again.
+_NUM_MARKED = 256
+
 
 def array_records(
     pattern: file_source.Pattern, *, on_damage: str = "raise"
@@ -112,9 +115,14 @@ def hugging_face(
         found = _call(fetch, index, [specs[name] for name in names])
         return dict(zip(names, found, strict=True))
 
-    # What a dataset of Hugging Face is known by, whatever was done to it.
-    mark = str(getattr(dataset, "_fingerprint", id(dataset)))
-    return _indexed("hugging_face", len(rows), gather, lambda: mark.encode())
+    def mark():
+        """What a cache knows the rows by: how many, and some all over them."""
+        step = max(len(rows) // _NUM_MARKED, 1)
+        found = fetch(np.arange(0, len(rows), step))
+        content = [value.tolist() for value in found]
+        return repr((names, len(rows), content)).encode()
+
+    return _indexed("hugging_face", len(rows), gather, mark)
 
 
 class _File:

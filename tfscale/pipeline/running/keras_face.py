@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from tfscale import _internals
 from tfscale.distribute import loading
 from tfscale.pipeline.running import checks
 
@@ -127,7 +128,19 @@ class KerasFace(keras.Model):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The configuration of the plain Keras model, with its class."""
+        """The configuration of the plain Keras model, with its class.
+
+        Raises:
+            ValueError: If Keras writes it to an HDF5 file of the old format,
+                which would name a class that nobody can load.
+        """
+        if _internals.writes_old_format():
+            raise ValueError(
+                "Keras' old HDF5 format takes plain models only. Received: a "
+                "PipelineModel, of which nothing was written. Call `save` of "
+                "the model itself, or `keras.saving.save_model` with "
+                "`model.model`, or end the path in '.keras'."
+            )
         config = keras.saving.serialize_keras_object(self.model)
         # What is saved has it once, for the whole.
         config.pop("compile_config", None)
