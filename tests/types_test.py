@@ -66,8 +66,6 @@ class TypesTest(absltest.TestCase):
 
     def test_public_functions_and_methods_are_annotated(self):
         for package, name in architecture_test.public_names():
-            if package.startswith("tfscale.data"):
-                continue
             value = getattr(importlib.import_module(package), name)
             for method, function in functions_of(value):
                 signature = inspect.signature(function)

@@ -133,9 +133,11 @@ class ReplicaStep:
             None if dtype is None else tf.cast(next(sums), dtype)
             for dtype in self._dtypes
         ]
+        step = batch_norm.current_step()
         for noted in self._noted:
             moments_of_all = next(sums), next(sums), next(sums)
-            batch_norm.current_step().note_call(noted, moments_of_all)
+            if step is not None:
+                step.note_call(noted, moments_of_all)
         self._model.optimizer.apply(gradients, self._variables)
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 

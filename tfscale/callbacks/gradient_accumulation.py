@@ -1,6 +1,7 @@
 """Trains a model with batches that are cut into microbatches."""
 
 import weakref
+from typing import Any
 
 import keras
 
@@ -62,7 +63,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     1
     """
 
-    def __init__(self, num_microbatches):
+    def __init__(self, num_microbatches: int):
         super().__init__()
         if type(num_microbatches) is not int:
             raise TypeError(
@@ -75,9 +76,10 @@ class GradientAccumulation(keras.callbacks.Callback):
                 f"num_microbatches={num_microbatches}."
             )
         self.num_microbatches = num_microbatches
-        self._plain = self._accumulating = None
+        self._plain: Any = None
+        self._accumulating: Any = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         model = self.model
         if self.num_microbatches == 1:
@@ -97,7 +99,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             model, epochs, self._plain, self._accumulating
         )
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         if isinstance(self.model.train_function, _OfOneFit):
             self.model.train_function = self._plain
