@@ -58,6 +58,10 @@ CHANGED_OF_KERAS = {
     ("tfscale/accumulation/model.py", "in_place.putting of layer"),
     ("tfscale/accumulation/model.py", "in_place.putting of model"),
     ("tfscale/accumulation/model.py", "in_place.putting of optimizer"),
+    (
+        "tfscale/accumulation/model.py",
+        "in_place.putting of strategy.extended",
+    ),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
     ("tfscale/_internals/fitting.py", "epochs.__class__"),

@@ -12,6 +12,7 @@ not of its own size; an element that comes out near zero has no correct digits
 on either side.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -91,11 +92,12 @@ def on_one_device(job: Job) -> Outcome:
     return _train(model, model, optimizer, job)
 
 
-def plain(job: Job) -> Outcome:
-    """Trains with plain Keras on one device, as `job` says."""
+def plain(job: Job, strategy=None) -> Outcome:
+    """Trains with plain Keras as `job` says, on one device or a strategy's."""
     reset()
-    model = job.build()
-    return _train(model, model, job.optimizer(), job)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = job.build()
+        return _train(model, model, job.optimizer(), job)
 
 
 def on_mesh(

@@ -142,6 +142,15 @@ class SameNumbersTest(parameterized.TestCase):
             type(actual.model).__mro__, type(expected.model).__mro__
         )
 
+    def test_mirrored_strategy(self):
+        """Keras' own accumulation raises a RuntimeError there."""
+        job = dataclasses.replace(
+            JOBS["own"], fit=dict(callbacks=[GradientAccumulation(3)])
+        )
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        actual = same_numbers.plain(job, strategy)
+        same_numbers.assert_same(self, _on_one_device("own"), actual, RTOL)
+
     def test_moving_statistics_are_those_of_the_batch(self):
         def build():
             x = keras.Input((5,))
@@ -284,6 +293,20 @@ class BadInputTest(parameterized.TestCase):
         for variable, value in zip(model.variables, before, strict=True):
             np.testing.assert_array_equal(variable, value)
         self.assertIs(type(model), made)
+
+    @parameterized.parameters(
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), "that clips"),
+        (scaled, "a LossScaleOptimizer"),
+    )
+    def test_mirrored_strategy_sums_last(self, optimizer, message):
+        same_numbers.reset()
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = whole_batch.dense()
+            model.compile(optimizer(), "mse")
+        with self.assertRaisesRegex(
+            ValueError, f"{message}.*Use `tfscale.MeshStrategy`"
+        ):
+            model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(4)])
 
     def test_a_pipeline_is_refused(self):
         with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
 from tfscale.accumulation import checks
 from tfscale.accumulation.loop import run_microbatches
+from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.accumulation.taking import TakenOptimizer
 from tfscale.whole_batch import batch_norm
@@ -28,12 +30,12 @@ def accumulating_mixin(num_microbatches: int) -> type:
     class AccumulatingModel(in_place.Mixin):
         def train_step(self, data):
             """See `keras.Model.train_step`; in replica context."""
-            with batch_norm.noting():
+            with batch_norm.noting() as noting:
                 step = ReplicaStep(
                     self, super().train_step, data, num_microbatches
                 )
                 run_microbatches(step, num_microbatches)
-                return step.end()
+                return step.end(noting)
 
     return AccumulatingModel
 
@@ -47,6 +49,10 @@ def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
         mixin: See `accumulating_mixin`.
     """
     with contextlib.ExitStack() as stack:
+        strategy = model.distribute_strategy
+        if type(strategy) is tf.distribute.MirroredStrategy:
+            as_one = in_place.putting(strategy.extended, MirroredAsOne)
+            stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(in_place.putting(model, mixin))
         for optimizer in checks.optimizers_of(model):

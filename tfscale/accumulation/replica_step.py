@@ -126,18 +126,20 @@ class ReplicaStep:
             found.append(value)
         return found
 
-    def end(self) -> Any:
-        """Updates the variables by the sums; returns the logs."""
+    def end(self, noting: batch_norm.Step) -> Any:
+        """Updates the variables by the sums; returns the logs.
+
+        Args:
+            noting: Takes what layers have noted down, and updates them.
+        """
         sums = iter(self.sums)
         gradients = [
             None if dtype is None else tf.cast(next(sums), dtype)
             for dtype in self._dtypes
         ]
-        step = batch_norm.current_step()
         for noted in self._noted:
             moments_of_all = next(sums), next(sums), next(sums)
-            if step is not None:
-                step.note_call(noted, moments_of_all)
+            noting.note_call(noted, moments_of_all)
         self._model.optimizer.apply(gradients, self._variables)
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 

@@ -16,6 +16,7 @@ layer with `synchronized=True` does this at once, and normalises by them.
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -31,7 +32,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
 
     def _moments(self, inputs, mask):
         mean, variance = super()._moments(inputs, mask)
-        step = current_step()
+        step = _current_step()
         if step is None:
             return mean, variance
         if mask is None:
@@ -50,7 +51,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
         return mean, variance
 
     def _update_renorm_statistics(self, mean, variance):
-        if current_step() is None or self.synchronized:
+        if _current_step() is None or self.synchronized:
             super()._update_renorm_statistics(mean, variance)
 
     def update_moving(self, mean, variance):
@@ -140,11 +141,11 @@ class Step:
 
 
 @contextlib.contextmanager
-def noting():
+def noting() -> Iterator[Step]:
     """Within it, layers of this replica note down what they saw."""
     step = Step()
     with rank_context.within(batch_norm_step=step):
-        yield
+        yield step
         all_sums_and_statistics(step.sums, [])
 
 
@@ -158,7 +159,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     Returns:
         The sums of `tensors`.
     """
-    step = current_step()
+    step = _current_step()
     noted = [] if step is None else step.take()
     rows = [row for each in noted for row in each.calls]
     if not tensors and not rows:
@@ -182,7 +183,7 @@ def _of_whole_batch(rows):
     return mean, total(weights * (variances + tf.square(means - mean)))
 
 
-def current_step() -> Step | None:
+def _current_step() -> Step | None:
     """That of this thread, where replicas can meet."""
     step = rank_context.current().batch_norm_step
     if step is None or step.graph is not tf.compat.v1.get_default_graph():
