@@ -1,4 +1,4 @@
-"""Every layer of `keras.layers`, in microbatches.
+"""Every layer of `keras.layers`, in microbatches and on replicas.
 
 A model has a branch for each of them, so that one trace is enough. What stands
 in none of the tables below is a test that fails: a release of Keras that adds a
@@ -260,12 +260,23 @@ class EveryLayerTest(parameterized.TestCase):
             dict(x=x, y=y, batch_size=ROWS),
             lambda: keras.optimizers.SGD(1e-3),
         )
-        expected = same_numbers.on_one_device(job)
-        actual = same_numbers.on_mesh(job, 1, 2)
-        for outcome in (expected, actual):
-            # They count draws, of which there is one for each microbatch.
-            for path in list(outcome.variables):
-                if "seed_generator" in path:
-                    del outcome.variables[path], outcome.initial[path]
-        # Attention does not depend on the bias of its keys.
-        same_numbers.assert_same(self, expected, actual, unmoved=("key_bias",))
+        expected = _without_seeds(same_numbers.on_one_device(job))
+        for train in (
+            lambda: same_numbers.on_mesh(job, 1, 2),
+            lambda: same_numbers.on_zero(job, data=2, zero_stage=0),
+        ):
+            # Attention does not depend on the bias of its keys.
+            same_numbers.assert_same(
+                self,
+                expected,
+                _without_seeds(train()),
+                unmoved=("key_bias",),
+            )
+
+
+def _without_seeds(outcome):
+    """They count draws, of which there is one for each part of a batch."""
+    for path in list(outcome.variables):
+        if "seed_generator" in path:
+            del outcome.variables[path], outcome.initial[path]
+    return outcome
