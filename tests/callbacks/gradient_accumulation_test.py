@@ -111,7 +111,6 @@ CROSSED = (
     ("masked", 3, *ONE),
     ("masked", 4, 2, 2),
     ("several", 4, *ONE),
-    ("several", 3, 2, 1),
     ("own", 3, *ONE),
     ("own", 2, 2, 1),
     ("not_reduced", 4, *ONE),
@@ -119,7 +118,7 @@ CROSSED = (
     ("scaled", 3, *ONE),
     ("own_step", 3, *ONE),
     ("own_call", 3, *ONE),
-    ("validated", 3, 2, 1),
+    ("validated", 3, *ONE),
 )
 
 
@@ -234,7 +233,7 @@ class AsEverTest(parameterized.TestCase):
 
 class TwoOptimizers(OwnStep):
     def train_step(self, data):
-        self.other.apply(
+        self.others["second"].apply(
             [tf.zeros_like(w) for w in self.trainable_variables],
             self.trainable_variables,
         )
@@ -280,7 +279,7 @@ class BadInputTest(parameterized.TestCase):
         model = kind(plain.input, plain.output)
         made = type(model)
         optimizer = optimizer() if callable(optimizer) else optimizer
-        model.other = keras.optimizers.SGD(name="second")
+        model.others = {"second": keras.optimizers.SGD(name="second")}
         model.compile(optimizer, "mse")
         before = [np.array(v) for v in model.variables]
         with self.assertRaisesRegex(ValueError, message):

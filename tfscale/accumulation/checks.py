@@ -10,6 +10,8 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """All that a model has, that of `compile` first."""
     values = [model.optimizer]
     for value in vars(model).values():
+        if isinstance(value, dict):
+            value = list(value.values())
         values += value if isinstance(value, list | tuple) else [value]
     found = {
         id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
