@@ -307,6 +307,14 @@ class BadInputTest(parameterized.TestCase):
         ):
             model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(4)])
 
+    def test_synchronized_layers_are_refused(self):
+        model = keras.Sequential(
+            [keras.layers.BatchNormalization(synchronized=True)]
+        )
+        model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "synchronized=True"):
+            model.fit(X, X, verbose=0, callbacks=[GradientAccumulation(4)])
+
     def test_a_pipeline_is_refused(self):
         with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
             model = tfscale.PipelineModel(whole_batch.dense(), 4)

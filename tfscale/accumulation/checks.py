@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
+
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """All that a model has, that of `compile` first."""
@@ -72,6 +74,13 @@ def check(model: keras.Model) -> None:
             "optimizer. Received: both, gradient_accumulation_steps="
             f"{inner.gradient_accumulation_steps}. Leave that away."
         )
+    for layer in _internals.flatten_layers(model):
+        if getattr(layer, "synchronized", False):
+            raise ValueError(
+                "A layer cannot be synchronized over microbatches, which run "
+                f"one after the other. Received: {layer.name!r}, with "
+                "synchronized=True. Leave that away."
+            )
     _check_strategy(model, inner)
 
 
