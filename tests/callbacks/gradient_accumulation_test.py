@@ -38,6 +38,17 @@ def clipped(**options):
     )
 
 
+def mirrored():
+    """Without collectives, whose keys another strategy in the process has.
+
+    TensorFlow numbers them anew for each, and refuses one of another shape.
+    """
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
 class OwnStep(keras.Model):
     """Half of its loss is made without `compute_loss`."""
 
@@ -146,7 +157,7 @@ class SameNumbersTest(parameterized.TestCase):
         job = dataclasses.replace(
             JOBS["own"], fit=dict(callbacks=[GradientAccumulation(3)])
         )
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        strategy = mirrored()
         actual = same_numbers.plain(job, strategy)
         same_numbers.assert_same(self, _on_one_device("own"), actual, RTOL)
 
@@ -299,7 +310,7 @@ class BadInputTest(parameterized.TestCase):
     )
     def test_mirrored_strategy_sums_last(self, optimizer, message):
         same_numbers.reset()
-        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        with mirrored().scope():
             model = whole_batch.dense()
             model.compile(optimizer(), "mse")
         with self.assertRaisesRegex(

@@ -64,7 +64,11 @@ class Slow(keras.layers.Layer):
 
 def _strategy(name):
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        # Its collectives would have the keys of those of another test.
+        return tf.distribute.MirroredStrategy(
+            ["CPU:0", "CPU:1"],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
     if name == "mesh":
         return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
     return tf.distribute.get_strategy()

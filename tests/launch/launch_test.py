@@ -223,10 +223,14 @@ time.sleep(1.0 if job == "chief" else 60)
 
     def test_with_servers_the_others_go_on_without_a_worker(self):
         code, output = self.launch(
-            """
+            f"""
+mark = {self.create_tempdir().full_path!r} + "/failed"
 if job == "worker" and index == 0:
+    open(mark, "w").close()
     sys.exit(7)
-time.sleep(0.6 if job == "chief" else 60)
+while job == "chief" and not os.path.exists(mark):
+    time.sleep(0.05)
+time.sleep(1.0 if job == "chief" else 60)
 """,
             {"chief": 1, "worker": 2, "ps": 1},
         )

@@ -121,7 +121,7 @@ class DataPlace:
         return step
 
     def resume_behind(self, state: dict[str, Any]) -> None:
-        """Gets to where a run was between two of its epochs.
+        """Gets to where a run was between two of its validations.
 
         Args:
             state: What `state` returned.
@@ -131,11 +131,8 @@ class DataPlace:
             self._pipeline.position.assign(**position._asdict())
         else:
             _internals.set_known_batches(self._epochs, state["known"])
-        if not self._has_endless_epochs:
-            self._make_again(state, state["made"])
-            return
-        self._make_again(state, state["made"] - 1)
-        self._go_on(state, state["drawn"])
+        # Validation has a new iterator each time, whatever its steps.
+        self._make_again(state, state["made"])
 
     def _make_again(self, state, count):
         """Makes iterators that are thrown away, for the seeds they move on."""

@@ -82,7 +82,12 @@ class MeshExtended(ModelRanks):
             return call(step, args, kwargs)
 
     def _check_has_pipeline(self):
-        if self._num_stages > 1 and not self.has_pipeline:
+        # With no variable there is nothing to train.
+        if (
+            self._num_stages > 1
+            and not self.has_pipeline
+            and self.variable_creator.paths
+        ):
             raise ValueError(
                 "A mesh with a 'pipeline' axis is for a "
                 "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "

@@ -54,7 +54,7 @@ def _run_noting(fn, *args, **kwargs):
 
 def _run_on_part(model, fn, *args, **kwargs):
     data = keras.tree.flatten((args, kwargs))
-    if not data or getattr(data[0], "shape", ()).rank == 0:
+    if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     context = tf.distribute.get_replica_context()
     part = Part(
