@@ -42,9 +42,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_kept_of_a_module():
-    """TensorFlow would keep graphs for ever, some 10 MB for each model."""
+def _nothing_kept_of_a_module(request):
+    """Lets go of what a module has cached, and TensorFlow of its graphs.
+
+    It would keep them for ever, some 10 MB for each model.
+    """
     yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
     _internals.forget_custom_gradients()
     gc.collect()
 
