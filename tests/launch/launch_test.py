@@ -237,6 +237,18 @@ time.sleep(1.0 if job == "chief" else 60)
         self.assertEqual(code, 0)
         self.assertIn("going on without worker 0", output)
 
+    def test_a_server_that_ends_well_does_not_end_the_chief(self):
+        # It had ended all, with 0, whatever became of the chief.
+        code, _ = self.launch(
+            """
+if job == "chief":
+    time.sleep(1.0)
+    sys.exit(4)
+""",
+            {"chief": 1, "worker": 1, "ps": 1},
+        )
+        self.assertEqual(code, 4)
+
     def test_a_lost_server_ends_all(self):
         code, output = self.launch(
             """

@@ -151,8 +151,8 @@ class Launcher:
                 return 0
             if code:
                 self._report(task, code)
-            if task.job != "worker":
-                return _as_exit_code(code)
+                if task.job != "worker":
+                    return _as_exit_code(code)
             del self._children[task]
             if code and self._may_restart():
                 self._children[task] = self._start(task)
