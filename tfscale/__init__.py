@@ -10,6 +10,7 @@ from tfscale import optimizers
 from tfscale import pipeline
 from tfscale._version import __version__
 from tfscale.backup.export import export_backup
+from tfscale.cluster.initialize import initialize
 from tfscale.distribute import MeshStrategy
 from tfscale.mesh import device_mesh
 from tfscale.mesh import use_virtual_devices
@@ -27,6 +28,7 @@ __all__ = [
     "data",
     "device_mesh",
     "export_backup",
+    "initialize",
     "layers",
     "losses",
     "optimizers",

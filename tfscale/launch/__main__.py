@@ -9,19 +9,17 @@ unchanged without the launcher.
 """
 
 import os
-import platform
 import socket
 import sys
 
-import keras
 import tensorflow as tf
 from absl import app
 from absl import flags
 
-import tfscale
 from tfscale.cluster import Cluster
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster import preflight
+from tfscale.cluster.versions import versions
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
 
@@ -101,16 +99,6 @@ def main(arguments):
         grace=GRACE.value,
     )
     sys.exit(launcher.run())
-
-
-def versions():
-    """What has to be equal on all hosts."""
-    return {
-        "version of Python": ".".join(platform.python_version_tuple()[:2]),
-        "version of TensorFlow": tf.__version__,
-        "version of Keras": keras.__version__,
-        "version of tfscale": tfscale.__version__,
-    }
 
 
 def _cluster_of_several_machines():
