@@ -160,6 +160,20 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
                 callbacks=[BackupAndRestore(self.path, save_freq=1)],
             )
 
+    def test_a_save_under_way_when_fit_failed_is_completed(self):
+        # The next run found no backup, or one older, while it was written.
+        def slowly(*args):
+            time.sleep(0.3)
+            return write(*args)
+
+        write = committed.write_parts
+        committed.write_parts = slowly
+        self.addCleanup(setattr, committed, "write_parts", write)
+        self.interrupt(compiled(), after=5, save_freq=4)
+        with self.assertLogs(level="INFO") as logs:
+            self.resume(compiled())
+        self.assertIn("1 interruptions, 1 steps lost", logs.output[-1])
+
     def test_backups_are_removed_at_the_end_unless_told_otherwise(self):
         self.resume(compiled())
         self.assertEmpty(glob.glob(self.path + "/backup-*"))

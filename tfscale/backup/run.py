@@ -159,7 +159,8 @@ class Run:
         return self._report.text(self._schedule.useful_seconds)
 
     def abandon(self) -> None:
-        """Ends it, whatever became of it."""
+        """Ends it, whatever became of it; a save under way is completed."""
+        self._writer.join()
         self._report.close()
 
     # --- of the epochs ----------------------------------------------------

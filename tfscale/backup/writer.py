@@ -47,15 +47,19 @@ class Writer:
         if not self.is_busy:
             self.wait()
 
+    def join(self) -> None:
+        """Returns once no job is under way, whatever became of it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
     def wait(self) -> None:
         """Returns once no job is under way.
 
         Raises:
             Exception: What the job raised.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -88,6 +88,8 @@ class VariableCreator:
         """
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
+        if _is_layer(callers):
+            self.paths.append(path)
         sharding = values = None
         if self._layouts.size > 1 or (
             self._optimizer_states.are_sharded and _is_optimizer(callers)
@@ -179,7 +181,6 @@ class VariableCreator:
             return None
         if not _is_layer(callers):
             return None
-        self.paths.append(path)
         declared = _declared_dim(callers, kwargs["name"])
         return self._layouts.split_dim(path, tuple(initial.shape), declared)
 
