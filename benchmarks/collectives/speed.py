@@ -75,6 +75,10 @@ def _print_table(operation, num_devices, rows):
         ]
         cells += [row["chosen"], f"{statistics.median(ratios):.2f}"]
         print(f"| {row['bytes'] >> 10} | " + " | ".join(cells) + " |")
+    print("\nms of a step that exchanges nothing, which is in all of them:")
+    for row in rows:
+        without = 1e3 * statistics.median(row["without"])
+        print(f"  {row['bytes'] >> 10} KiB: {without:.2f}")
     print("\nKiB sent by the device that sends most, of the largest size:")
     for name in names:
         print(f"  {name}: {rows[-1]['sent'][name] / 1024:.0f}")

@@ -14,10 +14,12 @@ from tfscale import collectives
 from tfscale import use_virtual_devices
 from tfscale.collectives.planning.algorithms import ALGORITHMS
 from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
-from tfscale.collectives.planning.choosing import IN_PROCESS
+from tfscale.collectives.planning.choosing import in_process
 
 # A turn is as many calls as take about this long.
 _SECONDS_OF_A_TURN = 0.1
+# What a step takes that exchanges nothing.
+_WITHOUT = "without"
 
 
 def main():
@@ -44,18 +46,20 @@ def _row(operation, num_devices, num_bytes, rounds):
         if operation == "all_reduce" or name not in ALL_REDUCE_ONLY
     }
     simulations = {
-        name: collectives.simulate(plan, num_bytes, IN_PROCESS)
+        name: collectives.simulate(plan, num_bytes, in_process())
         for name, plan in plans.items()
     }
     tensors = _tensors(operation, num_devices, num_bytes)
     steps = {name: _step(plan, tensors) for name, plan in plans.items()}
+    steps[_WITHOUT] = _step(None, tensors)
     calls = {name: _calls_of_a_turn(step) for name, step in steps.items()}
-    measured = {name: [] for name in plans}
+    measured = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
             measured[name].append(_time(step, calls[name]))
     return {
         "bytes": num_bytes,
+        "without": measured.pop(_WITHOUT),
         "measured": measured,
         "predicted": {n: s.makespan for n, s in simulations.items()},
         "sent": {n: max(s.bytes_sent) for n, s in simulations.items()},
@@ -88,7 +92,9 @@ def _step(plan, variables):
         # An element of each result, so that it is made, and no more of it, so
         # that nothing else is measured.
         first = []
-        for value in collectives.execute(plan, values):
+        if plan is not None:
+            values = collectives.execute(plan, values)
+        for value in values:
             if value is not None:
                 with tf.device(value.device):
                     first.append(value[0])

@@ -1,5 +1,7 @@
 """Plans on virtual devices: the numbers of NumPy, each on its device."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -70,6 +72,19 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
                         self.assertEqual(tensor.shape, expected.shape)
                         self.assertAllEqual(tensor, found[0])
                     self.assertAllClose(found[0], expected, rtol=1e-6)
+
+    def test_what_is_chosen_between_has_the_same_digits(self):
+        names = ("direct", "two_shot", "parameter_server")
+        for num_devices in (3, 8):
+            plans = [
+                getattr(collectives, name)("all_reduce", num_devices)
+                for name in names
+            ]
+            for columns in (3, 16):
+                x = numpy_collectives.inputs(plans[0], columns, integers=False)
+                totals = [execute(plan, on_devices(x)) for plan in plans]
+                for total in itertools.chain(*totals):
+                    np.testing.assert_array_equal(total, totals[0][0])
 
     def test_a_direct_sum_is_the_one_operation_that_it_was(self):
         # One AddN on each device, of what there is: nothing is copied.

@@ -1,6 +1,8 @@
 """The simulator against closed forms of the literature."""
 
 import math
+import os
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -8,6 +10,7 @@ from absl.testing import parameterized
 from tfscale import collectives
 from tfscale.collectives import Costs
 from tfscale.collectives import simulate
+from tfscale.collectives.planning import choosing
 
 BYTES = 840e6  # divisible by 2 to 8
 LATENCY, BANDWIDTH = 3e-3, 1e9
@@ -18,6 +21,11 @@ WHOLE = BYTES / BANDWIDTH
 def makespan(name, operation, num_devices, costs=COSTS, num_bytes=BYTES):
     plan = getattr(collectives, name)(operation, num_devices)
     return simulate(plan, num_bytes, costs).makespan
+
+
+def cores(count):
+    """Within it, the process may use so many cores."""
+    return mock.patch.object(choosing, "_usable_cores", lambda: count)
 
 
 class ClosedFormsTest(parameterized.TestCase):
@@ -156,6 +164,8 @@ class CostsTest(absltest.TestCase):
             (lambda: Costs(0, 0), "`bandwidth` must be above 0"),
             (lambda: Costs(0, 1, port_bandwidth=[1, 0]), "`port_bandwidth`"),
             (lambda: Costs(0, 1, memory_bandwidth=-1), "`memory_bandwidth`"),
+            (lambda: Costs(0, 1, overhead=-1), "`overhead` must not be neg"),
+            (lambda: Costs(0, 1, num_cores=0), "`num_cores` must be at least"),
             (lambda: simulate(plan, -1, COSTS), "num_bytes=-1"),
             (
                 lambda: simulate(plan, 1, Costs(0, 1, port_bandwidth=[1, 2])),
@@ -166,28 +176,100 @@ class CostsTest(absltest.TestCase):
                 make()
 
 
-class ChooseTest(parameterized.TestCase):
-    def test_in_one_process(self):
-        # Two devices add up for themselves; of more each adds up a part, if
-        # there is enough to save.
-        for n, num_bytes, name in (
-            (2, 64 << 20, "direct"),
-            (4, 64 << 20, "two_shot"),
-            (8, 64 << 20, "two_shot"),
-            (4, 64 << 10, "direct"),
-            (8, 1 << 10, "direct"),
-        ):
-            plan = collectives.choose("all_reduce", n, num_bytes)
-            self.assertEqual(plan.name, name)
+class SharedCoresTest(absltest.TestCase):
+    """Devices of one process, whose work so many cores do for all of them."""
 
-    @parameterized.parameters(*range(1, 10))
-    def test_in_one_process_no_other_order_of_sums_is_chosen(self, n):
-        for exponent in range(10, 31):
-            plan = collectives.choose("all_reduce", n, 1 << exponent)
-            self.assertIn(plan.name, ("direct", "two_shot"))
-            for operation in ("all_gather", "reduce_scatter"):
-                plan = collectives.choose(operation, n, 1 << exponent)
-                self.assertEqual(plan.name, "direct")
+    def test_work_counts_for_all_devices(self):
+        def time(name, num_devices, num_cores):
+            costs = Costs(
+                0, math.inf, memory_bandwidth=1e9, num_cores=num_cores
+            )
+            return makespan(name, "all_reduce", num_devices, costs) * 1e9
+
+        # 4 devices read 4 tensors and write one each, or one does for all.
+        for cores, each in ((1, 4), (2, 2), (4, 1), (9, 1)):
+            self.assertAlmostEqual(time("direct", 4, cores), each * 5 * BYTES)
+        for cores in (1, 2, 4):
+            self.assertAlmostEqual(
+                time("parameter_server", 4, cores), 5 * BYTES
+            )
+        # Each adds up a quarter, and puts the whole together.
+        for cores, each in ((1, 4), (2, 2), (4, 1)):
+            self.assertAlmostEqual(
+                time("two_shot", 4, cores), each * (5 / 4 + 2) * BYTES
+            )
+        # 3 on 2 cores: one of these works twice.
+        self.assertAlmostEqual(time("direct", 3, 2), 2 * 4 * BYTES)
+
+    def test_every_operation_keeps_a_core_busy(self):
+        costs = Costs(0, math.inf, overhead=1.0, num_cores=1)
+        for name, num_devices, operations in (
+            # Messages and sums.
+            ("direct", 4, 12 + 4),
+            ("parameter_server", 4, 6 + 1),
+            ("tree", 4, 6 + 3),
+            # Each cuts and puts together too.
+            ("two_shot", 4, 4 + 12 + 4 + 12 + 4),
+            ("ring", 4, 4 + 12 + 12 + 12 + 4),
+        ):
+            self.assertEqual(
+                makespan(name, "all_reduce", num_devices, costs), operations
+            )
+        # A device that has a core of its own: the server's 3 messages, then
+        # the sum, then a message at each of the others.
+        costs = Costs(0, math.inf, overhead=1.0)
+        self.assertEqual(
+            makespan("parameter_server", "all_reduce", 4, costs), 3 + 1 + 1
+        )
+
+
+class ChooseTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # A core for each device, which read and write at the same time.
+        (2, 2, 64 << 20, "direct"),
+        (4, 4, 64 << 20, "two_shot"),
+        (8, 8, 64 << 20, "two_shot"),
+        (4, 4, 256 << 10, "direct"),
+        (8, 8, 1 << 10, "parameter_server"),
+        # Fewer cores than devices: what is done once for all is fastest.
+        (4, 2, 64 << 20, "parameter_server"),
+        (8, 2, 64 << 20, "parameter_server"),
+        (8, 2, 1 << 10, "parameter_server"),
+    )
+    def test_in_one_process(self, num_devices, num_cores, num_bytes, name):
+        with cores(num_cores):
+            plan = collectives.choose("all_reduce", num_devices, num_bytes)
+        self.assertEqual(plan.name, name)
+
+    def test_two_devices_add_up_for_themselves(self):
+        for num_cores in (2, 3, 16):
+            with cores(num_cores):
+                for exponent in range(31):
+                    plan = collectives.choose("all_reduce", 2, 1 << exponent)
+                    self.assertEqual(plan.name, "direct")
+
+    @parameterized.product(n=[*range(1, 10)], num_cores=[1, 2, 4, 16])
+    def test_in_one_process_no_other_order_of_sums_is_chosen(
+        self, n, num_cores
+    ):
+        with cores(num_cores):
+            for exponent in range(0, 31, 5):
+                plan = collectives.choose("all_reduce", n, 1 << exponent)
+                self.assertIn(
+                    plan.name, ("direct", "two_shot", "parameter_server")
+                )
+                for operation in ("all_gather", "reduce_scatter"):
+                    plan = collectives.choose(operation, n, 1 << exponent)
+                    self.assertEqual(plan.name, "direct")
+
+    def test_cores_are_those_that_the_process_may_use(self):
+        usable = os.sched_getaffinity(0)
+        self.assertEqual(choosing.in_process().num_cores, len(usable))
+        os.sched_setaffinity(0, [min(usable)])
+        try:
+            self.assertEqual(choosing.in_process().num_cores, 1)
+        finally:
+            os.sched_setaffinity(0, usable)
 
     def test_the_fastest_is_chosen(self):
         for num_bytes in (1e3, 1e6, 1e9):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 
 from tfscale.collectives.planning.algorithms import ALGORITHMS
 from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
@@ -10,24 +11,45 @@ from tfscale.collectives.planning.costs import Costs
 from tfscale.collectives.planning.plan import Plan
 from tfscale.collectives.planning.simulate import simulate
 
-# Devices of one process whose memory is that of the host, one core each.
-# Nothing is sent: who adds up reads what the others have. One round more, which
-# is operations that cut, wait and put together, costs 0.2 ms.
-#
-# Measured on 2 cores of a virtual machine with AVX-512, TensorFlow 2.21, by
-# processor time per device: to add up 64 MiB each from 2, 4 and 8 devices took
-# 11, 28 and 50 ms, which is 12 to 18 GB/s read and written; `two_shot` took as
-# long as `direct` at 1 MiB, with 4 devices and with 8.
-IN_PROCESS = Costs(latency=2e-4, bandwidth=math.inf, memory_bandwidth=13e9)
+# In one process sums have the same digits whatever is chosen for a tensor:
+# these add up all devices at once, in their order.
+_IN_ORDER = ("direct", "two_shot", "parameter_server")
 
 
-@functools.lru_cache(maxsize=4096)
+def in_process(num_cores: int | None = None) -> Costs:
+    """Devices of one process whose memory is that of the host.
+
+    Nothing is sent: who adds up reads what the others have. What counts is how
+    many bytes are read and written, in how many operations, by how many cores;
+    an operation is one core's.
+
+    By processor time on a virtual machine with AVX-512, TensorFlow 2.21, 2 to
+    8 devices: sums and joins of 1 to 64 MiB went over 17 to 30 GB of memory in
+    a second of a core, and at 1 KiB a message, a cut, a sum or a join took 3
+    to 6 us each.
+
+    Args:
+        num_cores: How many cores there are; by default those that this process
+            may use.
+
+    >>> in_process(num_cores=4).num_cores
+    4
+    """
+    return Costs(
+        latency=5e-6,
+        bandwidth=math.inf,
+        memory_bandwidth=22e9,
+        overhead=5e-6,
+        num_cores=num_cores or _usable_cores(),
+    )
+
+
 def choose(
     operation: str,
     num_devices: int,
     num_bytes: float,
     *,
-    costs: Costs = IN_PROCESS,
+    costs: Costs | None = None,
     root: int | None = None,
 ) -> Plan:
     """The plan that should take the least time.
@@ -36,8 +58,10 @@ def choose(
         operation: See `Plan`.
         num_devices: Number of devices.
         num_bytes: Size of the whole tensor, see `simulate`.
-        costs: What links and devices take; by default virtual devices of one
-            process, as measured.
+        costs: What links and devices take; by default those of virtual devices
+            in this process, as measured, with the cores that it may use. Then
+            only plans are chosen between that add up all devices at once, in
+            their order, so that the choice changes no digit.
         root: For a broadcast, reduce or gather; by default device 0.
 
     Returns:
@@ -48,27 +72,31 @@ def choose(
     Raises:
         ValueError: For an operation, a number or a root that cannot be.
 
-    Example: in one process two devices add up for themselves, and from three
-    on each one adds up a part for all, unless the tensor is small.
-
-    >>> [choose("all_reduce", n, 64 << 20).name for n in (2, 4, 8)]
-    ['direct', 'two_shot', 'two_shot']
-    >>> choose("all_reduce", 8, 1024).name
-    'direct'
-
-    Over a network a broadcast of much is scattered first and then gathered.
+    Example: over a network a broadcast of much is scattered first and then
+    gathered.
 
     >>> network = Costs(latency=1e-5, bandwidth=1e9)
     >>> choose("broadcast", 8, 64 << 20, costs=network).name
     'halving_doubling'
     >>> choose("broadcast", 8, 1024, costs=network).name
     'direct'
+
+    In one process, where each of two devices has a core, both add up for
+    themselves.
+
+    >>> choose("all_reduce", 2, 64 << 20, costs=in_process(2)).name
+    'direct'
     """
+    names = tuple(ALGORITHMS)
+    if costs is None:
+        costs, names = in_process(), _IN_ORDER
+    return _fastest(operation, num_devices, num_bytes, costs, root, names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fastest(operation, num_devices, num_bytes, costs, root, names):
     root = checked_root(operation, num_devices, root)
-    plans = [
-        _make(algorithm, operation, num_devices, root)
-        for algorithm in ALGORITHMS
-    ]
+    plans = [_make(name, operation, num_devices, root) for name in names]
     return min(
         (plan for plan in plans if plan),
         key=lambda plan: (
@@ -76,6 +104,13 @@ def choose(
             plan.num_rounds,
         ),
     )
+
+
+def _usable_cores():
+    # Not all systems can keep a process to some of the cores.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @functools.lru_cache

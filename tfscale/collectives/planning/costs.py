@@ -23,11 +23,20 @@ class Costs:
             link in use.
         memory_bandwidth: How fast a device reads and writes its memory. To
             add up k chunks it reads k and writes one; to put a tensor together
-            it reads and writes all of it. Cutting takes no time: a chunk is a
-            view.
+            it reads and writes all of it. Nothing is written to cut it: a
+            chunk is a view.
+        overhead: Time for which a message, to cut, to add up and to put
+            together each keep a core busy, whatever their size (o of LogP).
+        num_cores: How many cores do the work of all devices, one thing at a
+            time each, and read and write at `memory_bandwidth` each. By default
+            every device has one of its own.
 
     Raises:
-        ValueError: If a latency is negative or a bandwidth not above 0.
+        ValueError: If a latency or an overhead is negative, a bandwidth not
+            above 0, or if there is no core.
+
+    Source of the terms: Culler et al., LogP: towards a realistic model of
+    parallel computation (1993).
 
     Example: two machines of four devices, and a slow wire in between.
 
@@ -42,16 +51,24 @@ class Costs:
     bandwidth: float | Callable[[int, int], float]
     port_bandwidth: float | Sequence[float] | None = None
     memory_bandwidth: float = math.inf
+    overhead: float = 0.0
+    num_cores: int | None = None
 
     def __post_init__(self):
         if isinstance(self.port_bandwidth, Sequence):
             object.__setattr__(
                 self, "port_bandwidth", tuple(self.port_bandwidth)
             )
-        if not callable(self.latency) and not self.latency >= 0:
+        latency = 0.0 if callable(self.latency) else self.latency
+        for name, value in (("latency", latency), ("overhead", self.overhead)):
+            if not value >= 0:
+                raise ValueError(
+                    f"`{name}` must not be negative. Received: {name}={value}."
+                )
+        if self.num_cores is not None and self.num_cores < 1:
             raise ValueError(
-                "`latency` must not be negative. Received: "
-                f"latency={self.latency}."
+                "`num_cores` must be at least 1, or None for one for each "
+                f"device. Received: num_cores={self.num_cores}."
             )
         ports = self.port_bandwidth
         given = {

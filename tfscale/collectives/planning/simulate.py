@@ -64,7 +64,8 @@ def simulate(plan: Plan, num_bytes: float, costs: Costs) -> Simulation:
     """Plays a plan through.
 
     No device waits for a round to end: it sends as soon as it has what it has
-    to send and its port is free, in the order of the rounds.
+    to send and its port is free, in the order of the rounds. Where devices
+    share cores, work is given to them in the order of the rounds too.
 
     Args:
         plan: What to play through.
@@ -112,14 +113,19 @@ def simulate(plan: Plan, num_bytes: float, costs: Costs) -> Simulation:
 
 
 class _Clock:
-    """When chunks are there, and when ports and devices are free."""
+    """When chunks are there, and when ports and cores are free."""
 
     def __init__(self, plan, costs, chunk_bytes):
         self._plan, self._costs, self._bytes = plan, costs, chunk_bytes
         count = plan.num_devices
         self._out, self._in = [0.0] * count, [0.0] * count
-        self._adds_until = [0.0] * count
+        # Which cores a device has: some of its own, or all that there are.
+        if costs.num_cores is None:
+            self._cores = [[0.0] for _ in range(count)]
+        else:
+            self._cores = [[0.0] * costs.num_cores] * count
         self._there = {}
+        self._cut()
 
     def transfer(self, sends):
         """When a message leaves, and when it is there."""
@@ -127,6 +133,7 @@ class _Clock:
         size = self._bytes * len(sends)
         link = size / self._costs.bandwidth_of(source, target)
         ready = max(self._when(source, send.chunk) for send in sends)
+        ready = self._work(target, ready, 0)
         self._out[source] = max(ready, self._out[source]) + self._port(
             source, size, link
         )
@@ -148,17 +155,14 @@ class _Clock:
                 sums.setdefault((send.target, send.chunk), []).append(end)
             else:
                 new[send.target, send.chunk] = end
-        # A device adds up first what is there first.
+        # What is there first is added up first.
         for (target, chunk), ends in sorted(
             sums.items(), key=lambda item: max(item[1])
         ):
-            start = max(
-                *ends, self._when(target, chunk), self._adds_until[target]
-            )
+            ready = max(*ends, self._when(target, chunk))
             # Reads all that arrived and its own, and writes the sum.
             size = self._bytes * (len(ends) + 2)
-            end = start + size / self._costs.memory_bandwidth
-            self._adds_until[target] = new[target, chunk] = end
+            new[target, chunk] = self._work(target, ready, size)
         self._there |= new
 
     def finish(self):
@@ -167,7 +171,43 @@ class _Clock:
         if plan.num_chunks == 1 or plan.operation == "reduce_scatter":
             return end
         size = 2 * self._bytes * plan.num_chunks
-        return end + size / self._costs.memory_bandwidth
+        devices = range(plan.num_devices)
+        if plan.operation in ("reduce", "gather"):
+            devices = [plan.root]
+        ready = {
+            device: max(
+                self._when(device, chunk) for chunk in range(plan.num_chunks)
+            )
+            for device in devices
+        }
+        for device in sorted(ready, key=ready.__getitem__):
+            end = max(end, self._work(device, ready[device], size))
+        return end
+
+    def _cut(self):
+        plan = self._plan
+        if plan.num_chunks == 1 or plan.operation in ("gather", "all_gather"):
+            return
+        devices = range(plan.num_devices)
+        if plan.operation == "broadcast":
+            devices = [plan.root]
+        for device in devices:
+            end = self._work(device, 0.0, 0)
+            for chunk in range(plan.num_chunks):
+                self._there[device, chunk] = end
+
+    def _work(self, device, ready, size):
+        """When a core has read and written so many bytes for a device."""
+        busy = self._costs.overhead + size / self._costs.memory_bandwidth
+        cores = self._cores[device]
+        # Of cores that are free by then the one that is so for the least time.
+        core = max(
+            range(len(cores)), key=lambda i: (-max(cores[i], ready), cores[i])
+        )
+        end = max(ready, cores[core]) + busy
+        if busy:
+            cores[core] = end
+        return end
 
     def _when(self, device, chunk):
         return self._there.get((device, chunk), 0.0)
