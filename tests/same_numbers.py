@@ -107,11 +107,15 @@ def on_mesh(
     num_replicas: int = 1,
     num_ranks: int = 1,
     layouts=None,
+    devices=None,
     **options,
 ) -> Outcome:
     """Trains as a pipeline; `options` are those of `PipelineModel`."""
     mesh = tfscale.device_mesh(
-        data=num_replicas, pipeline=num_stages, model=num_ranks
+        data=num_replicas,
+        pipeline=num_stages,
+        model=num_ranks,
+        devices=devices,
     )
     layout_map = layout_map_for(job, mesh, layouts) if num_ranks > 1 else None
     reset()
@@ -123,7 +127,7 @@ def on_mesh(
 
 
 def on_ranks(
-    job: Job, num_ranks: int, num_replicas: int = 1, layouts=None
+    job: Job, num_ranks: int, num_replicas: int = 1, layouts=None, devices=None
 ) -> Outcome:
     """Trains the plain Keras model with its layers split over model ranks.
 
@@ -133,8 +137,11 @@ def on_ranks(
         num_replicas: Size of the axis "data".
         layouts: Layout of variables by pattern. Defaults to what
             `tfscale.auto_layout_map` finds.
+        devices: Those of the mesh, if not the first ones.
     """
-    mesh = tfscale.device_mesh(data=num_replicas, model=num_ranks)
+    mesh = tfscale.device_mesh(
+        data=num_replicas, model=num_ranks, devices=devices
+    )
     layout_map = layout_map_for(job, mesh, layouts)
     reset()
     with tfscale.MeshStrategy(mesh, layout_map).scope():

@@ -6,6 +6,7 @@ import os
 import tensorflow as tf
 
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
@@ -32,14 +33,24 @@ class Joined:
 
 # A process is in one cluster, as it has one TensorFlow.
 _joined: Joined | None = None
+_coordinated: Cluster | None = None
 
 
-def initialize(*, timeout: float = 60.0) -> None:
-    """Joins the other workers; to be called before anything of TensorFlow.
+def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
+    """Joins the other processes; to be called before anything of TensorFlow.
 
-    Every worker runs the same program. Behind this, `tfscale.device_mesh`
-    counts the devices of all workers, and a `tfscale.MeshStrategy` trains over
-    them. The cluster is that of `TF_CONFIG`, of a step of Slurm, or of an
+    There are two ways to work together, for which the same program is started
+    in every process:
+
+    * As workers: each runs the program. Behind this, `tfscale.device_mesh`
+      counts the devices of all workers, and a `tfscale.MeshStrategy` trains
+      over them. Rows of stages and of model ranks lie within a worker.
+    * By a coordinator, the first process: it alone runs the program, and the
+      devices of all processes are its own. In the others this does not
+      return; they lend it their devices and exit with 0 when it ends. A row
+      of stages or of model ranks may lie over several machines.
+
+    The cluster is that of `TF_CONFIG`, of a step of Slurm, or of an
     indexed job of Kubernetes; `python -m tfscale.launch` sets the first. Where
     there is none, or one of a single process, nothing is joined, so that the
     same program runs on one machine.
@@ -49,22 +60,27 @@ def initialize(*, timeout: float = 60.0) -> None:
     nothing.
 
     Args:
-        timeout: Seconds after which a worker that is not there is an error.
+        coordinator: Whether the first process coordinates the others. It must
+            be the same in all of them.
+        timeout: Seconds after which a process that is not there is an error.
 
     Raises:
-        ConnectionError: If a worker is missing; says which, and why.
+        ConnectionError: If a process is missing; says which, and why. With
+            `coordinator`, in the others, if the first one is lost.
         OSError: If this process' own port is in use.
         RuntimeError: If TensorFlow has started its devices already.
         ValueError: If what is set makes no cluster of workers, or versions
-            differ between them; says where.
+            or `coordinator` differ between them; says where.
+        SystemExit: With `coordinator`, in all processes but the first, when
+            that one ends.
 
     Example: without a cluster it does nothing.
 
     >>> import tfscale
     >>> tfscale.initialize()
     """
-    global _joined
-    if _joined is not None:
+    global _joined, _coordinated
+    if _joined is not None or _coordinated is not None:
         return
     if _VIRTUAL_DEVICES in os.environ:
         use_virtual_devices(int(os.environ[_VIRTUAL_DEVICES]))
@@ -72,8 +88,13 @@ def initialize(*, timeout: float = 60.0) -> None:
     if cluster is None or len(cluster.addresses) == 1:
         return
     _check_jobs(cluster)
-    preflight(cluster, versions(), timeout=timeout)
-    _joined = Joined(cluster, _join(cluster))
+    facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
+    preflight(cluster, {**versions(), **facts}, timeout=timeout)
+    if coordinator:
+        coordinate(cluster, timeout)
+        _coordinated = cluster
+    else:
+        _joined = Joined(cluster, _join(cluster))
 
 
 def joined() -> Joined | None:
@@ -85,6 +106,17 @@ def joined() -> Joined | None:
     True
     """
     return _joined
+
+
+def coordinated() -> Cluster | None:
+    """The cluster whose devices are this process' own, if there is one.
+
+    Example:
+
+    >>> coordinated() is None
+    True
+    """
+    return _coordinated
 
 
 def _check_jobs(cluster):

@@ -9,8 +9,17 @@ class MirroredInputs(_internals.MirroredExtended):
     """The `extended` of a `MirroredStrategy`, which leaves CPUs their batches.
 
     TensorFlow's datasets for several devices fetch batches ahead to each. For
-    CPUs there is nothing to fetch ahead to, and it costs.
+    CPUs there is nothing to fetch ahead to, and it costs. Devices of other
+    machines would fetch by calls back to this one: they get what the step
+    sends them.
     """
+
+    @property
+    def _fetches_ahead(self):
+        host = self._input_workers_devices[0][0].rpartition("/")[0]
+        return not self._is_on_cpu and all(
+            device.startswith(host) for device in self._devices
+        )
 
     @property
     def _is_on_cpu(self):
@@ -21,7 +30,7 @@ class MirroredInputs(_internals.MirroredExtended):
         return self._num_replicas_in_sync == 1 and self._is_on_cpu
 
     def _input_workers_with_options(self, options=None):
-        if options is None and self._is_on_cpu:
+        if options is None and not self._fetches_ahead:
             # Batches are where they are used. Each iterator more that is let
             # go of may hold up `fit`, because tf.data's autotuner may sleep
             # through the end of it.

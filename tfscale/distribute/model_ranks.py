@@ -49,23 +49,21 @@ class ModelRanks(MirroredInputs):
         self.num_model_ranks = len(devices[0])
         self.sequence_parallel = sequence_parallel
         self.sharded_calls = weakref.WeakSet()
+        self._devices = tuple(device for ranks in devices for device in ranks)
         super().__init__(
             strategy,
-            devices=[device for ranks in devices for device in ranks],
+            # It wants devices of one machine, and sees no more of them.
+            devices=self._devices[:1],
             cross_device_ops=SumOnEachDevice(self.num_model_ranks),
-        )
-        host, threads = self._input_workers_devices[0]
-        self._input_workers_devices = (
-            (host, threads[:: self.num_model_ranks]),
         )
 
     def _initialize_single_worker(self, devices):
-        # As TensorFlow does, but for the line that it prints each time.
-        self._devices = tuple(map(_internals.device_util.canonicalize, devices))
-        host = _internals.device_util.canonicalize(
-            "/device:CPU:0", self._devices[0]
-        )
-        self._input_workers_devices = ((host, self._devices),)
+        # As TensorFlow does, but for the line that it prints each time, and
+        # for the host: where the program runs, wherever the devices are, since
+        # that is where Python functions of a dataset are.
+        del devices
+        host = _internals.device_util.canonicalize("/device:CPU:0")
+        self._input_workers_devices = ((host, self._first_ranks),)
         self._host_input_device = _internals.numpy_dataset.SingleDevice(host)
         spec = tf.DeviceSpec.from_string(host)
         if spec.job not in (None, "localhost"):

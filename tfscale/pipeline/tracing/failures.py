@@ -12,6 +12,8 @@ NOT_FINITE = "The loss of the batch is not finite"
 # gradients have the name of what they are the gradient of.
 _PLACE = re.compile(r"\bstage_(\d+)/(?:gradients/stage_\d+/)?([^/\s}:]+)")
 
+_TASK = re.compile(r"/job:\w+(?:/replica:\d+)?/task:\d+")
+
 
 @contextlib.contextmanager
 def noted(layer: str, stage: int):
@@ -41,6 +43,17 @@ def explained(stages):
         raise
     except tf.errors.OpError as error:
         message = error.message or ""
+        task = _TASK.search(message)
+        if isinstance(error, tf.errors.UnavailableError) and task:
+            raise tf.errors.UnavailableError(
+                error.node_def,
+                error.op,
+                "All processes that have stages must stay until the training "
+                f"ends. Received: {task[0]} is gone, and its stages with it. "
+                "What it printed says why. Start all processes again; with "
+                "`tfscale.callbacks.BackupAndRestore` they go on where the "
+                f"last backup was made. {message}",
+            ) from error
         if NOT_FINITE in message:
             found = "NaN" if "NaN" in message else "Inf"
             raise FloatingPointError(

@@ -1,0 +1,125 @@
+"""Both ends know when the other one is gone, and who never came."""
+
+import socket
+import threading
+import time
+
+from absl.testing import absltest
+
+from tfscale.cluster.presence import Presence
+from tfscale.cluster.presence import Roster
+
+
+def _free_address():
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return f"localhost:{one.getsockname()[1]}"
+
+
+def _meet(servers):
+    """A roster, and the presences of its servers."""
+    coordinator = _free_address()
+    roster, presences = Roster(coordinator), {}
+
+    def arrive(server):
+        presences[server] = Presence(server, coordinator, 10.0)
+
+    threads = [threading.Thread(target=arrive, args=(s,)) for s in servers]
+    for thread in threads:
+        thread.start()
+    roster.wait_for(servers, 10.0)
+    for thread in threads:
+        thread.join()
+    return coordinator, roster, presences
+
+
+class PresenceTest(absltest.TestCase):
+    def test_servers_are_told_of_the_end(self):
+        _, roster, presences = _meet(["a:1", "b:1"])
+        lost = []
+        roster.watch(lambda *what: lost.append(what))
+        roster.end()
+        for presence in presences.values():
+            presence.wait_for_end()
+        self.assertEmpty(lost)
+
+    def test_a_server_that_ends_is_named_at_once(self):
+        _, roster, presences = _meet(["a:1", "b:1"])
+        lost, is_lost = [], threading.Event()
+
+        def on_lost(*what):
+            lost.append(what)
+            is_lost.set()
+
+        roster.watch(on_lost)
+        presences["b:1"].connection.close()
+        self.assertTrue(is_lost.wait(10.0))
+        self.assertEqual(lost, [("b:1", True)])
+        roster.end()
+        presences["a:1"].wait_for_end()
+
+    def test_a_coordinator_that_ends_without_a_word_is_an_error(self):
+        coordinator, roster, presences = _meet(["a:1"])
+        for connection in roster.connections.values():
+            connection.close()
+        with self.assertRaisesRegex(
+            ConnectionError, f"{coordinator} is gone, and had not ended"
+        ):
+            presences["a:1"].wait_for_end()
+
+    def test_a_machine_that_is_gone_is_noticed_in_time(self):
+        # The kernel asks; what it is told to do is all that can be seen here.
+        _, roster, presences = _meet(["a:1"])
+
+        def seconds(connection):
+            idle, between, tries = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                )
+            )
+            return idle + tries * between
+
+        for end in (presences["a:1"].connection, roster.connections["a:1"]):
+            self.assertTrue(
+                end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            )
+            self.assertBetween(seconds(end), 5, 14)
+        roster.watch(print)
+        roster.end()
+        presences["a:1"].wait_for_end()
+
+    def test_who_never_came_is_named(self):
+        start = time.monotonic()
+        with self.assertRaisesRegex(ConnectionError, "none from b:1"):
+            Roster(_free_address()).wait_for(["b:1"], 0.3)
+        with self.assertRaisesRegex(ConnectionError, "no answer from"):
+            Presence("b:1", _free_address(), 0.3)
+        self.assertLess(time.monotonic() - start, 5.0)
+
+    def test_strangers_are_not_counted(self):
+        address = _free_address()
+        roster = Roster(address)
+        thread = threading.Thread(target=roster.wait_for, args=(["a:1"], 10.0))
+        thread.start()
+        host, _, port = address.rpartition(":")
+        while True:
+            try:
+                stranger = socket.create_connection((host, int(port)))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        with stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n")
+            self.assertEqual(stranger.recv(10), b"")
+        presence = Presence("a:1", address, 10.0)
+        thread.join()
+        roster.watch(print)
+        roster.end()
+        presence.wait_for_end()
+
+
+if __name__ == "__main__":
+    absltest.main()

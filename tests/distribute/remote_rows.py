@@ -1,0 +1,181 @@
+"""What a coordinator and two servers do: run in all three by remote_test.py.
+
+Arguments: a file to which the coordinator adds a line of JSON for each row (its
+name, what failed or null, seconds), and one for the process that is killed.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+
+import tfscale
+from tests import same_numbers
+
+TEST = absltest.TestCase()
+# Of each of the three processes, two devices.
+(A0, A1), (B0, B1), (C0, C1) = (
+    [f"/job:worker/replica:0/task:{task}/device:CPU:{i}" for i in range(2)]
+    for task in range(3)
+)
+
+
+def build():
+    """A lookup, a skip, and what the model axis can divide."""
+    tokens = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(8, 8)(tokens)
+    h = keras.layers.Dense(16, activation="relu")(x)
+    x = keras.layers.Add()([x, keras.layers.Dense(8)(h)])
+    x = keras.layers.LayerNormalization()(x)
+    x = keras.layers.Dense(4)(keras.layers.Flatten()(x))
+    return keras.Model(tokens, keras.layers.Dense(3)(x))
+
+
+def job(rows=32, optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9)):
+    random = np.random.RandomState(0)
+    return same_numbers.Job(
+        build,
+        dict(
+            x=random.randint(0, 8, (rows, 6)),
+            y=random.randint(0, 3, rows),
+            batch_size=16,
+        ),
+        optimizer,
+        lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: dict(metrics=["accuracy"]),
+    )
+
+
+def adam():
+    return keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+
+
+@functools.cache
+def one_device():
+    return same_numbers.on_one_device(job())
+
+
+def devices_of(model):
+    return {
+        tensor.device
+        for variable in model.trainable_variables
+        for tensor in variable.value.values
+    }
+
+
+def pipeline_2():
+    """Stages on two servers, neither of them the coordinator's own."""
+    expected = same_numbers.on_one_device(job(33, adam))
+    found = same_numbers.on_mesh(job(33, adam), 2, 4, devices=[B0, C0])
+    same_numbers.assert_same(TEST, expected, found)
+    TEST.assertEqual(devices_of(found.model), {B0, C0})
+    x, y = job(33).data["x"], job(33).data["y"]
+    predicted = found.model.predict(x, batch_size=16, verbose=0)
+    same_numbers.assert_close(
+        predicted, expected.model.predict(x, batch_size=16, verbose=0)
+    )
+    same_numbers.assert_close(
+        found.model.evaluate(x, y, batch_size=16, verbose=0),
+        expected.model.evaluate(x, y, batch_size=16, verbose=0),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.keras")
+        found.model.save(path)
+        loaded = keras.models.load_model(path)
+        same_numbers.assert_close(
+            loaded.predict(x, batch_size=16, verbose=0), predicted
+        )
+        for variable in found.model.trainable_variables:
+            variable.assign(tf.zeros_like(variable))
+        found.model.load_weights(path)
+        for one, two in zip(found.model.weights, loaded.weights):
+            np.testing.assert_array_equal(one, two)
+
+
+def data_2_pipeline_2():
+    """Rows of stages within a server, and across two."""
+    for devices in ([A0, A1, B0, B1], [A0, B0, A1, B1]):
+        found = same_numbers.on_mesh(job(), 2, 4, 2, devices=devices)
+        same_numbers.assert_same(TEST, one_device(), found)
+        TEST.assertEqual(devices_of(found.model), set(devices))
+
+
+def pipeline_2_model_2():
+    found = same_numbers.on_mesh(
+        job(), 2, 2, num_ranks=2, devices=[A0, A1, B0, B1]
+    )
+    same_numbers.assert_same(TEST, one_device(), found)
+    kernel = found.model.trainable_variables[0].value
+    TEST.assertEqual([tuple(v.shape) for v in kernel.values], [(4, 8)] * 2)
+
+
+def data_2_model_2():
+    """Model ranks across two machines."""
+    found = same_numbers.on_ranks(job(), 2, 2, devices=[A0, B0, A1, B1])
+    same_numbers.assert_same(TEST, one_device(), found)
+
+
+def lost_server():
+    """The last one: a server is killed while it is needed."""
+    times = []
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                times.append(time.monotonic())
+                with open(sys.argv[2]) as file:
+                    os.kill(int(file.read()), signal.SIGKILL)
+
+    endless = tf.data.Dataset.from_tensors(
+        (job().data["x"], job().data["y"])
+    ).repeat()
+    endless_job = dataclasses.replace(
+        job(),
+        data=dict(x=endless),
+        fit=dict(steps_per_epoch=1_000_000, callbacks=[Kill()]),
+    )
+    with TEST.assertRaisesRegex(
+        tf.errors.UnavailableError, "task:2 is gone, and its stages with it"
+    ):
+        same_numbers.on_mesh(endless_job, 2, 2, devices=[A0, C0])
+    TEST.assertLess(time.monotonic() - times[0], 15.0)
+
+
+ROWS = (
+    pipeline_2,
+    data_2_pipeline_2,
+    pipeline_2_model_2,
+    data_2_model_2,
+    lost_server,
+)
+
+
+def main():
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 2:
+        with open(sys.argv[2], "w") as file:
+            file.write(str(os.getpid()))
+    tfscale.initialize(coordinator=True)
+    for row in ROWS:
+        start = time.monotonic()
+        try:
+            row()
+            failed = None
+        except Exception:
+            failed = traceback.format_exc()
+        seconds = round(time.monotonic() - start, 1)
+        with open(sys.argv[1], "a") as file:
+            file.write(json.dumps([row.__name__, failed, seconds]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

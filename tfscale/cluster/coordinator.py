@@ -1,0 +1,99 @@
+"""One process runs the program, all others lend it their devices.
+
+    task 0: the coordinator          tasks 1, 2, ...: servers
+    initialize returns               initialize serves
+    the program, its data            ◄── parts of functions, tensors ──►
+    atexit: "end"             ─────► exit 0
+
+It is TensorFlow's own runtime: a function is cut by device, each task runs its
+part, and they send each other tensors by gRPC.
+"""
+
+import atexit
+import logging
+import os
+import sys
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.presence import Presence
+from tfscale.cluster.presence import Roster
+
+
+def coordinate(cluster: Cluster, timeout: float) -> None:
+    """Connects the coordinator to all other processes; these serve.
+
+    To be called after the pre-flight. In the coordinator it returns, and the
+    devices of all processes are logical devices of TensorFlow there. The
+    others do not come back: they exit with 0 as the coordinator's program
+    ends.
+
+    Args:
+        cluster: The cluster. Its chief, or else worker 0, coordinates.
+        timeout: Seconds after which a process that is not ready is an error.
+
+    Raises:
+        ConnectionError: If a process is missing, or in a server if the
+            coordinator is lost.
+        SystemExit: In a server, at the end.
+    """
+    spec = tf.train.ClusterSpec({j: list(a) for j, a in cluster.jobs.items()})
+    if not cluster.is_chief:
+        _serve(cluster, spec, timeout)
+    others = [a for a in cluster.addresses if a != cluster.address]
+    roster = Roster(cluster.address)
+    roster.wait_for(others, timeout)
+    tf.config.experimental_connect_to_cluster(
+        spec,
+        job_name=cluster.job,
+        task_index=cluster.index,
+        protocol="grpc",
+    )
+    roster.watch(_report)
+    atexit.register(roster.end)
+
+
+def coordinator_of(cluster: Cluster) -> str:
+    """The address of the process that coordinates.
+
+    Example:
+
+    >>> coordinator_of(Cluster({"worker": ("a:1", "b:1")}, "worker", 1))
+    'a:1'
+    """
+    return cluster.jobs["chief" if "chief" in cluster.jobs else "worker"][0]
+
+
+def _serve(cluster, spec, timeout):
+    """Lends this process' devices; does not return."""
+    # As they are set up in this process: virtual ones, threads, memory.
+    config = _internals.eager_context.context().config
+    server = tf.distribute.Server(
+        spec, cluster.job, cluster.index, protocol="grpc", config=config
+    )
+    presence = Presence(cluster.address, coordinator_of(cluster), timeout)
+    presence.wait_for_end()
+    del server
+    sys.exit(0)
+
+
+def _report(address, machine_answers):
+    """Says which server is lost.
+
+    TensorFlow says so too if the kernel over there closed its connections.
+    Where a whole machine is gone it would wait for it for a quarter of an
+    hour, and nothing can call it back: then the process is ended.
+    """
+    logging.error(
+        "A server must stay until its coordinator ends. Received: %s %s. What "
+        "it printed says why. Start all processes again; with "
+        "`tfscale.callbacks.BackupAndRestore` they go on where the last backup "
+        "was made.",
+        address,
+        "has ended" if machine_answers else "does not answer any more",
+    )
+    if not machine_answers:
+        logging.shutdown()
+        os._exit(1)

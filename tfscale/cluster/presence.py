@@ -1,0 +1,207 @@
+"""Who is still there: a connection from each server to its coordinator.
+
+When a process ends, the kernel closes its connections, however it ended; when
+a machine is gone, the kernel of the other side asks a few times (TCP's keep
+alive) and gives up. Neither needs a thread that must not be late:
+
+    server                         coordinator
+    "here a:2222" ───────────────► listens at its own port, before TensorFlow
+                  ◄─────────────── "welcome"
+        ...                            ...
+                  ◄─────────────── "end", as its program ends
+    closed without "end": lost     closed: that server is lost
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+
+# A machine that is gone is noticed after _IDLE + _TRIES * _BETWEEN seconds.
+_IDLE, _BETWEEN, _TRIES = 4, 2, 3
+
+
+class Roster:
+    """The coordinator's end of the connections.
+
+    Args:
+        address: That of the coordinator. Its port is free again once
+            `wait_for` has returned.
+
+    Attributes:
+        connections: With the servers so far, by address.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self.connections: dict[str, socket.socket] = {}
+        self._has_ended = False
+
+    def wait_for(self, servers: Collection[str], timeout: float) -> None:
+        """Returns once all servers have connected.
+
+        Args:
+            servers: Their addresses.
+            timeout: Seconds after which a missing one is an error.
+
+        Raises:
+            ConnectionError: If a server is missing; says which.
+        """
+        end = time.monotonic() + timeout
+        port = int(self._address.rpartition(":")[2])
+        with socket.create_server(("", port), backlog=128) as listener:
+            while missing := sorted(set(servers) - set(self.connections)):
+                listener.settimeout(max(0.01, end - time.monotonic()))
+                try:
+                    self._greet(listener.accept()[0], servers)
+                except TimeoutError:
+                    raise ConnectionError(
+                        "All servers must start before the coordinator goes "
+                        f"on. Received: after {timeout:g} s, at "
+                        f"{self._address}, none from {', '.join(missing)}. "
+                        "What they print says why."
+                    ) from None
+
+    def _greet(self, connection, servers):
+        try:
+            connection.settimeout(2.0)
+            word, _, address = _read_line(connection).partition(" ")
+            if word != "here" or address not in servers:
+                connection.close()
+                return
+            connection.sendall(b"welcome\n")
+            _keep_alive(connection)
+            self.connections[address] = connection
+        except OSError:
+            connection.close()  # It calls again.
+
+    def watch(self, on_lost: Callable[[str, bool], None]) -> None:
+        """Has a thread for each server wait for its end.
+
+        Args:
+            on_lost: Called with the address of a server that is gone before
+                `end` was called, and whether its machine still answers.
+        """
+        for address, connection in self.connections.items():
+            threading.Thread(
+                target=self._wait,
+                args=(address, connection, on_lost),
+                daemon=True,
+            ).start()
+
+    def _wait(self, address, connection, on_lost):
+        with connection:
+            answers = _wait_for_close(connection)
+        if not self._has_ended:
+            on_lost(address, answers)
+
+    def end(self) -> None:
+        """Tells all servers that it is over."""
+        self._has_ended = True
+        for connection in self.connections.values():
+            try:
+                connection.sendall(b"end\n")
+                connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # That one is gone already.
+
+
+class Presence:
+    """A server's end of the connection.
+
+    Args:
+        address: That of the server.
+        coordinator: That of the coordinator.
+        timeout: Seconds in which the coordinator must answer.
+
+    Attributes:
+        connection: With the coordinator.
+
+    Raises:
+        ConnectionError: If it does not.
+    """
+
+    def __init__(self, address: str, coordinator: str, timeout: float):
+        self._coordinator = coordinator
+        end = time.monotonic() + timeout
+        while True:
+            connection = self._call(f"here {address}\n".encode())
+            if connection is not None:
+                break
+            if time.monotonic() > end:
+                raise ConnectionError(
+                    "The coordinator must be there for its servers. Received: "
+                    f"no answer from {coordinator} in {timeout:g} s. What it "
+                    "prints says why."
+                )
+            time.sleep(0.1)
+        self.connection = connection
+
+    def _call(self, words):
+        host, _, port = self._coordinator.rpartition(":")
+        try:
+            connection = socket.create_connection((host, int(port)), 2.0)
+        except OSError:
+            return None
+        try:
+            connection.sendall(words)
+            if _read_line(connection) == "welcome":
+                _keep_alive(connection)
+                return connection
+        except OSError:
+            pass  # The pre-flight was still listening there.
+        connection.close()
+        return None
+
+    def wait_for_end(self) -> None:
+        """Returns when the coordinator says that it is over.
+
+        Raises:
+            ConnectionError: If it is gone without having said so.
+        """
+        with self.connection as connection:
+            try:
+                word = _read_line(connection)
+            except OSError:
+                word = ""
+        if word != "end":
+            raise ConnectionError(
+                "A coordinator must stay until its program is over. Received: "
+                f"{self._coordinator} is gone, and had not ended. What it "
+                "printed says why; this server ends with it."
+            )
+
+
+def _keep_alive(connection):
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _IDLE),
+        (socket.TCP_KEEPINTVL, _BETWEEN),
+        (socket.TCP_KEEPCNT, _TRIES),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _read_line(connection):
+    """What comes up to the end of a line, or of the connection."""
+    received = b""
+    while not received.endswith(b"\n") and len(received) < 1024:
+        part = connection.recv(256)
+        if not part:
+            break
+        received += part
+    return received.decode(errors="replace").strip()
+
+
+def _wait_for_close(connection):
+    """Whether the kernel at the other side said that it is closed."""
+    try:
+        while connection.recv(256):
+            pass
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return isinstance(error, ConnectionError)
+    return True
