@@ -102,6 +102,48 @@ class FitTest(tf.test.TestCase):
         self.assertEqual(epochs._steps_seen, 3)
         self.assertAllEqual(next(iterator)[0], X[3:])
 
+    @holds("EpochIterator.__init__", "_epoch_iterator")
+    @holds("TFEpochIterator.__init__", "_distribute_strategy")
+    def test_an_epoch_that_begins_may_get_other_data(self):
+        rows = tf.data.Dataset.from_tensor_slices((X, X[:, :1]))
+        counts = []
+
+        class Change(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                running = fitting.running_fit(self.model)
+                fitting.give_data(*running, rows.batch(1 + epoch))
+                counts.append(0)
+
+            def on_train_batch_end(self, batch, logs=None):
+                counts[-1] += 1
+
+        compiled().fit(rows.batch(4), epochs=2, callbacks=[Change()], verbose=0)
+        self.assertEqual(counts, [4, 2])
+
+        class Watcher:
+            """As a backup does: behind the beginning of the epoch."""
+
+            def iterator_made(self):
+                pass
+
+            def begin_epoch(self):
+                fitting.give_data(*running, rows.batch(2))
+                return 0
+
+            def between_steps(self, step):
+                counts.append(step)
+
+        def look(*found):
+            nonlocal running
+            running = found
+            fitting.watch(found[0], Watcher())
+            return found
+
+        running = ()
+        counts.clear()
+        found_in_fit(look, rows.batch(4))
+        self.assertEqual(counts, [0, 1])
+
     @holds("TFDatasetAdapter.__init__", "_dataset")
     @holds("ArrayDataAdapter.__init__", "_shuffle")
     @holds("TFEpochIterator.__init__", "_distributed_dataset")

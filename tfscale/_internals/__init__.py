@@ -44,6 +44,7 @@ from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import element_spec_of
+from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
 from tfscale._internals.fitting import known_batches
@@ -152,6 +153,7 @@ __all__ = [
     "get_distributed_datasets_from_function",
     "get_keras_mask",
     "get_update_replica_id",
+    "give_data",
     "global_seed_generator",
     "go_on_with",
     "grappler_cluster",

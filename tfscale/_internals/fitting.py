@@ -140,6 +140,26 @@ def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
     return getattr(epochs.data_adapter, "_dataset", None)
 
 
+def give_data(
+    epochs: EpochIterator, callbacks: CallbackList, dataset: tf.data.Dataset
+) -> None:
+    """Has a `fit` go on with another dataset, before an epoch's first step."""
+    begun = epochs._epoch_iterator
+    type(epochs).__init__(
+        epochs,
+        distribute_strategy=epochs._distribute_strategy,
+        x=dataset,
+        steps_per_epoch=epochs.steps_per_epoch,
+        steps_per_execution=epochs.steps_per_execution,
+    )
+    epochs._epoch_iterator = begun
+    callbacks.set_params({**callbacks.params, "steps": epochs.num_batches})
+    for callback in callbacks.callbacks:
+        bar = getattr(callback, "progbar", None)
+        if isinstance(bar, keras.utils.Progbar):
+            bar.target = epochs.num_batches
+
+
 def shuffles_arrays(epochs: EpochIterator) -> bool:
     """Whether a user gave arrays, which Keras shuffles for him."""
     return bool(getattr(epochs.data_adapter, "_shuffle", False))

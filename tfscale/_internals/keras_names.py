@@ -192,6 +192,7 @@ KERAS = {
     },
     "keras.src.trainers.epoch_iterator.EpochIterator.__init__": {
         "_current_iterator": "goes on from epoch to epoch",
+        "_epoch_iterator": "an epoch that begins has other data",
         "_num_batches": "what Keras learns of the length of data",
         "_steps_seen": "how much of it is used up",
     },
@@ -200,6 +201,7 @@ KERAS = {
     },
     "keras.src.backend.tensorflow.trainer.TFEpochIterator.__init__": {
         "_distributed_dataset": "what a replica gets of a step",
+        "_distribute_strategy": "which is to distribute another dataset",
     },
     "keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter"
     ".__init__": {

@@ -16,15 +16,19 @@ from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.accumulation.taking import TakenOptimizer
+from tfscale.distribute.gradient_noise import GradientNoise
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
 
 
-def accumulating_mixin(num_microbatches: int) -> type:
+def accumulating_mixin(
+    num_microbatches: int, noise: GradientNoise | None
+) -> type:
     """What is put in front of the class of a model.
 
     Args:
         num_microbatches: How many microbatches a batch is cut into.
+        noise: What looks at the gradients of microbatches, or None.
     """
 
     class AccumulatingModel(in_place.Mixin):
@@ -32,7 +36,7 @@ def accumulating_mixin(num_microbatches: int) -> type:
             """See `keras.Model.train_step`; in replica context."""
             with batch_norm.noting() as noting:
                 step = ReplicaStep(
-                    self, super().train_step, data, num_microbatches
+                    self, super().train_step, data, num_microbatches, noise
                 )
                 run_microbatches(step, num_microbatches)
                 return step.end(noting)
@@ -65,15 +69,16 @@ def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
 
 
 def accumulating_function(
-    model: keras.Model, num_microbatches: int
+    model: keras.Model, num_microbatches: int, noise: GradientNoise | None
 ) -> Callable[[Any], Any]:
     """What a model has as its `train_function` meanwhile.
 
     Args:
         model: A compiled Keras model, of which all variables are made.
         num_microbatches: How many microbatches a batch is cut into.
+        noise: What looks at the gradients of microbatches, or None.
     """
-    mixin = accumulating_mixin(num_microbatches)
+    mixin = accumulating_mixin(num_microbatches, noise)
     before = model.train_function
     with accumulating(model, mixin):
         model.make_train_function(force=True)

@@ -24,6 +24,8 @@ from tfscale import rank_context
 from tfscale.accumulation import moments
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.taking import TakenGradients
+from tfscale.distribute.gradient_noise import GradientNoise
+from tfscale.distribute.gradient_noise import of_one_part
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.part import Part
@@ -37,6 +39,8 @@ class ReplicaStep:
         train_step: Its own, or that of Keras.
         data: What it is to be given.
         num_microbatches: How many the data is cut into.
+        noise: What looks at the gradients of microbatches, or None. Where
+            there are replicas, it looks at those of replicas.
 
     Attributes:
         batch: The data.
@@ -51,12 +55,15 @@ class ReplicaStep:
         train_step: Callable[[Any], Any],
         data: Any,
         num_microbatches: int,
+        noise: GradientNoise | None,
     ):
         self.batch = Batch(data, num_microbatches)
         self.sums: list[tf.Tensor] = []
         self._model = model
         self._train_step = train_step
         self._rows = tf.cast(self.batch.num_rows, tf.float32)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._noise = noise if replicas == 1 else None
         self._try(data)
 
     def _try(self, data):
@@ -83,6 +90,9 @@ class ReplicaStep:
         self._num_gradients = len(self.initial)
         for each in step.moments:
             self.initial += [tf.zeros(x.shape, each[1].dtype) for x in each]
+        if self._noise is not None:
+            # Squared norms; q and r: see `GradientNoise`.
+            self.initial += [tf.zeros(self._num_gradients), tf.zeros(2)]
         self._num_sums = len(self.initial)
         self.initial += [
             tf.zeros([dim or 0 for dim in x.shape], x.dtype)
@@ -119,6 +129,13 @@ class ReplicaStep:
             old = next(before), next(before), next(before)
             new = tf.cast(seen, mean.dtype), mean, variance
             found += moments.combined(old, new)
+        if self._noise is not None:
+            parts = [
+                _times(g, weight) for g in taken.gradients if g is not None
+            ]
+            found.append(next(before) + of_one_part(parts))
+            rows = tf.maximum(losses.num_rows(data), 1.0)
+            found.append(next(before) + tf.stack([1.0, 1.0 / rows]) * weight**2)
         for name, value in _flat(logs):
             old = next(before)
             if name not in self._results and value.dtype.is_floating:
@@ -140,6 +157,12 @@ class ReplicaStep:
         for noted in self._noted:
             moments_of_all = next(sums), next(sums), next(sums)
             noting.note_call(noted, moments_of_all)
+        if self._noise is not None:
+            of_parts, shares = next(sums), next(sums)
+            variables = self._variables or self._model.trainable_variables
+            self._noise.of_microbatches(
+                of_parts, gradients, variables, *tf.unstack(shares)
+            )
         self._model.optimizer.apply(gradients, self._variables)
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 

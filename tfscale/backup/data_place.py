@@ -26,13 +26,20 @@ class DataPlace:
 
     def __init__(self, epochs):
         self._epochs = epochs
-        self._pipeline, self._is_direct = _pipeline_in(
-            _internals.source_of(epochs)
-        )
         self._num_made = 0
         self._num_drawn = 0
         self._start = self._position()
         self._first_epoch = None
+
+    # Looked up each time: `GradientNoiseScale` may change the batch size.
+
+    @property
+    def _pipeline(self):
+        return _pipeline_in(_internals.source_of(self._epochs))[0]
+
+    @property
+    def _is_direct(self):
+        return _pipeline_in(_internals.source_of(self._epochs))[1]
 
     def _position(self):
         if self._pipeline is None:

@@ -1,6 +1,5 @@
 """Trains a model with batches that are cut into microbatches."""
 
-import weakref
 from typing import Any
 
 import keras
@@ -8,6 +7,8 @@ import keras
 from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.model import accumulating_function
+from tfscale.accumulation.of_one_fit import OfOneFit
+from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 
 
 class GradientAccumulation(keras.callbacks.Callback):
@@ -78,6 +79,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         self.num_microbatches = num_microbatches
         self._plain: Any = None
         self._accumulating: Any = None
+        self._noise: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -85,41 +87,29 @@ class GradientAccumulation(keras.callbacks.Callback):
         if self.num_microbatches == 1:
             return
         checks.check(model)
-        epochs, _ = _internals.running_fit(model)
+        epochs, callbacks = _internals.running_fit(model)
         # No variable can be made in the loop.
         spec = _internals.element_spec_of(epochs)
         checks.check_rows(spec, self.num_microbatches)
         _internals.build(model, spec)
-        if self._plain is None or self._plain is not model.train_function:
-            self._plain = model.train_function
+        noise = next(
+            (
+                callback.noise_of(model)
+                for callback in callbacks.callbacks
+                if isinstance(callback, GradientNoiseScale)
+            ),
+            None,
+        )
+        if self._plain is not model.train_function or self._noise is not noise:
+            self._plain, self._noise = model.train_function, noise
             self._accumulating = accumulating_function(
-                model, self.num_microbatches
+                model, self.num_microbatches, noise
             )
-        model.train_function = _OfOneFit(
+        model.train_function = OfOneFit(
             model, epochs, self._plain, self._accumulating
         )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
-        if isinstance(self.model.train_function, _OfOneFit):
+        if isinstance(self.model.train_function, OfOneFit):
             self.model.train_function = self._plain
-
-
-class _OfOneFit:
-    """The train function of one `fit`; later ones find that it has ended.
-
-    Keras tells callbacks nothing of an exception, and keeps the function.
-    """
-
-    def __init__(self, model, epochs, plain, accumulating):
-        self._model = weakref.ref(model)
-        self._epochs = weakref.ref(epochs)
-        self._plain = plain
-        self._accumulating = accumulating
-
-    def __call__(self, iterator):
-        epochs = self._epochs()
-        if epochs is not None and _internals.is_running(epochs):
-            return self._accumulating(iterator)
-        self._model().train_function = self._plain
-        return self._plain(iterator)

@@ -37,6 +37,8 @@ class MeshExtended(ModelRanks):
         variable_creator: Makes the variables.
         batch_norms: The BatchNormalization layers that made some of them.
         has_pipeline: Whether a model was cut over the axis "pipeline".
+        gradient_noise: Who looks at gradients before and after they are
+            summed, a `GradientNoise`, or None.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class MeshExtended(ModelRanks):
         self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
         self.has_pipeline = False
+        self.gradient_noise = None
         self._num_stages = len(devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
             len(devices) if zero_stage else 1, len(devices[0][0])
@@ -167,6 +170,8 @@ class MeshExtended(ModelRanks):
         parts = zero.reduce_scatter(dense(divided), [dims[i] for i in divided])
         for i, part in zip(divided, parts):
             sums[i] = part
+        if self.gradient_noise is not None:
+            self.gradient_noise.of_replicas(gradients, sums, variables, self)
         return sums
 
     def shard_gradient(self, gradient, variable) -> tf.Tensor:

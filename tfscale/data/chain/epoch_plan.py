@@ -150,6 +150,28 @@ def make_plan(
     return plan
 
 
+def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
+    """A plan of the same records in batches of another size.
+
+    Args:
+        plan: The plan.
+        batch_size: Integer, the global batch size.
+
+    Raises:
+        ValueError: As `make_plan`.
+    """
+    parts = plan.lines * plan.num_workers * plan.batches_per_step
+    if batch_size < 1 or batch_size % parts:
+        raise ValueError(
+            "The global batch size must be a positive multiple of the number "
+            f"of replicas. Received: batch_size={batch_size}, {parts} "
+            f"replicas. Use {-(-max(batch_size, 1) // parts) * parts}."
+        )
+    plan = dataclasses.replace(plan, global_batch=batch_size // plan.lines)
+    _check_steps(plan, batch_size, None)
+    return plan
+
+
 def _check_steps(plan, batch_size, sizes):
     if plan.num_records == 0:
         raise ValueError(

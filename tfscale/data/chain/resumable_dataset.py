@@ -1,12 +1,15 @@
 """The dataset that the chain returns: a `tf.data.Dataset` that has a place."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.data.chain import chain
+from tfscale.data.chain.epoch_plan import with_batch_size
 from tfscale.data.chain.position import Position
 from tfscale.data.chain.recipe import Recipe
 
@@ -62,6 +65,37 @@ class ResumableDataset(tf.data.Dataset):
         start = self.position.value.index // plan.lines
         steps = plan.steps_in(plan.limit - start)
         return (steps if steps > 0 else plan.num_steps) * plan.batches_per_step
+
+    def with_batch_size(self, batch_size: int) -> "ResumableDataset":
+        """The same records in the same order, in batches of another size.
+
+        It shares position and cache with this one: records that were consumed
+        of an epoch stay consumed.
+
+        Args:
+            batch_size: Integer, the global batch size.
+
+        Raises:
+            ValueError: If workers would not get equal batches.
+
+        Example:
+
+        >>> import numpy as np
+        >>> from tfscale import data
+        >>> pipeline = data.pipeline(
+        ...     data.arrays(np.arange(5)), batch_size=2, shuffle=False
+        ... )
+        >>> larger = pipeline.with_batch_size(3)
+        >>> [batch.tolist() for batch in larger.as_numpy_iterator()]
+        [[0, 1, 2], [3, 4]]
+        >>> pipeline.position.value.epoch
+        1
+        """
+        plan = with_batch_size(self.recipe.plan, batch_size)
+        recipe = dataclasses.replace(self.recipe, plan=plan)
+        dataset = chain.build(recipe, self.position)
+        dataset = dataset.with_options(recipe.options)
+        return ResumableDataset(dataset, recipe, self.position)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,294 @@
+"""Measures how noisy gradients are, and has the batch size go by it."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfscale import _internals
+from tfscale.accumulation import checks
+from tfscale.accumulation.of_one_fit import OfOneFit
+from tfscale.callbacks import adaptive_batch
+from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.distribute.gradient_noise import GradientNoise
+
+
+class GradientNoiseScale(keras.callbacks.Callback):
+    """Measures the gradient noise scale in `fit`, and adapts the batch to it.
+
+    The noise scale is the batch size, in rows, at which the noise of the
+    gradient is as large as the gradient: with much smaller batches twice the
+    batch makes nearly twice the progress of a step, with much larger ones
+    hardly any more. It is measured from gradients that are there anyway, those
+    of the replicas of a `tfscale.MeshStrategy` or, on one replica, those of the
+    microbatches of `GradientAccumulation`. It is in the logs of each epoch as
+    `gradient_noise_scale`.
+
+    Asked to, it doubles or halves the batch size of a `tfscale.data.pipeline`
+    at the beginning of an epoch, towards the noise scale, and the learning rate
+    goes with it: `"adascale"` multiplies it by the gain, from 1 to the ratio of
+    the batch sizes, that the noise measured promises; `"sqrt"` by the square
+    root of the ratio, as suits Adam.
+
+    Rows count equally: with sample weights or masks it is an estimate of an
+    estimate.
+
+    Args:
+        smoothing: Float, 0 to 1: by how much the weight of a step shrinks with
+            each step that follows; 0.99 averages over some 200 steps.
+        batch_sizes: `(smallest, largest)`, integers: the range of global batch
+            sizes to adapt in. None to leave it as it is.
+        learning_rate: `"adascale"` or `"sqrt"`; None to leave it as it is.
+
+    Raises:
+        ValueError: If an argument makes no sense. From `fit`, if there is one
+            replica and no accumulation, if there are several optimizers, or
+            if batch size or learning rate are to be adapted and cannot be.
+        TypeError: From `fit`, under another strategy.
+
+    Sources: McCandlish, Kaplan, Amodei et al.: An Empirical Model of
+    Large-Batch Training (2018), appendix A.1 (the estimate). Johnson, Agrawal,
+    Gu, Guestrin: AdaScale SGD (2020), section 3 (the gain). Qiao et al.:
+    Pollux (2021), section 3 (batch sizes that follow it). Krizhevsky: One
+    weird trick for parallelizing convolutional neural networks (2014), section
+    5 (the square root).
+
+    Example:
+
+    >>> import numpy as np
+    >>> from tfscale.callbacks import GradientAccumulation
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> noise = GradientNoiseScale()
+    >>> history = model.fit(
+    ...     np.random.randn(64, 4), np.random.randn(64, 1), batch_size=16,
+    ...     callbacks=[noise, GradientAccumulation(2)], verbose=0,
+    ... )
+    >>> "gradient_noise_scale" in history.history
+    True
+    """
+
+    def __init__(
+        self,
+        smoothing: float = 0.99,
+        *,
+        batch_sizes: tuple[int, int] | None = None,
+        learning_rate: str | None = None,
+    ):
+        super().__init__()
+        if not 0.0 <= smoothing < 1.0:
+            raise ValueError(
+                "`smoothing` must be at least 0 and less than 1. Received: "
+                f"smoothing={smoothing!r}."
+            )
+        if batch_sizes is not None and not (
+            len(batch_sizes) == 2 and 1 <= batch_sizes[0] <= batch_sizes[1]
+        ):
+            raise ValueError(
+                "`batch_sizes` must be the smallest and the largest global "
+                f"batch size. Received: batch_sizes={batch_sizes!r}."
+            )
+        if learning_rate not in (None, *adaptive_batch.LEARNING_RATES):
+            raise ValueError(
+                '`learning_rate` must be "adascale", "sqrt" or None. '
+                f"Received: learning_rate={learning_rate!r}."
+            )
+        if learning_rate is not None and batch_sizes is None:
+            raise ValueError(
+                "The learning rate goes with the batch size. Received: "
+                f"learning_rate={learning_rate!r} without `batch_sizes`. Set "
+                "`batch_sizes`, such as (32, 1024)."
+            )
+        self.smoothing = smoothing
+        self.batch_sizes = batch_sizes
+        self.learning_rate = learning_rate
+        self._noise: GradientNoise | None = None
+        self._plain: Any = None
+        self._measuring: Any = None
+        self._function: Any = None
+        self._start: int = 0
+        self._sizes: list[int] = []
+        self._factor = 1.0
+
+    # --- what is measured ---------------------------------------------------
+
+    @property
+    def noise_scale(self) -> float:
+        """Float, in rows; NaN before a step, infinite of nothing but noise."""
+        square, variance = self._measured()
+        if square > 0.0:
+            return variance / square
+        return math.nan if math.isnan(square) else math.inf
+
+    def _measured(self):
+        """|G|^2, at least 0, and S; NaN before the first step."""
+        if self._noise is None:
+            return math.nan, math.nan
+        square, variance, weight = map(float, self._noise.means)
+        if not weight:
+            return math.nan, math.nan
+        return max(square / weight, 0.0), max(variance / weight, 0.0)
+
+    def noise_of(self, model: keras.Model) -> GradientNoise:
+        """What looks at the gradients of a model, built and compiled."""
+        if self._noise is None or not self._noise.is_of(model):
+            self._noise = GradientNoise(model, self.smoothing)
+        return self._noise
+
+    # --- of the callback ------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Has the steps of this `fit` measured."""
+        model = self.model
+        epochs, callbacks = _internals.running_fit(model)
+        accumulates = any(
+            getattr(callback, "num_microbatches", 1) > 1
+            for callback in callbacks.callbacks
+        )
+        self._check(model, accumulates)
+        _internals.build(model, _internals.element_spec_of(epochs))
+        if self.batch_sizes is not None:
+            self._begin_to_adapt(epochs)
+        before, noise = self._noise, self.noise_of(model)
+        noise.begin(epochs)
+        strategy = model.distribute_strategy
+        if strategy.num_replicas_in_sync > 1:
+            strategy.extended.gradient_noise = noise
+        if accumulates:
+            return  # it makes a train function that measures
+        if noise is not before or self._plain is not model.train_function:
+            self._plain = model.train_function
+            model.make_train_function(force=True)
+            self._measuring = model.train_function
+        self._function = OfOneFit(model, epochs, self._plain, self._measuring)
+        model.train_function = self._function
+
+    def _check(self, model, accumulates):
+        strategy = model.distribute_strategy
+        if model.optimizer is None or len(checks.optimizers_of(model)) > 1:
+            raise ValueError(
+                "The noise scale is of the gradients of one optimizer. "
+                "Received: a model with "
+                f"{len(checks.optimizers_of(model))}. Leave the callback away."
+            )
+        if strategy.num_replicas_in_sync == 1 and not accumulates:
+            raise ValueError(
+                "The noise scale is measured by what replicas, or "
+                "microbatches, differ in. Received: one replica, and no "
+                "accumulation. Add `tfscale.callbacks.GradientAccumulation(2)`,"
+                " or train on a `tfscale.MeshStrategy` with data=2 or more."
+            )
+        if strategy.num_replicas_in_sync > 1 and not hasattr(strategy, "mesh"):
+            raise TypeError(
+                "The noise scale is measured on the replicas of a "
+                f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}."
+                " Use `tfscale.MeshStrategy`."
+            )
+        if self.learning_rate is not None and isinstance(
+            model.optimizer.get_config().get("learning_rate"), dict
+        ):
+            raise ValueError(
+                "A learning rate that is adapted must be a number. Received: "
+                "an optimizer with a schedule. Use the callback "
+                "`keras.callbacks.LearningRateScheduler`, with a function that "
+                "multiplies, or learning_rate=None."
+            )
+
+    def _begin_to_adapt(self, epochs):
+        source = _internals.source_of(epochs)
+        if (
+            not isinstance(source, ResumableDataset)
+            or epochs.steps_per_epoch is not None
+        ):
+            raise ValueError(
+                "The batch size of what `tfscale.data.pipeline` returned can "
+                "be adapted, in epochs of all of it. Received: "
+                f"{type(source).__name__}, "
+                f"steps_per_epoch={epochs.steps_per_epoch}. Give `fit` the "
+                "pipeline itself, and no `steps_per_epoch` and no "
+                "`class_weight`."
+            )
+        plan = source.recipe.plan
+        start = plan.global_batch * plan.lines
+        if not self.batch_sizes[0] <= start <= self.batch_sizes[1]:
+            raise ValueError(
+                "The pipeline must begin with a batch size in the range. "
+                f"Received: batch_size={start}, "
+                f"batch_sizes={self.batch_sizes}."
+            )
+        self._start = start
+        self._factor = 1.0
+        multiple = math.lcm(
+            plan.lines * plan.num_workers * plan.batches_per_step,
+            self.model.distribute_strategy.num_replicas_in_sync,
+        )
+        largest = min(self.batch_sizes[1], plan.limit * plan.lines)
+        self._sizes = adaptive_batch.sizes_around(
+            start, self.batch_sizes[0], largest, multiple
+        )
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Changes the batch size and the learning rate, if asked to."""
+        noise_scale = self.noise_scale
+        if self.batch_sizes is None or math.isnan(noise_scale):
+            return
+        size = adaptive_batch.nearest(self._sizes, noise_scale)
+        self._set_batch_size(size)
+        if self.learning_rate is None:
+            return
+        factor = adaptive_batch.rate_factor(
+            self.learning_rate, self._start, size, *self._measured()
+        )
+        optimizer = self.model.optimizer
+        rate = float(np.asarray(optimizer.learning_rate))
+        optimizer.learning_rate = rate * factor / self._factor
+        self._factor = factor
+
+    def _batch_size(self):
+        epochs, _ = _internals.running_fit(self.model)
+        plan = _internals.source_of(epochs).recipe.plan
+        return plan.global_batch * plan.lines
+
+    def _set_batch_size(self, size):
+        if size != self._batch_size():
+            epochs, callbacks = _internals.running_fit(self.model)
+            dataset = _internals.source_of(epochs).with_batch_size(size)
+            _internals.give_data(epochs, callbacks, dataset)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Adds `gradient_noise_scale` to the logs, and `batch_size`."""
+        if logs is not None:
+            logs["gradient_noise_scale"] = self.noise_scale
+            if self.batch_sizes is not None:
+                logs["batch_size"] = self._batch_size()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Leaves the model as it was."""
+        extended = self.model.distribute_strategy.extended
+        if getattr(extended, "gradient_noise", None) is self._noise:
+            extended.gradient_noise = None
+        if self.model.train_function is self._function:
+            self.model.train_function = self._plain
+
+    def get_state(self) -> dict[str, Any]:
+        """What `BackupAndRestore` keeps: numbers and an array."""
+        assert self._noise is not None
+        adapts = self.batch_sizes is not None
+        return {
+            "means": self._noise.means,
+            "batch_size": self._batch_size() if adapts else None,
+            "factor": self._factor,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what `get_state` returned."""
+        assert self._noise is not None
+        self._noise.set(state["means"])
+        self._factor = state["factor"]
+        if self.batch_sizes is not None:
+            self._set_batch_size(state["batch_size"])
