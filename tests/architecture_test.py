@@ -79,6 +79,10 @@ CHANGED_OF_KERAS = {
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
     ("tfscale/distribute/optimizer.py", "in_place.put of optimizer"),
+    (
+        "tfscale/parameter_server/model.py",
+        "in_place.putting of self.optimizer",
+    ),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),
@@ -143,6 +147,7 @@ LAYERS = (
     ("tfscale/data/",),
     ("tfscale/backup/",),
     ("tfscale/accumulation/",),
+    ("tfscale/parameter_server/",),
     ("tfscale/callbacks/",),
     ("tfscale/pipeline/tracing/",),
     ("tfscale/pipeline/running/",),

@@ -14,12 +14,16 @@ from tfscale.cluster.initialize import initialize
 from tfscale.distribute import MeshStrategy
 from tfscale.mesh import device_mesh
 from tfscale.mesh import use_virtual_devices
+from tfscale.parameter_server import ParameterServerModel
+from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
 from tfscale.tensor_parallel.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
 
 __all__ = [
     "MeshStrategy",
+    "ParameterServerModel",
+    "ParameterServerStrategy",
     "PipelineModel",
     "__version__",
     "auto_layout_map",

@@ -5,6 +5,7 @@ import os
 
 import tensorflow as tf
 
+from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.environment import cluster_from_environment
@@ -55,6 +56,10 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     there is none, or one of a single process, nothing is joined, so that the
     same program runs on one machine.
 
+    In a cluster with parameter servers only the chief goes on, to make a
+    `tfscale.ParameterServerStrategy`. Workers and servers serve it and exit
+    with it.
+
     Where the launcher was given `--devices_per_worker` and there are no
     accelerators, this makes as many virtual devices. A second call does
     nothing.
@@ -71,8 +76,8 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         RuntimeError: If TensorFlow has started its devices already.
         ValueError: If what is set makes no cluster of workers, or versions
             or `coordinator` differ between them; says where.
-        SystemExit: With `coordinator`, in all processes but the first, when
-            that one ends.
+        SystemExit: With `coordinator` or parameter servers, in all processes
+            but the first, when that one ends.
 
     Example: without a cluster it does nothing.
 
@@ -87,7 +92,12 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     cluster = cluster_from_environment()
     if cluster is None or len(cluster.addresses) == 1:
         return
-    _check_jobs(cluster)
+    _check_jobs(cluster, coordinator)
+    if "ps" in cluster.jobs:
+        if not cluster.is_chief:
+            serving.serve(cluster)
+        serving.wait_for_servers(cluster, timeout)
+        return
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
     preflight(cluster, {**versions(), **facts}, timeout=timeout)
     if coordinator:
@@ -119,13 +129,21 @@ def coordinated() -> Cluster | None:
     return _coordinated
 
 
-def _check_jobs(cluster):
-    others = sorted(set(cluster.jobs) - {"chief", "worker"})
-    if others:
+def _check_jobs(cluster, coordinator):
+    has_servers = "ps" in cluster.jobs
+    known = {"chief", "worker"} | ({"ps"} if has_servers else set())
+    others = sorted(set(cluster.jobs) - known)
+    if others or (has_servers and len(cluster.jobs.get("chief", ())) != 1):
         raise ValueError(
             "Workers that all run the same program are the jobs 'chief' and "
-            f"'worker'. Received: a cluster with {others}. Parameter servers "
-            "have a strategy of their own, which joins by itself."
+            "'worker'; with parameter servers, 'ps', there is one 'chief'. "
+            f"Received: a cluster of {sorted(cluster.jobs)}."
+        )
+    if has_servers and coordinator:
+        raise ValueError(
+            "A chief with parameter servers hands steps to workers, and has no "
+            "devices of theirs. Received: coordinator=True in a cluster with "
+            "'ps'. Leave it out, or start the program without --num_ps."
         )
 
 

@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.distribute.keras_face import KerasFace
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import wrapping
-from tfscale.pipeline.running.keras_face import KerasFace
 from tfscale.pipeline.running.step import ReplicaStep
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
@@ -51,6 +51,13 @@ class PipelineTrainer(KerasFace):
     def programs(self) -> list[Program]:
         """The functions that were traced, one set for each kind of batch."""
         return list(self._programs)
+
+    def call(
+        self, inputs: Any, training: bool | None = None, mask: Any = None
+    ) -> Any:
+        """The model itself, without a pipeline."""
+        checks.check_preprocessed(self.model, inputs)
+        return super().call(inputs, training=training, mask=mask)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One optimizer step on a batch; in replica context."""

@@ -1,4 +1,4 @@
-"""What a pipeline shows of the model inside, and hands to it."""
+"""What a model that wraps another shows of it, and hands to it."""
 
 from typing import Any
 
@@ -6,11 +6,10 @@ import keras
 
 from tfscale import _internals
 from tfscale.distribute import loading
-from tfscale.pipeline.running import checks
 
 
 class KerasFace(keras.Model):
-    """The part of a `PipelineModel` that is that of the plain model.
+    """The part of a `PipelineModel` or its like that is the plain model's.
 
     Its layers, inputs and outputs are those of `model`, and so is what is
     saved, copied or pickled: all of these give the plain model.
@@ -26,10 +25,10 @@ class KerasFace(keras.Model):
         model = self.__dict__.get("model")
         if model is not None and hasattr(model, name):
             raise AttributeError(
-                f"A `PipelineModel` has what `keras.Model` has. Received: "
-                f"{name!r}, which is of the model inside, {model.name!r} of "
-                f"type {type(model).__name__}. Use `model.{name}` of it: "
-                f"`pipeline_model.model.{name}`."
+                f"A `{type(self).__name__}` has what `keras.Model` has. "
+                f"Received: {name!r}, which is of the model inside, "
+                f"{model.name!r} of type {type(model).__name__}. Use "
+                f"`{name}` of it: `wrapped.model.{name}`."
             )
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute {name!r}."
@@ -72,12 +71,11 @@ class KerasFace(keras.Model):
     def call(
         self, inputs: Any, training: bool | None = None, mask: Any = None
     ) -> Any:
-        """The model itself, without a pipeline."""
-        checks.check_preprocessed(self.model, inputs)
+        """The model itself, run where it is called."""
         return self.model(inputs, training=training, mask=mask)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """See `keras.Model.summary`; `pipeline_summary` tells the stages."""
+        """See `keras.Model.summary`; that of the model inside."""
         self.model.summary(*args, **kwargs)
 
     def save(
@@ -124,7 +122,8 @@ class KerasFace(keras.Model):
         raise ValueError(
             "A model must be quantized before it is wrapped, because its "
             "variables are placed on devices when it is. Received: `quantize` "
-            "of a `PipelineModel`. Call it on the plain model, and wrap that."
+            f"of a `{type(self).__name__}`. Call it on the plain model, and "
+            "wrap that."
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -137,9 +136,9 @@ class KerasFace(keras.Model):
         if _internals.writes_old_format():
             raise ValueError(
                 "Keras' old HDF5 format takes plain models only. Received: a "
-                "PipelineModel, of which nothing was written. Call `save` of "
-                "the model itself, or `keras.saving.save_model` with "
-                "`model.model`, or end the path in '.keras'."
+                f"{type(self).__name__}, of which nothing was written. Call "
+                "`save` of the model itself, or `keras.saving.save_model` "
+                "with `model.model`, or end the path in '.keras'."
             )
         config = keras.saving.serialize_keras_object(self.model)
         # What is saved has it once, for the whole.

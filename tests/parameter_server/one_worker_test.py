@@ -1,0 +1,92 @@
+"""With one worker, parameter servers give the numbers of one device."""
+
+import json
+import os
+import tempfile
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests import forked_cluster
+from tests.parameter_server.one_worker import ROWS
+from tests.parameter_server.one_worker import STEPS
+
+_ERRORS = {
+    "outside": "must be made in the scope of a `tfscale.ParameterServerSt",
+    "made outside": "All variables must be on parameter servers.*the model",
+    "twice": "wrapped once",
+    "not built": "must be built before it is wrapped",
+    "compiled outside": "`compile` must be called in the scope",
+    "foreign optimizer": "must be on parameter servers.*the optimizer",
+    "eager": "run_eagerly=True",
+    "xla": "jit_compile=True",
+    "accumulates": "gradient_accumulation_steps=2",
+    "overwrites": "ema_overwrite_frequency=5",
+    "scales": "LossScaleOptimizer",
+    "arrays": r"takes a `tf.data.Dataset`.*Received: ndarray.*\.repeat\(\)",
+    "no steps": "no `steps_per_epoch`",
+    "worker": "Tensor had Inf",
+    "ends": r"must not end.*one of 3 batches.*\.repeat\(\)",
+    "ends unknown": r"must not end.*one that has ended.*\.repeat\(\)",
+    "old": "must be made behind the strategy",
+    "metric": "must begin at zero.*compile_metrics",
+    "pipeline": "must be made in the scope of a `tfscale.MeshStrategy`",
+}
+
+
+class OneWorkerTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with tempfile.TemporaryDirectory() as folder:
+            cls.codes = forked_cluster.run(
+                "tests.parameter_server.one_worker",
+                {"chief": 1, "worker": 1, "ps": 2},
+                folder,
+            )
+            if cls.codes["chief0"]:
+                with open(os.path.join(folder, "chief0.log")) as log:
+                    raise RuntimeError(f"{cls.codes} {log.read()}")
+            with open(os.path.join(folder, "results.json")) as file:
+                cls.results = json.load(file)
+
+    @parameterized.parameters(*ROWS)
+    def test_the_numbers_are_those_of_one_device(self, row):
+        result = self.results[row]
+        self.assertTrue(result["names"])
+        # Sums over rows of an embedding are taken in another order.
+        most = 1e-5 if row == "embeddings" else 0.0
+        for name, difference in result["differences"].items():
+            with self.subTest(name):
+                self.assertLessEqual(difference, most)
+        self.assertEqual(result["iterations"], 2 * STEPS + 1)
+
+    @parameterized.parameters(*ROWS)
+    def test_every_variable_is_on_a_server(self, row):
+        self.assertEqual(
+            self.results[row]["devices"],
+            [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(2)],
+        )
+
+    @parameterized.parameters(*ROWS)
+    def test_what_is_saved_is_the_plain_model(self, row):
+        kind, difference = self.results[row]["saved"]
+        self.assertIn(kind, ("Sequential", "OwnStep"))
+        self.assertLess(difference, 1e-6)
+
+    @parameterized.parameters(*_ERRORS)
+    def test_what_cannot_be_trained_is_said(self, case):
+        found = self.results["errors"][case]
+        kind = "InvalidArgumentError" if case == "worker" else "ValueError"
+        self.assertStartsWith(found, f"{kind}: ")
+        self.assertRegex(found, _ERRORS[case])
+
+    def test_after_an_error_it_trains(self):
+        self.assertIn("accuracy", self.results["errors"]["after"])
+
+    def test_servers_end_with_the_chief(self):
+        self.assertEqual(set(self.codes.values()), {0}, self.codes)
+
+
+if __name__ == "__main__":
+    absltest.main()

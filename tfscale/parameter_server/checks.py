@@ -1,0 +1,146 @@
+"""What cannot be trained on parameter servers, said before any work is done."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.parameter_server.strategy import ParameterServerStrategy
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Refuses any but a `ParameterServerStrategy`."""
+    if not isinstance(strategy, ParameterServerStrategy):
+        raise ValueError(
+            "`ParameterServerModel` must be made in the scope of a "
+            "`tfscale.ParameterServerStrategy`. Received: "
+            f"{type(strategy).__name__}. Use `with strategy.scope():`; under a "
+            "`MeshStrategy` a model is trained as it is, or as a "
+            "`PipelineModel`."
+        )
+
+
+def check_model(model: Any) -> None:
+    """Refuses what is no model, and a model that is not on the servers."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a Keras model. Received: {type(model).__name__}."
+        )
+    if isinstance(getattr(model, "model", None), keras.Model):
+        raise ValueError(
+            "A model is wrapped once: parameter servers and pipelines do not "
+            f"go together. Received: a {type(model).__name__}. Wrap the model "
+            "that is inside of it."
+        )
+    if not model.built:
+        raise ValueError(
+            "A model must be built before it is wrapped, so that its "
+            f"variables are on the servers. Received: {model.name!r}, which "
+            "is not. Begin it with a `keras.Input`, or call `build`."
+        )
+    _check_on_servers(model.variables, "the model")
+
+
+def check_in_scope(strategy: tf.distribute.Strategy) -> None:
+    """Refuses to compile outside of the scope."""
+    if tf.distribute.get_strategy() is not strategy:
+        raise ValueError(
+            "`compile` must be called in the scope of the strategy that the "
+            "model was made in, because optimizer and metrics make variables. "
+            "Received: a call outside. Put it, and what makes the optimizer, "
+            "under `with strategy.scope():`."
+        )
+
+
+def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
+    """Refuses steps that workers cannot run."""
+    if run_eagerly:
+        raise ValueError(
+            "Workers run functions. Received: run_eagerly=True. Leave it out; "
+            "to look into a step, run it without parameter servers."
+        )
+    if jit_compile not in ("auto", False, None):
+        raise ValueError(
+            "XLA cannot compile a step whose variables are elsewhere. "
+            f"Received: jit_compile={jit_compile!r}. Leave it out."
+        )
+
+
+def check_optimizer(optimizer: keras.Optimizer | None) -> None:
+    """Refuses what counts on each step to follow the one before."""
+    if optimizer is None:
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "A scale for the loss goes by steps one after the other, which "
+            "workers do not make. Received: a LossScaleOptimizer, or the "
+            "policy 'mixed_float16', which makes one. Use 'mixed_bfloat16'."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Gradients accumulate over steps one after the other, which "
+            "workers do not make. Received: gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}. Use larger batches."
+        )
+    if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+        raise ValueError(
+            "Which step overwrites the weights goes by `iterations`, of which "
+            "a worker may see none or two workers the same. Received: "
+            f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}. "
+            "Leave it out: averages take the weights' place at the end of "
+            "`fit`."
+        )
+    _check_on_servers(optimizer.variables, f"the optimizer {optimizer.name!r}")
+
+
+def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
+    """Refuses data that several workers cannot train on."""
+    if not isinstance(x, tf.data.Dataset):
+        raise ValueError(
+            "`fit` on parameter servers takes a `tf.data.Dataset`, which each "
+            f"worker goes over by itself. Received: {type(x).__name__}. Make "
+            "one of it: `tf.data.Dataset.from_tensor_slices((x, y))"
+            ".shuffle(len(x)).repeat().batch(batch_size)`."
+        )
+    if not steps_per_epoch:
+        raise ValueError(
+            "An epoch on parameter servers is a number of steps. Received: no "
+            "`steps_per_epoch`. Pass it."
+        )
+    cardinality = int(x.cardinality())
+    if cardinality not in (
+        tf.data.INFINITE_CARDINALITY,
+        tf.data.UNKNOWN_CARDINALITY,
+    ):
+        raise ValueError(
+            "A dataset that is trained on by workers must not end, because "
+            "which worker makes how many steps is not known. Received: one of "
+            f"{cardinality} batches. End it in `.repeat()`."
+        )
+
+
+def check_metrics(metrics: Iterable[keras.Metric]) -> None:
+    """Refuses metrics that cannot be added up from steps by themselves."""
+    for metric in metrics:
+        for variable in metric.variables:
+            if np.any(variable.numpy()):
+                raise ValueError(
+                    "A metric's variables must begin at zero, and each step "
+                    "must add to them: that is how those of workers are put "
+                    f"together. Received: {metric.name!r}, whose "
+                    f"{variable.name!r} begins at {variable.numpy()}."
+                )
+
+
+def _check_on_servers(variables, of):
+    for variable in variables:
+        device = getattr(_internals.value_of(variable), "device", "")
+        if "/job:ps" not in device:
+            raise ValueError(
+                "All variables must be on parameter servers, where workers "
+                f"find them. Received: {variable.path!r} of {of}, on "
+                f"{device!r}. Make {of} in the scope of the strategy."
+            )

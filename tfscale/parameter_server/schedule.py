@@ -1,0 +1,121 @@
+"""Steps under way on the workers, and the sums of what they hand over."""
+
+import collections
+import contextlib
+import re
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.cluster import serving
+from tfscale.cluster.cluster import Cluster
+
+# Steps that wait for each worker. Few, so that callbacks of steps are not far
+# ahead of the steps; some, so that no worker waits for the chief.
+_STEPS_PER_WORKER = 8
+
+
+class Schedule:
+    """Hands steps to whichever worker is free.
+
+    Args:
+        strategy: The `ParameterServerStrategy`.
+    """
+
+    def __init__(self, strategy):
+        self._coordinator = strategy.coordinator
+        self._cluster = strategy.cluster
+        self._most = _STEPS_PER_WORKER * strategy.num_workers
+        self._under_way = collections.deque()
+        self._sums = None
+
+    @property
+    def sums(self) -> list[np.ndarray] | None:
+        """What steps that are over have handed over, added up."""
+        return self._sums
+
+    def put(self, function: Callable[..., Any], *args: Any) -> None:
+        """Has a step run; waits while there are many that have not.
+
+        Args:
+            function: A `tf.function` that returns a list of tensors.
+            *args: Its arguments, tensors or an iterator of each worker.
+        """
+        with explained(self._cluster):
+            result = self._coordinator.schedule(function, args=args)
+        self._under_way.append(result)
+        # The first one of all is waited for, to have something to tell.
+        while self._sums is None or len(self._under_way) > self._most:
+            self._add_up()
+
+    def run(self, function: Callable[..., Any], batches: list[Any]) -> list:
+        """Runs a function on batches and returns its results, in order."""
+        with explained(self._cluster):
+            results = [
+                self._coordinator.schedule(function, args=(batch,))
+                for batch in batches
+            ]
+            return [result.get() for result in results]
+
+    def join(self) -> None:
+        """Returns when all steps are over, and added up."""
+        while self._under_way:
+            self._add_up()
+
+    def reset(self) -> None:
+        """Begins at zero; of steps that failed nothing is left."""
+        self._under_way.clear()
+        with contextlib.suppress(tf.errors.OpError):
+            self._coordinator.join()
+        self._sums = None
+
+    def _add_up(self):
+        """Waits for the oldest step, always in this order."""
+        with explained(self._cluster):
+            found = self._under_way.popleft().fetch()
+        if self._sums is None:
+            self._sums = [np.zeros_like(value) for value in found]
+        self._sums = [old + new for old, new in zip(self._sums, found)]
+
+
+@contextlib.contextmanager
+def explained(cluster: Cluster) -> Iterator[None]:
+    """Says what failed, where TensorFlow says what it met.
+
+    Args:
+        cluster: Whose parameter servers may have failed.
+
+    Raises:
+        ConnectionError: If a parameter server is lost.
+        ValueError: If data has ended.
+    """
+    try:
+        yield
+    except tf.errors.OutOfRangeError as error:
+        raise ValueError(
+            "A dataset that is trained on by workers must not end, because "
+            "which worker makes how many steps is not known. Received: one "
+            "that has ended. End it in `.repeat()`."
+        ) from error
+    except tf.errors.OpError as error:
+        lost = _lost_server(cluster, error)
+        if lost is None:
+            raise
+        raise ConnectionError(
+            "Parameter servers must live as long as the training, because the "
+            f"variables are theirs. Received: {lost} is lost. What it printed "
+            "says why. Start all processes again, from what was saved last."
+        ) from error
+
+
+def _lost_server(cluster, error):
+    for index, address in enumerate(cluster.jobs["ps"]):
+        if not serving.answers(address):
+            return f"ps {index} at {address}"
+    # One may have been started again in the meantime, without the variables.
+    found = re.search(r"target /job:ps/replica:0/task:(\d+)", str(error))
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
+    return f"ps {found[1]}" if found and isinstance(error, kinds) else None

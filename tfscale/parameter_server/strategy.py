@@ -1,0 +1,130 @@
+"""A `tf.distribute.ParameterServerStrategy` that trains under Keras 3 `fit`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.environment import cluster_from_environment
+from tfscale.cluster.serving import cluster_spec
+from tfscale.parameter_server.worker_dataset import WorkerDataset
+
+
+class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
+    """Has variables on parameter servers and steps on workers.
+
+    What is made in its scope lies on the servers, in turn. A model is wrapped
+    in a `tfscale.ParameterServerModel`, whose steps run on the workers, each
+    at its own pace: a worker reads the variables, computes gradients of a
+    batch of its own and has the servers apply them, while other workers do the
+    same. So a gradient may be that of weights which are some steps old. With
+    one worker the numbers are those of one device.
+
+    The program is the same in all processes. In workers and servers
+    `tfscale.initialize()` does not return; in the chief it goes on to here.
+    Datasets are to be made behind this.
+
+    Source: Li et al., Scaling Distributed Machine Learning with the Parameter
+    Server (2014); Dean et al., Large Scale Distributed Deep Networks (2012),
+    section 4.1, "Downpour SGD".
+
+    Args:
+        cluster: The `tfscale.cluster.Cluster`, of which this process is the
+            chief. Defaults to that of the environment, as the launcher sets
+            it.
+
+    Raises:
+        RuntimeError: If TensorFlow is connected to a cluster already.
+        ValueError: If there is no cluster, it has no chief, worker or
+            parameter server, this process is not the chief, or a worker has
+            more than one GPU.
+
+    Example: on a machine without a cluster it says how to start one.
+
+    >>> import tfscale
+    >>> tfscale.ParameterServerStrategy()
+    Traceback (most recent call last):
+    ...
+    ValueError: A `ParameterServerStrategy` needs a cluster of one chief...
+    """
+
+    def __init__(self, cluster: Cluster | None = None):
+        cluster = _checked(cluster or cluster_from_environment())
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            cluster_spec(cluster),
+            task_type="chief",
+            task_id=0,
+            rpc_layer="grpc",
+        )
+        super().__init__(resolver)
+        self._cluster = cluster
+        if self.num_replicas_in_sync > 1:
+            raise ValueError(
+                "A worker must have one GPU at most. Received: workers with "
+                f"{self.num_replicas_in_sync}. Start a worker for each GPU: "
+                "`python -m tfscale.launch --num_workers=... "
+                "--devices_per_worker=1`."
+            )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, seen from the chief."""
+        return self._cluster
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster has."""
+        return len(self._cluster.jobs["worker"])
+
+    @property
+    def num_servers(self) -> int:
+        """How many parameter servers the cluster has."""
+        return len(self._cluster.jobs["ps"])
+
+    @property
+    def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
+        """Hands steps to workers; there is one for each strategy."""
+        return tf.distribute.coordinator.ClusterCoordinator(self)
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: Any = None
+    ) -> Any:
+        """What Keras trains on: the dataset on each of the workers.
+
+        Within a function that runs on a worker it is what TensorFlow makes.
+        """
+        if tf.inside_function() or options is not None:
+            return super().experimental_distribute_dataset(dataset, options)
+        return WorkerDataset(self.coordinator, dataset)
+
+
+def _checked(cluster: Cluster | None) -> Cluster:
+    if cluster is None:
+        raise ValueError(
+            "A `ParameterServerStrategy` needs a cluster of one chief, workers "
+            "and parameter servers. Received: no cluster in the environment. "
+            "Start the program by `python -m tfscale.launch --num_workers=2 "
+            "--num_ps=1 program.py`, or set TF_CONFIG."
+        )
+    counts = {job: len(addresses) for job, addresses in cluster.jobs.items()}
+    if (
+        counts.get("chief") != 1
+        or not counts.get("worker")
+        or not counts.get("ps")
+        or set(counts) != {"chief", "worker", "ps"}
+    ):
+        raise ValueError(
+            "The cluster of a `ParameterServerStrategy` has one 'chief', and "
+            f"at least one 'worker' and one 'ps'. Received: {counts}. The "
+            "launcher makes one: `python -m tfscale.launch --num_workers=2 "
+            "--num_ps=1 program.py`. For workers without servers use "
+            "`tfscale.MeshStrategy`."
+        )
+    if cluster.job != "chief":
+        raise ValueError(
+            "A `ParameterServerStrategy` is made in the chief; the others "
+            f"serve. Received: {cluster.job} {cluster.index}. Call "
+            "`tfscale.initialize()` first thing in the program, which does not "
+            "return there."
+        )
+    return cluster

@@ -1,0 +1,28 @@
+"""Rows of embeddings that occur more than once in a batch are added up first.
+
+Keras' optimizers on TensorFlow square each occurrence by itself, where the
+square of the sum is due. The gradient stays a list of rows: what is sent to a
+server is the rows of the batch, and not the table.
+"""
+
+import tensorflow as tf
+
+from tfscale import in_place
+
+
+class SummedRows(in_place.Mixin):
+    """An optimizer whose gradients have each row once."""
+
+    def apply(self, grads, trainable_variables=None):
+        """See `keras.optimizers.Optimizer`."""
+        return super().apply([_summed(g) for g in grads], trainable_variables)
+
+
+def _summed(gradient):
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(
+        gradient.values, places, tf.size(rows)
+    )
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

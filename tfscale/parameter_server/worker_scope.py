@@ -1,0 +1,66 @@
+"""What a step may change by itself, and what has to be added up.
+
+Several workers run a step at the same time. A variable that is read, changed
+and written back has lost what another worker did in between. For weights and
+slots that is what asynchronous training is; for what is counted it is wrong.
+
+    metrics               begin at zero in each step, which hands over what it
+                          adds; the chief adds it up
+    counters (integers)   are read once; their increase is added on the server
+    all others            are written at once, the last one wins
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+
+
+class WorkerScope(keras.StatelessScope):
+    """Within it a step runs on a worker; see the module.
+
+    Args:
+        metrics: Variables of metrics.
+        counters: Variables of integers.
+    """
+
+    def __init__(
+        self,
+        metrics: Iterable[keras.Variable],
+        counters: Iterable[keras.Variable],
+    ):
+        self._metrics = list(metrics)
+        # Read once: what others add in the meantime is not this step's.
+        self._counters = [
+            (v, tf.identity(_internals.value_of(v))) for v in counters
+        ]
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
+        super().__init__([*zeros, *self._counters], collect_losses=True)
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`; of most it is the variable itself."""
+        value = super().get_current_value(variable)
+        return _internals.value_of(variable) if value is None else value
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """See `keras.StatelessScope`; most are written at once."""
+        variable, value = update
+        if super().get_current_value(variable) is not None:
+            super().add_update(update)
+        else:
+            _internals.value_of(variable).assign(value)
+
+    def finish(self) -> list[tf.Tensor]:
+        """Adds counters up; to be called in the step, after the scope.
+
+        Returns:
+            What the step adds to each variable of metrics.
+        """
+        for variable, old in self._counters:
+            new = self.get_current_value(variable)
+            if new is not old:
+                _internals.value_of(variable).assign_add(new - old)
+        return [self.get_current_value(v) for v in self._metrics]
