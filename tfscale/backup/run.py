@@ -33,6 +33,7 @@ from tfscale.backup.parts import Part
 from tfscale.backup.report import Report
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
+from tfscale.backup.validation import Validation
 from tfscale.backup.writer import Writer
 from tfscale.sharding.sharding import Sharding
 
@@ -202,7 +203,7 @@ class Run:
             self._stop(step)
         if self._schedule.is_due(is_first=step == 0):
             self._save(step)
-        self._schedule.step_begins()
+        self._schedule.step_begins(self._writer.is_busy)
 
     def _stop(self, step):
         self._save(step)
@@ -264,48 +265,3 @@ class Run:
             self._callbacks.callbacks, state["callback_states"]
         )
         random_states.set_random_states(state["random"])
-
-
-class Validation:
-    """Counts what validation takes of its data; a `Watcher` too.
-
-    Args:
-        epochs: The epoch iterator over the validation data, just made.
-    """
-
-    def __init__(self, epochs):
-        self._place = DataPlace(epochs)
-        self._done = 0
-        self._num_epochs = 0
-        warn_of_inexact(epochs, "validation")
-        _internals.watch(epochs, self)
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Gets behind the last validation of an earlier process."""
-        self._place.resume_behind(state)
-
-    def state(self) -> dict[str, Any]:
-        """See `DataPlace.state`."""
-        return self._place.state()
-
-    def ended(self, batch: int) -> None:
-        """A batch was evaluated."""
-        self._place.drawn(batch + 1 - self._done)
-        self._done = batch + 1
-
-    def iterator_made(self) -> None:
-        """See `_internals.Watcher`."""
-        self._place.iterator_made()
-
-    def begin_epoch(self) -> int:
-        """See `_internals.Watcher`."""
-        self._done = 0
-        self._place.begin_epoch(self._num_epochs)
-        self._num_epochs += 1
-        return 0
-
-    def skip(self, iterator: Any) -> None:
-        """See `_internals.Watcher`: there is nothing to skip."""
-
-    def between_steps(self, step: int) -> None:
-        """See `_internals.Watcher`."""

@@ -8,9 +8,10 @@ _FIRST_AUTO_STEPS = 10
 class SaveSchedule:
     """Says whether a save is due, from steps and what saves have cost.
 
-    With "auto" the steps between two saves are those in which the time that a
-    save holds training up stays under a share of them (CheckFreq: Mohan et
-    al., FAST 2021, section 4.3); both are measured as training goes.
+    With "auto" a save is due as soon as it would leave the cost of all saves
+    under a share of the time of all steps (CheckFreq: Mohan et al., FAST 2021,
+    section 4.3). A save costs the time for which it holds training up, and that
+    by which steps are longer than others while it is written beside them.
 
     Args:
         save_freq: "epoch", "auto" or a number of steps.
@@ -18,28 +19,35 @@ class SaveSchedule:
 
     Attributes:
         useful_seconds: All steps together.
-        interval: With "auto", steps between two saves.
     """
 
     def __init__(self, save_freq: str | int, overhead: float):
         self._save_freq = save_freq
         self._overhead = overhead
         self._steps = 0  # since the last save
-        self._timed_steps = 0
-        self._timed_seconds = 0.0
+        self._plain_steps = 0  # beside which nothing was written
+        self._plain_seconds = 0.0
+        self._warm_seconds = 0.0
+        self._num_saves = 0
+        self._cost = 0.0
         self._begin = 0.0
         self._is_warm = False
+        self._is_writing = False
         self.useful_seconds = 0.0
-        self.interval = _FIRST_AUTO_STEPS
 
     @property
     def seconds_per_step(self) -> float:
         """The mean so far; without the first step, which traces."""
-        return self._timed_seconds / max(self._timed_steps, 1)
+        return self._plain_seconds / max(self._plain_steps, 1)
 
-    def step_begins(self) -> None:
-        """Is called right before a step."""
+    def step_begins(self, is_writing: bool) -> None:
+        """Is called right before a step.
+
+        Args:
+            is_writing: Whether a backup is being written.
+        """
         self._begin = time.monotonic()
+        self._is_writing = is_writing
 
     def step_ended(self, count: int) -> None:
         """Is called right after a step, of so many batches."""
@@ -47,8 +55,13 @@ class SaveSchedule:
         self._steps += count
         self.useful_seconds += seconds
         if self._is_warm:
-            self._timed_seconds += seconds
-            self._timed_steps += count
+            self._warm_seconds += seconds
+            if not self._is_writing:
+                self._plain_seconds += seconds
+                self._plain_steps += count
+            elif self._plain_steps:
+                usual = count * self.seconds_per_step
+                self._cost += max(seconds - usual, 0.0)
         self._is_warm = True
 
     def is_due(self, is_first: bool) -> bool:
@@ -62,12 +75,16 @@ class SaveSchedule:
         if self._save_freq == "epoch":
             return is_first
         if isinstance(self._save_freq, str):  # "auto"
-            return self._steps >= self.interval
+            if self._is_writing:  # what that costs is not known yet
+                return False
+            if not self._num_saves:
+                return self._steps >= _FIRST_AUTO_STEPS
+            with_one_more = self._cost * (1 + 1 / self._num_saves)
+            return with_one_more <= self._overhead * self._warm_seconds
         return self._steps >= self._save_freq
 
     def saved(self, stall: float) -> None:
         """A save was made, which held training up for `stall` seconds."""
         self._steps = 0
-        if self._timed_steps:
-            per_step = max(self.seconds_per_step, 1e-9)
-            self.interval = max(int(stall / self._overhead / per_step) + 1, 1)
+        self._num_saves += 1
+        self._cost += stall

@@ -1,0 +1,1 @@
+"""What backups cost: time, memory, size."""

@@ -1,0 +1,57 @@
+"""With "auto", saves take no more than their share, whatever they cost."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale.backup import schedule
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class SaveScheduleTest(parameterized.TestCase):
+    def train(self, steps, stall, slower=0.0, written_in=0, overhead=0.035):
+        """Steps of 10 ms, the first one of 5 s; at which ones it saved."""
+        clock, saved = Clock(), []
+        with mock.patch.object(schedule, "time", clock):
+            found = schedule.SaveSchedule("auto", overhead)
+            for step in range(steps):
+                if found.is_due(is_first=False):
+                    clock.now += stall
+                    found.saved(stall)
+                    saved.append(step)
+                is_writing = bool(saved) and step - saved[-1] < written_in
+                found.step_begins(is_writing)
+                clock.now += 0.01 + slower * is_writing + 5.0 * (step == 0)
+                found.step_ended(1)
+        return saved
+
+    @parameterized.parameters(0.0005, 0.01, 0.2)
+    def test_all_saves_together_take_their_share_and_no_more(self, stall):
+        steps = 20_000
+        saved = self.train(steps, stall)
+        share = len(saved) * stall / (steps * 0.01)
+        self.assertLessEqual(share, 0.035)
+        self.assertGreater(share, 0.03)
+        self.assertEqual(saved[0], 10)
+
+    def test_steps_that_are_longer_while_it_is_written_count(self):
+        """What stands still for a millisecond may slow a hundred steps down."""
+        steps = 20_000
+        saved = self.train(steps, 0.001, slower=0.005, written_in=20)
+        share = len(saved) * (0.001 + 20 * 0.005) / (steps * 0.01)
+        self.assertBetween(share, 0.03, 0.036)
+
+    def test_what_costs_nothing_is_done_at_each_step(self):
+        self.assertLen(self.train(100, 0.0), 90)
+
+
+if __name__ == "__main__":
+    absltest.main()
