@@ -8,7 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.optimizers.lars import LARS
 from tfscale.parameter_server.strategy import ParameterServerStrategy
+
+# Their updates need the whole of a variable.
+_NOT_ELEMENTWISE = (
+    LARS,
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -69,8 +78,13 @@ def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
         )
 
 
-def check_optimizer(optimizer: keras.Optimizer | None) -> None:
-    """Refuses what counts on each step to follow the one before."""
+def check_optimizer(model: keras.Model) -> None:
+    """Refuses an optimizer that would be wrong.
+
+    One that counts on each step to follow the one before, that was made
+    outside of the scope, or that looks at whole tables which are in shards.
+    """
+    optimizer = model.optimizer
     if optimizer is None:
         return
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -94,6 +108,22 @@ def check_optimizer(optimizer: keras.Optimizer | None) -> None:
             "`fit`."
         )
     _check_on_servers(optimizer.variables, f"the optimizer {optimizer.name!r}")
+    if optimizer.clipnorm or isinstance(optimizer, _NOT_ELEMENTWISE):
+        _check_no_shards(model, optimizer)
+
+
+def _check_no_shards(model, optimizer):
+    for layer in _internals.flatten_layers(model):
+        if (getattr(layer, "num_shards", None) or 1) > 1:
+            raise ValueError(
+                "What is done by the norm of a variable, or by its rows and "
+                "columns, needs the whole of it. Received: "
+                f"{type(optimizer).__name__} with clipnorm="
+                f"{optimizer.clipnorm}, and {layer.name!r} is in "
+                f"{layer.num_shards} shards. Use `global_clipnorm` or "
+                "`clipvalue`, an optimizer that goes by elements, or "
+                "num_shards=1."
+            )
 
 
 def check_training_data(x: Any, steps_per_epoch: int | None) -> None:

@@ -119,7 +119,7 @@ class ParameterServerModel(KerasFace):
     def _compile_around(self):
         self._metrics_are_checked = False
         model = self.model
-        checks.check_optimizer(model.optimizer)
+        checks.check_optimizer(model)
         super().compile(
             optimizer=model.optimizer,
             steps_per_execution=model.steps_per_execution,
