@@ -131,6 +131,7 @@ LAYERS = (
         "tfscale/pipeline/planning/",
         "tfscale/cluster/",
         "tfscale/mesh.py",
+        "tfscale/virtual_devices.py",
         "tfscale/formatting.py",
         "tfscale/in_place.py",
         "tfscale/rank_context.py",

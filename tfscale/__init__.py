@@ -13,12 +13,12 @@ from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
 from tfscale.distribute import MeshStrategy
 from tfscale.mesh import device_mesh
-from tfscale.mesh import use_virtual_devices
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
 from tfscale.tensor_parallel.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
+from tfscale.virtual_devices import use_virtual_devices
 
 __all__ = [
     "MeshStrategy",

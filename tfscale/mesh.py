@@ -1,4 +1,4 @@
-"""Which devices there are, and how they are laid out along named axes."""
+"""How devices are laid out along named axes."""
 
 import math
 
@@ -6,75 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.cluster.initialize import joined
+from tfscale.virtual_devices import check_sizes
+
 AXES = ("data", "pipeline", "model")
-
-
-def use_virtual_devices(
-    num_devices: int,
-    device_type: str = "CPU",
-    *,
-    memory_limit: int | None = None,
-) -> None:
-    """Splits the first physical device into several logical ones.
-
-    It is how anything here is tried on a machine without accelerators, or
-    with one. To be called before TensorFlow starts its devices, that is before
-    the first tensor, variable or list of logical devices.
-
-    Args:
-        num_devices: Number of logical devices to make.
-        device_type: `"CPU"` or `"GPU"`.
-        memory_limit: Memory of each logical device in MiB. TensorFlow needs
-            it to split a GPU, and knows no such limit for a CPU.
-
-    Raises:
-        TypeError: If `num_devices` is no integer.
-        ValueError: If `num_devices` is less than 1, there is no physical
-            device of that type, or `memory_limit` is missing for a GPU or
-            given for a CPU.
-        RuntimeError: If TensorFlow has started its devices already, and not
-            with this number of them.
-
-    Example:
-
-    >>> import tfscale
-    >>> tfscale.use_virtual_devices(8)
-    """
-    _check_sizes(num_devices=num_devices)
-    if num_devices < 1:
-        raise ValueError(
-            "`num_devices` must be at least 1. Received: "
-            f"num_devices={num_devices}."
-        )
-    if (device_type == "GPU" and num_devices > 1) == (memory_limit is None):
-        raise ValueError(
-            "`memory_limit` must be given to split a GPU, and for nothing "
-            f"else. Received: num_devices={num_devices}, "
-            f"device_type={device_type!r}, memory_limit={memory_limit}."
-        )
-    physical = tf.config.list_physical_devices(device_type)
-    if not physical:
-        types = {d.device_type for d in tf.config.list_physical_devices()}
-        raise ValueError(
-            "Virtual devices are parts of a physical device of their type. "
-            f"Received: device_type={device_type!r}, but this machine has "
-            f"only {', '.join(sorted(types))}."
-        )
-    one = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
-    try:
-        tf.config.set_logical_device_configuration(
-            physical[0], [one] * num_devices
-        )
-    except RuntimeError as error:
-        started = len(tf.config.list_logical_devices(device_type))
-        if started != num_devices:
-            raise RuntimeError(
-                "`use_virtual_devices` must come before TensorFlow starts its "
-                "devices (with the first tensor, variable or list of logical "
-                f"devices). Received: num_devices={num_devices}, but "
-                f"TensorFlow runs with {started} {device_type} devices "
-                "already. Call it first thing after the imports."
-            ) from error
 
 
 def device_mesh(
@@ -98,7 +33,8 @@ def device_mesh(
         devices: Device names like `"GPU:3"` or
             `"/job:worker/task:1/device:GPU:0"`, as many as the axes need.
             Defaults to the first logical accelerators, or CPUs where there
-            is no accelerator.
+            is no accelerator; behind `tfscale.initialize` to as many of each
+            worker, one worker after the other.
 
     Returns:
         A `keras.distribution.DeviceMesh` of shape `(data, pipeline, model)`
@@ -116,7 +52,7 @@ def device_mesh(
     >>> mesh.shape
     (2, 4, 1)
     """
-    shape = _check_sizes(data=data, pipeline=pipeline, model=model)
+    shape = check_sizes(data=data, pipeline=pipeline, model=model)
     if min(shape) < 1:
         raise ValueError(
             "Every axis of a mesh must be at least 1. Received: "
@@ -144,23 +80,14 @@ def device_mesh(
     )
 
 
-def _check_sizes(**sizes):
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            whole = isinstance(size, float) and size.is_integer()
-            fix = f" Use {name}={int(size)}." if whole else ""
-            raise TypeError(
-                f"`{name}` must be an integer. Received: {name}={size!r}.{fix}"
-            )
-    return tuple(map(int, sizes.values()))
-
-
 def _default_devices(needed, shape):
     logical = tf.config.list_logical_devices()
     accelerators = [d.name for d in logical if d.device_type in ("GPU", "TPU")]
     found = accelerators or [d.name for d in logical if d.device_type == "CPU"]
+    kind = "accelerators" if accelerators else "CPU devices"
+    if joined() is not None:
+        return _of_each_worker(found, kind, needed, shape)
     if len(found) < needed:
-        kind = "accelerators" if accelerators else "CPU devices"
         fix = (
             "Make the mesh smaller."
             if accelerators
@@ -173,3 +100,26 @@ def _default_devices(needed, shape):
             f"but there are {len(found)} {kind}. {fix}"
         )
     return found[:needed]
+
+
+def _of_each_worker(found, kind, needed, shape):
+    """As many devices of each worker, one worker after the other."""
+    by_task = {}
+    for name in found:
+        spec = tf.DeviceSpec.from_string(name)
+        by_task.setdefault((spec.job, spec.task), []).append(name)
+    # "chief" comes before "worker".
+    workers = [by_task[task] for task in sorted(by_task)]
+    each, rest = divmod(needed, len(workers))
+    if rest or any(len(devices) < each for devices in workers):
+        counts = " or ".join(
+            map(str, sorted({len(devices) for devices in workers}))
+        )
+        raise ValueError(
+            "A mesh needs as many devices as the product of its axes, equally "
+            "many of each worker. Received: a mesh of "
+            f"{' x '.join(map(str, shape))} = {needed}, but there are "
+            f"{len(workers)} workers with {counts} {kind} each. Change the "
+            "axes; the launcher's --devices_per_worker makes virtual devices."
+        )
+    return [name for devices in workers for name in devices[:each]]

@@ -124,6 +124,14 @@ class GraphTest(tf.test.TestCase):
         (shape,) = nodes[0].attr[_internals.OUTPUT_SHAPES].list.shape
         self.assertEqual(shape.dim[0].size, 3)
 
+    @holds("context.Context", "get_config_key_value", "set_config_key_value")
+    def test_workers_tell_each_other_by_a_service(self):
+        # What comes of it is seen in tests/distribute/workers_test.py.
+        with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
+            _internals.share("a", "b")
+        with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
+            _internals.shared("a", 1)
+
     @holds("eager.context", "context", "FunctionCallOptions")
     @holds("context.Context", "config", "function_call_options")
     def test_functions_of_a_thread_are_run_by_its_options(self):
@@ -174,6 +182,33 @@ class GraphTest(tf.test.TestCase):
 
 
 class DatasetTest(tf.test.TestCase):
+    @holds("_ShuffleDataset.__init__", "_seed", "_seed2")
+    def test_seeds_of_shuffles_are_known(self):
+        numbers = tf.data.Dataset.range(3)
+        seeds = _internals.shuffle_seeds
+
+        def within(**seed):
+            return numbers.interleave(
+                lambda x: tf.data.Dataset.range(x).shuffle(2, **seed)
+            )
+
+        def at_once(**seed):
+            return numbers.batch(3).map(lambda x: tf.random.shuffle(x, **seed))
+
+        tf.random.set_seed(None)
+        self.assertEqual(seeds(numbers.shuffle(2).batch(2)), [(0, 0)])
+        self.assertEqual(seeds(within()), [(0, 0)])
+        self.assertEqual(seeds(at_once()), [(0, 0)])
+        for made in (
+            lambda: numbers.shuffle(2, seed=5),
+            lambda: within(seed=5),
+            lambda: at_once(seed=5),
+        ):
+            found = seeds(made())
+            self.assertNotIn((0, 0), found)
+            self.assertEqual(seeds(made()), found)
+        self.assertLen(seeds(numbers.shuffle(2, seed=5)), 1)
+
     @holds(
         "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
     )
@@ -197,6 +232,7 @@ class DatasetTest(tf.test.TestCase):
             def element_spec(self):
                 return self.dataset.element_spec
 
+        self.assertEqual(_internals.shuffle_seeds(doubled), [])
         same = Same(doubled)
         self.assertEqual([int(x) for x in same], [0, 2, 4])
         self.assertEqual(_internals.inputs_of(same.batch(2)), [same])

@@ -40,6 +40,15 @@ class StrategyTest(tf.test.TestCase):
             function(strategy)
         return list(dict.fromkeys(calls))
 
+    @holds("MirroredExtended", "_in_multi_worker_mode")
+    def test_a_dataset_of_workers_asks_all_of_them_for_rows(self):
+        dataset = tf.data.Dataset.range(4).batch(2, drop_remainder=True)
+
+        def run(strategy):
+            iter(strategy.experimental_distribute_dataset(dataset))
+
+        self.assertIn("_in_multi_worker_mode", self.called(run))
+
     @holds("MirroredExtended", "_create_variable")
     def test_a_variable_is_made_by_one_method(self):
         found = self.called(lambda strategy: tf.Variable(1.0))

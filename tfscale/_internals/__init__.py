@@ -29,6 +29,9 @@ from tfscale._internals.attributes import noted_losses
 from tfscale._internals.attributes import outputs_structure
 from tfscale._internals.attributes import own_generators
 from tfscale._internals.attributes import own_variables
+from tfscale._internals.attributes import share
+from tfscale._internals.attributes import shared
+from tfscale._internals.attributes import shuffle_seeds
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import value_of
@@ -180,6 +183,9 @@ __all__ = [
     "set_initial_epoch",
     "set_keras_mask",
     "set_known_batches",
+    "share",
+    "shared",
+    "shuffle_seeds",
     "shuffles_arrays",
     "source_of",
     "standardize_inputs",

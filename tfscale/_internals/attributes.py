@@ -58,6 +58,20 @@ def writes_old_format() -> bool:
     return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
+def share(key: str, value: str) -> None:
+    """Tells all processes of a cluster something, once for each key."""
+    symbols.eager_context.context().set_config_key_value(key, value)
+
+
+def shared(key: str, timeout_in_ms: int) -> str | None:
+    """What a process of the cluster has told; None if nothing in that time."""
+    context = symbols.eager_context.context()
+    try:
+        return context.get_config_key_value(key, timeout_in_ms)
+    except tf.errors.DeadlineExceededError:
+        return None
+
+
 # --- layers and models ----------------------------------------------------
 
 
@@ -224,3 +238,36 @@ def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
 def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """The datasets that a dataset is made of."""
     return dataset._inputs()
+
+
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
+    """The seeds of all that puts the records of a dataset in a random order.
+
+    Of shuffles and random choices between datasets, and of shuffles in
+    functions. `(0, 0)` is of one without a seed.
+    """
+    seeds = []
+    if hasattr(dataset, "_seed2"):
+        seeds.append((int(dataset._seed), int(dataset._seed2)))
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        seeds += _seeds_of(graph.node)
+        for each in graph.library.function:
+            seeds += _seeds_of(each.node_def)
+    for source in dataset._inputs():
+        seeds += shuffle_seeds(source)
+    return seeds
+
+
+def _seeds_of(nodes):
+    """The seeds of shuffles among the nodes of a function."""
+    known = {n.name: n.attr["value"] for n in nodes if n.op == "Const"}
+    for node in nodes:
+        if node.op == "RandomShuffle":
+            yield node.attr["seed"].i, node.attr["seed2"].i
+        elif node.op.startswith("Shuffle"):
+            # Of a dataset: its input, the size of the buffer, two seeds.
+            values = [known.get(x.partition(":")[0]) for x in node.input[2:4]]
+            if None not in values:
+                first, second = (tf.make_ndarray(v.tensor) for v in values)
+                yield int(first), int(second)

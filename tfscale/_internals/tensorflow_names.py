@@ -25,6 +25,7 @@ TENSORFLOW = {
         "_gather_to_implementation": "ranks count once",
         "_get_cross_device_ops": "sums on each device that needs them",
         "_get_local_replica_id": "the component of a thread",
+        "_in_multi_worker_mode": "a worker out of data goes on with no rows",
         "_initialize_single_worker": "without a line for each strategy",
         "_get_replica_id_in_sync_group": "ranks of a replica have its number",
         "_input_workers_with_options": "batches of CPUs stay where they are",
@@ -159,6 +160,8 @@ TENSORFLOW = {
     },
     "tensorflow.python.eager.context.Context": {
         "config": "the options of the process, which are kept",
+        "get_config_key_value": "what another worker has said",
+        "set_config_key_value": "what this worker says to the others",
         "function_call_options": "where it is said",
     },
     "tensorflow.core.protobuf.device_properties_pb2": {
@@ -180,6 +183,10 @@ TENSORFLOW = {
         "_functions": "the functions of a dataset, which tf.data looks at",
         "_inputs": "the datasets that one is made of",
         "_variant_tensor": "a dataset made of the same operation",
+    },
+    "tensorflow.python.data.ops.shuffle_op._ShuffleDataset.__init__": {
+        "_seed": "whether all workers shuffle in the same way",
+        "_seed2": "likewise",
     },
     f"{_DATASET}._metadata": {
         "_name": "the name of an operation of a dataset",

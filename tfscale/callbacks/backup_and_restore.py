@@ -13,6 +13,7 @@ from tfscale.backup.folder import BackupFolder
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
+from tfscale.distribute import one_process
 
 # Those whose `fit` runs, or ended in an error, of which callbacks are not told.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -114,6 +115,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the newest backup; `fit` goes on from it."""
+        one_process.check(
+            self.model.distribute_strategy,
+            "BackupAndRestore",
+            "Save what is trained in a callback of worker 0 "
+            "(`strategy.is_chief`), with `model.save`.",
+        )
         for other in list(_entered):
             if other is self or other._is_over():
                 other._leave()

@@ -11,13 +11,13 @@ from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
-from tfscale.mesh import use_virtual_devices
+from tfscale.virtual_devices import use_virtual_devices
 
 # Set by the launcher where there are no accelerators to give to a worker.
 _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
     """The workers that this process has joined.
 
@@ -30,6 +30,13 @@ class Joined:
 
     cluster: Cluster
     strategy: tf.distribute.Strategy
+
+    @property
+    def index(self) -> int:
+        """Which of the workers this is, a chief being the first."""
+        is_worker = self.cluster.job == "worker"
+        num_chiefs = len(self.cluster.jobs.get("chief", ()))
+        return self.cluster.index + is_worker * num_chiefs
 
 
 # A process is in one cluster, as it has one TensorFlow.

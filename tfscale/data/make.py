@@ -305,9 +305,10 @@ def _options(deterministic, num_threads, ram_budget, context):
         options.threading.private_threadpool_size = num_threads
     if ram_budget is not None:
         options.autotune.ram_budget = ram_budget
-    if context.num_input_pipelines > 1:
-        # Already this worker's part: tf.distribute must not cut it again.
-        options.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy.OFF
-        )
+    # Already this worker's part: tf.distribute must not cut it again. Or else
+    # all records, in an order of their own: it must not cut them by files.
+    policies = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = (
+        policies.OFF if context.num_input_pipelines > 1 else policies.DATA
+    )
     return options

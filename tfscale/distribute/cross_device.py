@@ -6,6 +6,7 @@ from tfscale import _internals
 from tfscale.collectives import operations
 from tfscale.collectives.execute import execute
 from tfscale.collectives.planning import algorithms
+from tfscale.collectives.workers import Workers
 
 
 class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
@@ -75,6 +76,72 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
         return _internals.distribute_utils.regroup(
             results, wrap_class=_internals.Mirrored
         )
+
+
+class SumOverWorkers(SumOnEachDevice):
+    """Likewise, of the replicas of all workers.
+
+    Args:
+        num_model_ranks: Number of model ranks of each replica.
+        workers: The workers.
+    """
+
+    def __init__(self, num_model_ranks, workers: Workers):
+        super().__init__(num_model_ranks)
+        self._workers = workers
+
+    def reduce_all(self, reduce_op, values, num_replicas):
+        """Sums or means, in one collective for each device.
+
+        Args:
+            reduce_op: Which of them.
+            values: Each of all threads here; or one tensor, which is the value
+                of every replica.
+            num_replicas: Number of replicas of this worker.
+
+        Returns:
+            Values of all threads; or tensors.
+        """
+        threads = [
+            [tf.convert_to_tensor(v) for v in value.values]
+            if isinstance(value, tf.distribute.DistributedValues)
+            else None
+            for value in values
+        ]
+        places, sums = [], []
+        for index, (value, tensors) in enumerate(zip(values, threads)):
+            if tensors is None:
+                total = tf.convert_to_tensor(value)
+                if num_replicas > 1:
+                    total *= tf.cast(num_replicas, total.dtype)
+                places.append((index, 0))
+                sums.append(total)
+                continue
+            for rank, group in enumerate(
+                same_ranks(len(tensors), self._num_ranks)
+            ):
+                here = [tensors[i] for i in group]
+                plan = algorithms.direct("reduce", len(here))
+                places.append((index, rank))
+                sums.append(execute(plan, here)[0])
+        totals = dict(zip(places, self._workers.all_reduce(sums)))
+        count = num_replicas * self._workers.count
+        results = []
+        for index, tensors in enumerate(threads):
+            if tensors is None:
+                results.append(_of_sum(reduce_op, totals[index, 0], count))
+                continue
+            copies = []
+            for thread, tensor in enumerate(tensors):
+                with tf.device(tensor.device):
+                    copy = tf.identity(totals[index, thread % self._num_ranks])
+                    copies.append(_of_sum(reduce_op, copy, count))
+            results.append(
+                _internals.distribute_utils.regroup(
+                    tuple(copies), wrap_class=_internals.Mirrored
+                )
+            )
+        return results
 
 
 def same_ranks(num_devices: int, num_ranks: int) -> list[range]:

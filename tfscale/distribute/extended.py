@@ -39,7 +39,10 @@ class MeshExtended(ModelRanks):
         has_pipeline: Whether a model was cut over the axis "pipeline".
         gradient_noise: Who looks at gradients before and after they are
             summed, a `GradientNoise`, or None.
+        has_workers: Whether other processes have replicas too.
     """
+
+    has_workers = False
 
     def __init__(
         self, strategy, devices, layouts, zero_stage, sequence_parallel
@@ -161,9 +164,9 @@ class MeshExtended(ModelRanks):
         def dense(places):
             return [tf.convert_to_tensor(gradients[i]) for i in places]
 
-        # Not by `context.all_reduce`, which has an operation for all of them,
-        # on one device, where they would meet from all stages.
-        all_reduce = functools.partial(context.merge_call, _sums)
+        all_reduce = functools.partial(
+            context.all_reduce, tf.distribute.ReduceOp.SUM
+        )
         found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
         for i, total in zip(whole, found):
             sums[i] = total
@@ -173,6 +176,24 @@ class MeshExtended(ModelRanks):
         if self.gradient_noise is not None:
             self.gradient_noise.of_replicas(gradients, sums, variables, self)
         return sums
+
+    def sum_over_workers(self, tensors) -> list[tf.Tensor]:
+        """Sums over the workers of what is summed here, of each tensor.
+
+        Args:
+            tensors: Of this worker; they are on the devices of replicas.
+        """
+        return list(tensors)
+
+    def from_first_worker(self, tensor: tf.Tensor, path: str) -> tf.Tensor:
+        """Worker 0's tensor, if there are several workers.
+
+        Args:
+            tensor: The initial value of a variable here.
+            path: That of the variable.
+        """
+        del path
+        return tensor
 
     def shard_gradient(self, gradient, variable) -> tf.Tensor:
         """This device's part of a gradient that all devices have whole.
@@ -211,10 +232,3 @@ class MeshExtended(ModelRanks):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
-
-
-def _sums(strategy, *values):
-    """Sums over the replicas; where these meet."""
-    return strategy.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
-    )

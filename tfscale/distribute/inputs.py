@@ -47,7 +47,7 @@ class MirroredInputs(_internals.MirroredExtended):
             self._input_workers_with_options(),
             self._container_strategy(),
             num_replicas_in_sync=1,
-            options=_ordinary_iterator(),
+            options=ordinary_iterator(),
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
@@ -60,7 +60,7 @@ class MirroredInputs(_internals.MirroredExtended):
             self._input_workers_with_options(),
             [tf.distribute.InputContext()],
             self._container_strategy(),
-            options=_ordinary_iterator(),
+            options=ordinary_iterator(),
         )
 
     def _reduce_to(self, reduce_op, value, destinations, options):
@@ -89,7 +89,7 @@ class MirroredInputs(_internals.MirroredExtended):
         return tf.nest.map_structure(reduce, value)
 
 
-def _ordinary_iterator():
+def ordinary_iterator() -> tf.distribute.InputOptions:
     """Options with which one replica gets an ordinary iterator of tf.data.
 
     TensorFlow's for several devices has a `GeneratorDataset`, which makes glibc

@@ -14,7 +14,7 @@ from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
-class _Replica(int):
+class Replica(int):
     """The number of a replica, which knows which thread it is the number of.
 
     TensorFlow picks the components of values by thread; users are told the
@@ -100,7 +100,7 @@ class ModelRanks(MirroredInputs):
         return self.num_replicas
 
     def _get_replica_id_in_sync_group(self, replica_id):
-        replica = _Replica(replica_id // self.num_model_ranks)
+        replica = Replica(replica_id // self.num_model_ranks)
         replica.thread = replica_id
         return replica
 

@@ -1,16 +1,23 @@
 """A `tf.distribute` strategy over a mesh: replicas are its data axis."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.cluster import cluster_from_environment
+from tfscale.cluster.initialize import coordinated
+from tfscale.collectives.workers import Workers
+from tfscale.collectives.workers import workers
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.scope import Scope
+from tfscale.distribute.workers_extended import WorkersExtended
 from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
 
 
-class MeshStrategy(tf.distribute.Strategy):
+class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Trains over a mesh of devices, with `fit` or with `run` and `reduce`.
 
     The replicas of `tf.distribute` are the data axis of the mesh: the global
@@ -21,6 +28,12 @@ class MeshStrategy(tf.distribute.Strategy):
     on the parts where it can (Megatron-LM's column and row parallelism) and
     puts them together where it cannot, so that the numbers are always those
     of one device.
+
+    Behind `tfscale.initialize` the data axis goes on over the workers: each
+    runs the same program and has whole rows of the mesh, the same number of
+    them. Initial values are those of worker 0; gradients, losses, metrics and
+    statistics are those of all workers. A class of TensorFlow's strategy over
+    workers is its parent for this: Keras asks for it.
 
     Gradients of embeddings are dense here, with the rows that occur more than
     once in a batch added up, because Keras' optimizers on TensorFlow mistreat
@@ -38,6 +51,7 @@ class MeshStrategy(tf.distribute.Strategy):
             average), along the first dim that D divides; it sums up its part
             of the gradients, updates its part of the weights, and gets the
             rest from the other replicas. What has no such dim stays whole.
+            Over several workers each divides slots over its own replicas.
         sequence_parallel: Whether activations are divided along the sequence,
             dim 1 of `(batch, sequence, features)`, where they would be the
             same on all model ranks: between a layer whose sum over ranks makes
@@ -73,9 +87,6 @@ class MeshStrategy(tf.distribute.Strategy):
     2
     """
 
-    # Of the class, as in `MirroredStrategy`: keys of collectives start here.
-    _collective_key_base = 0
-
     def __init__(
         self,
         mesh: keras.distribution.DeviceMesh,
@@ -98,13 +109,52 @@ class MeshStrategy(tf.distribute.Strategy):
                 f"sequence_parallel={sequence_parallel!r}."
             )
         self._mesh = mesh
-        self._device_grid = _device_grid(mesh)
+        found = workers()
+        grid = _device_grid(mesh)
+        if found is None:
+            _check_is_alone()
+        else:
+            grid = _own_rows(grid, found)
+            fact = f"{dict(zip(mesh.axis_names, mesh.shape))}, {zero_stage=}"
+            found.agreement.check("mesh", f"{fact}, {sequence_parallel=}")
+        self._device_grid = grid
         layouts = Layouts(layout_map, mesh)
-        super().__init__(
-            MeshExtended(
-                self, self._device_grid, layouts, zero_stage, sequence_parallel
-            )
-        )
+        arguments = self, grid, layouts, zero_stage, sequence_parallel
+        if found is None:
+            extended: MeshExtended = MeshExtended(*arguments)
+        else:
+            extended = WorkersExtended(found, *arguments)
+        # Its parent's constructor would join a cluster once more.
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def reduce(
+        self,
+        reduce_op: tf.distribute.ReduceOp | str,
+        value: Any,
+        axis: int | None,
+    ) -> tf.Tensor:
+        """See `tf.distribute.Strategy.reduce`.
+
+        Keras asks for the mean of its logs, scalars, along their first dim.
+        """
+        extended = self.extended
+        parts = self.experimental_local_results(value)
+        if (
+            axis == 0
+            and extended.has_workers
+            and all(len(tf.convert_to_tensor(x).shape) == 0 for x in parts)
+        ):
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is written once: files, say.
+
+        True of worker 0, and of a process that is alone.
+        """
+        extended = self.extended
+        return not extended.has_workers or extended.workers.index == 0
 
     def scope(self) -> Scope:
         """See `tf.distribute.Strategy.scope`.
@@ -117,12 +167,12 @@ class MeshStrategy(tf.distribute.Strategy):
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:
-        """The mesh that the strategy was made for."""
+        """The mesh that the strategy was made for, with all workers' rows."""
         return self._mesh
 
     @property
     def device_grid(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        """Canonical device names.
+        """Canonical device names, of this worker's replicas.
 
         They are `device_grid[replica][pipeline_rank][model_rank]`.
         """
@@ -181,6 +231,55 @@ def _device_grid(mesh):
                 "the product of the axes."
             )
     return grid
+
+
+def _own_rows(grid, found: Workers):
+    """The rows of the mesh that are this worker's."""
+    homes = []
+    for stages in grid:
+        tasks = sorted({_task(name) for ranks in stages for name in ranks})
+        if len(tasks) > 1:
+            raise ValueError(
+                "Each worker must have whole rows of a mesh: all stages and "
+                "model ranks of a replica. Received: a replica with devices "
+                f"of {' and '.join(map(_named, tasks))}. Make the data axis as "
+                "long as there are workers, or a multiple of it; stages on "
+                "several machines need a coordinator."
+            )
+        homes += tasks
+    tasks = sorted(set(homes))
+    each = len(homes) // found.count
+    if homes != [task for task in tasks for _ in range(each)]:
+        counts = {_named(task): homes.count(task) for task in tasks}
+        raise ValueError(
+            "Each of the workers must have the same number of rows of a mesh, "
+            f"one worker after the other. Received: {counts}, of "
+            f"{found.count} workers. Leave `devices` of `device_mesh` out."
+        )
+    return grid[found.index * each : (found.index + 1) * each]
+
+
+def _check_is_alone():
+    """Raises if others wait for this process, which would train by itself."""
+    cluster = cluster_from_environment()
+    if coordinated() or cluster is None or len(cluster.addresses) == 1:
+        return
+    raise ValueError(
+        "A process that was started as one of several must join the others. "
+        f"Received: a MeshStrategy in a cluster of {len(cluster.addresses)} "
+        "processes, which was not joined: each would train by itself. Call "
+        "`tfscale.initialize()` first thing after the imports, or take "
+        "TF_CONFIG (and what else says so) out of the environment."
+    )
+
+
+def _task(name):
+    spec = tf.DeviceSpec.from_string(name)
+    return spec.job, spec.task
+
+
+def _named(task):
+    return f"{task[0]} {task[1]}"
 
 
 def _canonical(name):

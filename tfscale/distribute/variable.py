@@ -255,7 +255,8 @@ class ShardedVariable(MeshVariable):
 class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
-    The model ranks of a replica have the same; the first one's counts.
+    The model ranks of a replica have the same; the first one's counts. Where
+    there are several workers, all of them have to read it, at the same time.
     """
 
     def _get_cross_replica(self):
@@ -265,8 +266,9 @@ class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return first_ranks[0]
         total = tf.add_n(first_ranks)
+        (total,) = strategy.extended.sum_over_workers([total])
         if self.aggregation == tf.VariableAggregation.MEAN:
-            total /= tf.cast(len(first_ranks), total.dtype)
+            total /= tf.cast(strategy.num_replicas_in_sync, total.dtype)
         return total
 
 

@@ -91,11 +91,17 @@ class VariableCreator:
         if _is_layer(callers):
             self.paths.append(path)
         sharding = values = None
-        if self._layouts.size > 1 or (
-            self._optimizer_states.are_sharded and _is_optimizer(callers)
+        is_moved = rank_context.current().made_like is not None
+        is_first = strategy.extended.has_workers and not is_moved
+        if (
+            is_first
+            or self._layouts.size > 1
+            or (self._optimizer_states.are_sharded and _is_optimizer(callers))
         ):
             with tf.init_scope(), tf.device(_host_of(devices[0])):
                 initial = _as_tensor(**kwargs)
+                if is_first:
+                    initial = strategy.extended.from_first_worker(initial, path)
                 sharding = self._sharding(
                     callers, path, initial, colocate_with, kwargs
                 )

@@ -206,14 +206,18 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
 def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
     """This replica's part of the sums over replicas, of each tensor.
 
-    Replicas are added up in their order, as `SumOnEachDevice` does, so an
-    element is equal to the last bit to that of an all-reduce.
+    Where there are several workers, of the sums over the replicas of all; each
+    worker's replicas divide them. Replicas are added up in their order, as
+    `SumOnEachDevice` does, so an element is equal to the last bit to that of
+    an all-reduce.
 
     Args:
         tensors: One for each variable.
         dims: Along which dim each is divided.
     """
-    return _exchange(operations.reduce_scatter, tensors, dims)
+    return _exchange(
+        operations.reduce_scatter, tensors, dims, over_workers=True
+    )
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
@@ -233,23 +237,27 @@ def _distributed(variable):
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _exchange(collective, tensors, dims):
+def _exchange(collective, tensors, dims, over_workers=False):
     """Calls `collective(values of all replicas, dim)` for each tensor."""
     if not tensors:
         return []
 
     def merge(strategy, *tensors):
-        num_ranks = strategy.extended.num_model_ranks
-        return [
-            _internals.distribute_utils.regroup(
-                operations.in_groups(
-                    lambda values, dim=dim: collective(values, dim),
-                    each.values,
-                    cross_device.same_ranks(len(each.values), num_ranks),
-                )
+        extended = strategy.extended
+        results = [
+            operations.in_groups(
+                lambda values, dim=dim: collective(values, dim),
+                each.values,
+                cross_device.same_ranks(
+                    len(each.values), extended.num_model_ranks
+                ),
             )
             for each, dim in zip(tensors, dims)
         ]
+        if over_workers:
+            totals = extended.sum_over_workers(tf.nest.flatten(results))
+            results = tf.nest.pack_sequence_as(results, totals)
+        return list(map(_internals.distribute_utils.regroup, results))
 
     context = tf.distribute.get_replica_context()
     # Of this replica, where all have the same tensor object.

@@ -90,8 +90,7 @@ def measure_step(
     def replica_step(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = plan.graph.flatten_inputs(x)
-        context = tf.distribute.get_replica_context()
-        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        replica, _ = strategy.extended.place()
         # One for all ranks of the replica, which run an action together.
         if replica not in clocks:
             clocks[replica] = _Clock(_works_ahead(strategy.device_rows))

@@ -73,8 +73,9 @@ class ReplicaStep:
         self, plan: PipelinePlan, program: Program, strategy, emit=None
     ):
         context = tf.distribute.get_replica_context()
-        replica = tf.get_static_value(context.replica_id_in_sync_group)
-        rank, self._num_ranks = collectives.rank(), collectives.num_ranks()
+        # Among those of this worker.
+        replica, rank = strategy.extended.place()
+        self._num_ranks = collectives.num_ranks()
         grid = strategy.device_grid[replica]
         self._plan = plan
         self._program = program

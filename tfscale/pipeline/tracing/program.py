@@ -194,7 +194,7 @@ class Programs:
                 if isinstance(self._compile_loss, OwnLoss):
                     self._check_own(known)
             if training:
-                num_replicas = len(self._strategy.device_grid)
+                num_replicas = self._strategy.num_replicas_in_sync
                 differences.warn(plan, of_first_ranks, num_replicas)
             divisors = last.divisors
             if training and divisors is None and last.losses:
@@ -209,7 +209,7 @@ class Programs:
     def _check_own(self, known):
         """Refuses a `compute_loss` that changes what layers add to a loss."""
         own = self._compile_loss
-        num_replicas = len(self._strategy.device_grid)
+        num_replicas = self._strategy.num_replicas_in_sync
         if self._plan.schedule.num_microbatches * num_replicas > 1:
             own.warn_of_rest()
         if own.keeps_added:

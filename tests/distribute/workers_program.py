@@ -1,0 +1,132 @@
+"""Trains in real worker processes, and writes down what came out.
+
+    python -m tests.distribute.workers_program FOLDER
+
+To look at one row, add its name, and with COUNT=2 the other numbers of workers
+are left out.
+
+It imports TensorFlow once, and becomes each worker by a fork before TensorFlow
+has started: importing it takes longer than all that workers do.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+
+import keras
+
+import tfscale
+from tests import same_numbers
+from tests.distribute import workers_rows
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS = 240
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def train(rows, index):
+    """The results of all rows; a traceback in place of what failed."""
+
+    def reset():
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1 + index)
+
+    same_numbers.reset = reset
+    results = {}
+    for name, row in rows.items():
+        start = time.monotonic()
+        try:
+            found = workers_rows.result(row, row.train(row.job))
+        except Exception:
+            found = traceback.format_exc()
+            print(f"worker {index}: {name}\n{found}", flush=True)
+        results[name] = found
+        took = time.monotonic() - start
+        print(f"worker {index}: {name} {took:.1f} s", flush=True)
+    return results
+
+
+def work(index, count, folder):
+    """What worker `index` does."""
+    os.environ["TFSCALE_VIRTUAL_DEVICES"] = "2"
+    tfscale.initialize()
+    rows = workers_rows.ROWS if count == 2 else workers_rows.SHORT
+    results = train(only(rows), index)
+    with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
+        pickle.dump(results, file)
+
+
+def only(rows):
+    """Those named behind the folder, if any are."""
+    names = sys.argv[2:] or list(rows)
+    return {name: row for name, row in rows.items() if name in names}
+
+
+def start(index, count, ports, folder):
+    """Forks a worker; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    status = 1
+    try:
+        os.environ["TF_CONFIG"] = json.dumps(
+            {
+                "cluster": {"worker": [f"localhost:{p}" for p in ports]},
+                "task": {"type": "worker", "index": index},
+            }
+        )
+        work(index, count, folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run(count, folder):
+    """Runs so many workers to their end; returns whether all ended well."""
+    ports = free_ports(count)
+    children = {start(i, count, ports, folder) for i in range(count)}
+    end = time.monotonic() + _SECONDS
+    failed = False
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            children.discard(pid)
+            failed |= status != 0
+        if failed or time.monotonic() > end:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def main():
+    folder = sys.argv[1]
+    counts = [int(os.environ["COUNT"])] if "COUNT" in os.environ else [2, 4]
+    if not all(run(count, folder) for count in counts):
+        sys.exit("A worker has failed, or took too long.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Real worker processes have the numbers of one process.
+
+One program runs all rows in two workers, and some in four; here each row is
+trained once more, alone.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+from absl.testing import absltest
+
+from tests import same_numbers
+from tests.distribute import workers_rows
+from tests.source_files import REPOSITORY
+
+_SECONDS = 480
+
+
+class WorkersTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.distribute.workers_program",
+                    folder,
+                ],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+            )
+            if process.returncode:
+                raise RuntimeError(process.stdout + process.stderr)
+            cls.results = {}
+            for name in os.listdir(folder):
+                with open(os.path.join(folder, name), "rb") as file:
+                    cls.results[name] = pickle.load(file)
+
+    def assert_all(self, rows, count):
+        for name, row in rows.items():
+            with self.subTest(f"{count} workers: {name}"):
+                found = [
+                    self.results[f"{count}_{i}"][name] for i in range(count)
+                ]
+                for one in found:
+                    # A traceback, if there was an error.
+                    self.assertIsInstance(one, dict, one)
+                self.assert_same(row, found)
+
+    def assert_same(self, row, found):
+        outcome = row.reference(row.job)
+        expected = workers_rows.result(row, outcome)
+        for actual in found:
+            same_numbers.assert_same(
+                self,
+                outcome,
+                same_numbers.Outcome(
+                    model=None,
+                    **{
+                        name: actual[name]
+                        for name in ("initial", "variables", "slots", "logs")
+                    },
+                ),
+            )
+            for name in ("evaluated", "predicted"):
+                self.assertEqual(name in expected, name in actual)
+                if name in expected:
+                    self.assertEqual(set(expected[name]), set(actual[name]))
+                for key, value in expected.get(name, {}).items():
+                    same_numbers.assert_close(actual[name][key], value, key)
+        # Of what is updated on its own, nothing is added up in another order.
+        for name, value in found[0]["variables"].items():
+            for other in found[1:]:
+                np.testing.assert_array_equal(other["variables"][name], value)
+
+    def test_two_workers(self):
+        self.assert_all(workers_rows.ROWS, 2)
+
+    def test_four_workers(self):
+        self.assert_all(workers_rows.SHORT, 4)
+
+
+if __name__ == "__main__":
+    absltest.main()

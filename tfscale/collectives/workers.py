@@ -1,0 +1,247 @@
+"""Sums and exchanges between worker processes, by TensorFlow's collectives.
+
+What devices of one process have is put together in `operations.py`; what is
+left for here is one tensor of each worker. A device meets the devices with the
+same number of the other workers:
+
+    worker 0        worker 1
+    CPU:0  ◄───────► CPU:0      group of device 0
+    CPU:1  ◄───────► CPU:1      group of device 1
+
+Each collective has a key that says which calls of the workers belong together.
+TensorFlow's strategy hands such keys out when a function is called, which does
+not reach a function in a branch of a loop. Here each device counts its
+collectives in a variable: all workers run the same program, so the counts
+agree.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.cluster.agreement import Agreement
+from tfscale.cluster.initialize import Joined
+from tfscale.cluster.initialize import joined
+
+# Apart from those of TensorFlow's own strategies, which begin at 1.
+_FIRST_GROUP = 1_000_000
+_DEVICE_TYPES = ("CPU", "GPU", "TPU")
+_MAX_DEVICES = 10_000
+
+# What collectives have a kernel for; others travel as one of these.
+_SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+class Workers:
+    """The worker processes of which this one is one.
+
+    Args:
+        found: What `initialize` has joined.
+
+    Attributes:
+        count: Number of workers.
+        index: Which of them this is; worker 0 is the chief.
+        agreement: Compares what workers are about to do.
+    """
+
+    def __init__(self, found: Joined):
+        self.count = len(found.cluster.addresses)
+        self.index = found.index
+        self.agreement = Agreement(self.count, self.index)
+        self._participants: dict[str, _Participant] = {}
+        self._default = _internals.device_util.canonicalize("/device:CPU:0")
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over the workers, of each tensor, where it is.
+
+        Those on one device travel together. To be called by all workers, for
+        tensors of the same shapes in the same order; equal to the last bit on
+        all of them.
+
+        Args:
+            tensors: Of this worker, numbers of any dtype.
+        """
+        packs: dict[tuple[str, tf.DType], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            key = self._device_of(tensor), _dtype_of_sum(tensor.dtype)
+            packs.setdefault(key, []).append(index)
+        sums = list(tensors)
+        for (device, dtype), places in packs.items():
+            pack = [tensors[i] for i in places]
+            with tf.device(device):
+                found = _unpacked(
+                    self._participant(device).all_reduce(_packed(pack, dtype)),
+                    pack,
+                )
+            for place, total in zip(places, found):
+                sums[place] = total
+        return sums
+
+    def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
+        """The workers' tensors one after the other.
+
+        Args:
+            tensor: Of this worker; along `axis` they may differ in size.
+            axis: Along which they are put together.
+        """
+        if tf.executing_eagerly():
+            return self._gather_function(tensor, axis)
+        device = self._device_of(tensor)
+        with tf.device(device):
+            return self._participant(device).all_gather(tensor, axis)
+
+    @functools.cached_property
+    def _gather_function(self):
+        return tf.function(self.all_gather, reduce_retracing=True)
+
+    def from_first(self, value: tf.Tensor) -> tf.Tensor:
+        """Worker 0's tensor, on all workers; all have one of its shape."""
+        if value.dtype == tf.string:
+            return value
+        bits = _as_integers(value)
+        if self.index:
+            bits = tf.zeros_like(bits)
+        (total,) = self.all_reduce([bits])
+        return _from_integers(total, value)
+
+    def _participant(self, device):
+        if device not in self._participants:
+            self._participants[device] = _Participant(device, self.count)
+        return self._participants[device]
+
+    def _device_of(self, tensor):
+        """That of a tensor; where nobody has said, the host."""
+        spec = tf.DeviceSpec.from_string(tensor.device or "")
+        if spec.device_type is None:
+            return self._default
+        return _internals.device_util.canonicalize(tensor.device, self._default)
+
+
+class _Participant:
+    """A device, in collectives with those of the other workers."""
+
+    def __init__(self, device, group_size):
+        spec = tf.DeviceSpec.from_string(device)
+        kind = _DEVICE_TYPES.index(spec.device_type)
+        self._size = group_size
+        self._group = _FIRST_GROUP + kind * _MAX_DEVICES + spec.device_index
+        host = _internals.device_util.canonicalize("/device:CPU:0", device)
+        make = _internals.ResourceVariable
+        with tf.init_scope():
+            with tf.device(host):
+                self._count = make(0, dtype=tf.int32, trainable=False)
+            # Whatever uses it is run in the order of the program.
+            with tf.device(device):
+                self._token = make(0.0, trainable=False)
+        self._host = host
+
+    def all_reduce(self, tensor):
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor, merge_op="Add", final_op="Id", **self._arguments()
+        )
+
+    def all_gather(self, tensor, axis):
+        # The first dim is the one that differs, and is filled up.
+        order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
+        back = [order.index(i) for i in range(tensor.shape.rank)]
+        tensor = tf.transpose(tensor, order)
+        dtype, tensor = tensor.dtype, _as_gathered(tensor)
+        sizes = self._gather(tf.shape(tensor)[:1])
+        largest = tf.reduce_max(sizes)
+        more = largest - tf.shape(tensor)[0]
+        padding = [[0, more], *([[0, 0]] * (tensor.shape.rank - 1))]
+        parts = self._gather(tf.pad(tensor, padding))
+        found = tf.concat(
+            [
+                parts[i * largest : i * largest + sizes[i]]
+                for i in range(self._size)
+            ],
+            axis=0,
+        )
+        return tf.transpose(tf.cast(found, dtype), back)
+
+    def _gather(self, tensor):
+        return tf.raw_ops.CollectiveGatherV2(input=tensor, **self._arguments())
+
+    def _arguments(self):
+        with tf.device(self._host):
+            key = self._count.assign_add(1, read_value=True)
+        return {
+            "group_size": self._size,
+            "group_key": self._group,
+            "instance_key": key,
+            "ordering_token": [self._token.handle],
+        }
+
+
+@functools.cache
+def _workers(found: Joined) -> Workers:
+    return Workers(found)
+
+
+def workers() -> Workers | None:
+    """The workers that this process has joined, or None if it is alone.
+
+    Example:
+
+    >>> workers() is None
+    True
+    """
+    found = joined()
+    return None if found is None else _workers(found)
+
+
+def _dtype_of_sum(dtype):
+    if dtype in _SUMMED:
+        return dtype
+    return tf.float32 if dtype.is_floating else tf.int64
+
+
+def _packed(tensors, dtype):
+    flat = [tf.reshape(tf.cast(x, dtype), [-1]) for x in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+
+
+def _unpacked(flat, tensors):
+    sizes = [
+        tf.size(x) if x.shape.num_elements() is None else x.shape.num_elements()
+        for x in tensors
+    ]
+    parts = [flat] if len(sizes) == 1 else tf.split(flat, sizes)
+    unpacked = []
+    for part, x in zip(parts, tensors):
+        shape = x.shape if x.shape.is_fully_defined() else tf.shape(x)
+        part = tf.cast(tf.reshape(part, shape), x.dtype)
+        unpacked.append(tf.ensure_shape(part, x.shape))
+    return unpacked
+
+
+def _as_gathered(tensor):
+    return tf.cast(tensor, _dtype_of_sum(tensor.dtype))
+
+
+def _as_integers(value):
+    """The bits of a tensor, which no sum with zeros changes."""
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.int32)
+    if value.dtype.is_integer and value.dtype.size < 8:
+        return tf.cast(value, tf.int64)
+    if value.dtype.size < 4:
+        return tf.cast(tf.bitcast(value, _INTEGERS[value.dtype.size]), tf.int32)
+    if value.dtype.is_complex:
+        return tf.bitcast(value, tf.int32)
+    return tf.bitcast(value, _INTEGERS[value.dtype.size])
+
+
+def _from_integers(bits, like):
+    dtype = like.dtype
+    if dtype == tf.bool or (dtype.is_integer and dtype.size < 8):
+        return tf.cast(bits, dtype)
+    if dtype.size < 4:
+        bits = tf.cast(bits, _INTEGERS[dtype.size])
+    return tf.bitcast(bits, dtype)
+
+
+_INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}

@@ -1,0 +1,44 @@
+"""Do all workers read the same dataset in the same order?
+
+Where TensorFlow divides a dataset over workers, each of them reads all of it
+and keeps its part. If they shuffle it by seeds of their own, some records are
+seen twice and others never: two workers with arrays and `shuffle=True` saw 49
+of 64 rows.
+"""
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.cluster.agreement import Agreement
+
+_OFF = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def check(dataset: tf.data.Dataset, agreement: Agreement) -> None:
+    """Returns if a dataset is the same in all workers, as far as can be known.
+
+    Args:
+        dataset: What is to be divided over the workers.
+        agreement: Compares it with that of the others.
+
+    Raises:
+        ValueError: If it is shuffled without a seed, or differs between the
+            workers: in its seeds, its batches or its length.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"
+    if policy != _OFF:
+        seeds = _internals.shuffle_seeds(dataset)
+        if any(seed == (0, 0) for seed in seeds):
+            raise ValueError(
+                "A dataset that several workers divide must be shuffled by a "
+                "seed, the same in all of them: else some records are seen "
+                "twice and others never. Received: a shuffle without one. "
+                "Pass `seed=` to `shuffle`; or call "
+                "`keras.utils.set_random_seed` with the same seed in all "
+                "workers, or `fit` with shuffle=False; or use `tfscale.data`, "
+                "or give each worker records of its own with "
+                "`strategy.distribute_datasets_from_function`."
+            )
+        fact += f", seeds of shuffles {seeds}"
+    agreement.check("dataset", fact)

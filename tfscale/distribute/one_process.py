@@ -1,0 +1,21 @@
+"""What does not work over several workers yet says so."""
+
+from typing import Any
+
+
+def check(strategy: Any, what: str, instead: str) -> None:
+    """Raises if a strategy is one over several workers.
+
+    Args:
+        strategy: Any strategy of `tf.distribute`.
+        what: What was asked for.
+        instead: What to do.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if getattr(strategy.extended, "has_workers", False):
+        raise ValueError(
+            f"{what} is for one process. Received: a MeshStrategy over "
+            f"{strategy.extended.workers.count} workers. {instead}"
+        )

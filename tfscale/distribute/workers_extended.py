@@ -1,0 +1,197 @@
+"""A mesh whose data axis goes on over worker processes.
+
+Each worker runs the same program, has whole rows of the mesh, and does with
+them what a `MeshStrategy` of one process does. Whatever is a sum over replicas
+there is here one over the replicas of this worker, and then over the workers:
+
+    worker 0   replica 0 ─┐                      ┌─► replica 0
+                          ├─ sum ─┐      ┌─ copy ┤
+               replica 1 ─┘       │      │       └─► replica 1
+                                  ├─ sum ┤
+    worker 1   replica 2 ─┐       │      │       ┌─► replica 2
+                          ├─ sum ─┘      └─ copy ┤
+               replica 3 ─┘                      └─► replica 3
+
+The numbers of replicas that users are told, and Keras, are those of all
+workers; which thread, device or component it is, is counted in this one.
+"""
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import rank_context
+from tfscale.collectives.workers import Workers
+from tfscale.distribute import common_order
+from tfscale.distribute import inputs
+from tfscale.distribute.cross_device import SumOverWorkers
+from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.model_ranks import Replica
+
+
+class WorkersExtended(MeshExtended):
+    """The `extended` of a `MeshStrategy` over several workers.
+
+    Args:
+        workers: The workers.
+        strategy: See `MeshExtended`.
+        devices: Those of this worker, see there.
+        layouts: See there.
+        zero_stage: See there; slots are divided over this worker's replicas.
+        sequence_parallel: See there.
+    """
+
+    has_workers = True
+
+    def __init__(
+        self,
+        workers: Workers,
+        strategy,
+        devices,
+        layouts,
+        zero_stage,
+        sequence_parallel,
+    ):
+        self.workers = workers
+        super().__init__(
+            strategy, devices, layouts, zero_stage, sequence_parallel
+        )
+        self._cross_device_ops = SumOverWorkers(self.num_model_ranks, workers)
+
+    @property
+    def _num_replicas_in_sync(self):
+        if rank_context.current().is_one_replica:
+            return 1
+        return self.num_replicas * self.workers.count
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        replica = Replica(
+            self.workers.index * self.num_replicas
+            + replica_id // self.num_model_ranks
+        )
+        replica.thread = replica_id
+        return replica
+
+    def _in_multi_worker_mode(self):
+        return True
+
+    # --- inputs --------------------------------------------------------
+
+    def _context(self):
+        return tf.distribute.InputContext(
+            num_input_pipelines=self.workers.count,
+            input_pipeline_id=self.workers.index,
+            num_replicas_in_sync=self._num_replicas_in_sync,
+        )
+
+    def _iterator_options(self, options):
+        if options or self.num_replicas > 1 or not self._is_on_cpu:
+            return options
+        return inputs.ordinary_iterator()
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        common_order.check(dataset, self.workers.agreement)
+        return _internals.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._context(),
+            options=self._iterator_options(options),
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        def of_worker(context):
+            dataset = dataset_fn(context)
+            length = dataset.cardinality()
+            is_infinite = bool(length == tf.data.INFINITE_CARDINALITY)
+            self.workers.agreement.check(
+                "dataset", f"{dataset.element_spec}, {is_infinite=}"
+            )
+            lengths = self.workers.all_gather(tf.reshape(length, [1]))
+            if bool(tf.reduce_all(lengths == length)):
+                return dataset
+            # All go on until nobody has any: then Keras must not count.
+            return dataset.take_while(lambda *_: True)
+
+        return _internals.get_distributed_datasets_from_function(
+            of_worker,
+            self._input_workers_with_options(options),
+            [self._context()],
+            self._container_strategy(),
+            options=self._iterator_options(options),
+        )
+
+    # --- values of all replicas ----------------------------------------
+
+    def sum_over_workers(self, tensors):
+        """See `MeshExtended`."""
+        return self.workers.all_reduce(tensors)
+
+    def from_first_worker(self, tensor, path):
+        """See `MeshExtended`."""
+        fact = f"{path} {tensor.shape} {tensor.dtype.name}"
+        self.workers.agreement.check("variables", fact)
+        return self.workers.from_first(tensor)
+
+    def _of_replicas(self, value):
+        """What the replicas of this worker have of a value, a list."""
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        if isinstance(value, _internals.Mirrored):
+            value = value.values[0]
+        if isinstance(value, tf.distribute.DistributedValues):
+            return [tf.convert_to_tensor(x) for x in value.values]
+        return [tf.convert_to_tensor(value)] * self.num_replicas
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        def reduce(value):
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            if is_mean and isinstance(value, _internals.Mirrored):
+                return value.values[0]
+            parts = self._of_replicas(value)
+            if (
+                is_mean
+                and tf.executing_eagerly()
+                and not self._have_mean(parts)
+            ):
+                return parts[0]
+            with tf.device(parts[0].device):
+                total = tf.add_n(parts) if len(parts) > 1 else parts[0]
+                (total,) = self.workers.all_reduce([total])
+                if is_mean:
+                    count = self.num_replicas * self.workers.count
+                    total /= tf.cast(count, total.dtype)
+            return total
+
+        return tf.nest.map_structure(reduce, value)
+
+    def _have_mean(self, parts):
+        """Whether tensors of all replicas have one; see `MirroredInputs`."""
+        if parts[0].dtype in (tf.bool, tf.string):
+            return False
+        if not parts[0].shape.rank:
+            return True
+        shapes = tf.constant([part.shape.as_list() for part in parts])
+        shapes = self.workers.all_gather(shapes)
+        return bool(tf.reduce_all(shapes == shapes[:1]))
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        values = [value for value, _ in value_destination_pairs]
+        return self._cross_device_ops.reduce_all(
+            reduce_op, values, self.num_replicas
+        )
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        # Keras gathers one tensor of each worker, with its replicas' sizes.
+        is_of_replicas = isinstance(value, tf.distribute.DistributedValues)
+        return self._gathered(value if is_of_replicas else [value], axis)
+
+    def _batch_gather_to(self, value_destination_pairs, axis, options=None):
+        return [
+            self._gathered(value, axis) for value, _ in value_destination_pairs
+        ]
+
+    def _gathered(self, value, axis):
+        parts = value if isinstance(value, list) else self._of_replicas(value)
+        with tf.device(tf.convert_to_tensor(parts[0]).device):
+            here = tf.concat(parts, axis)
+            return self.workers.all_gather(here, axis)

@@ -1,0 +1,86 @@
+"""One physical device as several logical ones, to try things on."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def use_virtual_devices(
+    num_devices: int,
+    device_type: str = "CPU",
+    *,
+    memory_limit: int | None = None,
+) -> None:
+    """Splits the first physical device into several logical ones.
+
+    It is how anything here is tried on a machine without accelerators, or
+    with one. To be called before TensorFlow starts its devices, that is before
+    the first tensor, variable or list of logical devices.
+
+    Args:
+        num_devices: Number of logical devices to make.
+        device_type: `"CPU"` or `"GPU"`.
+        memory_limit: Memory of each logical device in MiB. TensorFlow needs
+            it to split a GPU, and knows no such limit for a CPU.
+
+    Raises:
+        TypeError: If `num_devices` is no integer.
+        ValueError: If `num_devices` is less than 1, there is no physical
+            device of that type, or `memory_limit` is missing for a GPU or
+            given for a CPU.
+        RuntimeError: If TensorFlow has started its devices already, and not
+            with this number of them.
+
+    Example:
+
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    """
+    check_sizes(num_devices=num_devices)
+    if num_devices < 1:
+        raise ValueError(
+            "`num_devices` must be at least 1. Received: "
+            f"num_devices={num_devices}."
+        )
+    if (device_type == "GPU" and num_devices > 1) == (memory_limit is None):
+        raise ValueError(
+            "`memory_limit` must be given to split a GPU, and for nothing "
+            f"else. Received: num_devices={num_devices}, "
+            f"device_type={device_type!r}, memory_limit={memory_limit}."
+        )
+    physical = tf.config.list_physical_devices(device_type)
+    if not physical:
+        types = {d.device_type for d in tf.config.list_physical_devices()}
+        raise ValueError(
+            "Virtual devices are parts of a physical device of their type. "
+            f"Received: device_type={device_type!r}, but this machine has "
+            f"only {', '.join(sorted(types))}."
+        )
+    one = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
+    try:
+        tf.config.set_logical_device_configuration(
+            physical[0], [one] * num_devices
+        )
+    except RuntimeError as error:
+        started = len(tf.config.list_logical_devices(device_type))
+        if started != num_devices:
+            raise RuntimeError(
+                "`use_virtual_devices` must come before TensorFlow starts its "
+                "devices (with the first tensor, variable or list of logical "
+                f"devices). Received: num_devices={num_devices}, but "
+                f"TensorFlow runs with {started} {device_type} devices "
+                "already. Call it first thing after the imports."
+            ) from error
+
+
+def check_sizes(**sizes: Any) -> tuple[int, ...]:
+    """Sizes as integers; raises a `TypeError` that names one that is none."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            whole = isinstance(size, float) and size.is_integer()
+            fix = f" Use {name}={int(size)}." if whole else ""
+            raise TypeError(
+                f"`{name}` must be an integer. Received: {name}={size!r}.{fix}"
+            )
+    return tuple(map(int, sizes.values()))
