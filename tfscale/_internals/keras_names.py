@@ -131,6 +131,7 @@ KERAS = {
         "_model_variables_moving_average": "averages of parts",
     },
     _TF_OPTIMIZER: {
+        "_all_reduce_sum_gradients": "left out: they are sums, each in place",
         "_apply_weight_decay": "on shards",
         "_backend_update_step": "on shards",
         "_overwrite_model_variables_with_average_value": "on shards",

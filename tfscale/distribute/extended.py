@@ -164,9 +164,9 @@ class MeshExtended(ModelRanks):
         def dense(places):
             return [tf.convert_to_tensor(gradients[i]) for i in places]
 
-        all_reduce = functools.partial(
-            context.all_reduce, tf.distribute.ReduceOp.SUM
-        )
+        # Not by `context.all_reduce`, which has an operation for all of them,
+        # on one device, where they would meet from all stages.
+        all_reduce = functools.partial(context.merge_call, _sums)
         found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
         for i, total in zip(whole, found):
             sums[i] = total
@@ -232,3 +232,10 @@ class MeshExtended(ModelRanks):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _sums(strategy, *values):
+    """Sums over the replicas; where these meet."""
+    return strategy.extended.batch_reduce_to(
+        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
+    )

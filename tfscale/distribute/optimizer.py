@@ -99,6 +99,14 @@ class MeshOptimizer(in_place.Mixin):
             extended.optimizer_states.all_gather(variables)
         return result
 
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # They are sums. `ReplicaContext.all_reduce` would put them through one
+        # operation, and so all stages' gradients on one device, where their
+        # slots would be read to and written from in each step.
+        if _EXTENDED[self]().gradients_are_reduced:
+            return list(grads_and_vars)
+        return super()._all_reduce_sum_gradients(grads_and_vars)
+
     def summed_gradients(self, grads, variables):
         """Gradients as `apply` of Keras is to have them."""
         extended = _EXTENDED[self]()

@@ -42,13 +42,13 @@ def mesh_strategy(num_stages, num_replicas):
     return tfscale.MeshStrategy(mesh)
 
 
-def train(strategy, cuts, **options):
+def train(strategy, cuts, optimizer=keras.optimizers.Adam, **options):
     with strategy.scope():
         model = build()
         pipeline = PipelineModel(
             model, NUM_MICROBATCHES, balance=cuts, **options
         )
-        pipeline.compile(keras.optimizers.Adam(), "mse")
+        pipeline.compile(optimizer(), "mse")
     random = np.random.RandomState(0)
     x, y = random.rand(16, 7), random.rand(16, 4)
     pipeline.fit(x, y, batch_size=16, verbose=0)
@@ -120,6 +120,22 @@ class PlacementTest(parameterized.TestCase):
                 products(graph),
                 0 if device == HOST else NUM_MICROBATCHES * by_microbatch,
             )
+
+    @parameterized.parameters(1, 2)
+    def test_gradients_stay_on_the_device_of_their_variable(self, replicas):
+        # All of them had gone through one operation of one stage, twice
+        # with two replicas, and Adam's slots had been sent to it and back.
+        found = set()
+
+        class Recording(keras.optimizers.SGD):
+            def update_step(self, gradient, variable, learning_rate):
+                found.add((gradient.device, variable.device))
+                super().update_step(gradient, variable, learning_rate)
+
+        strategy = mesh_strategy(3, replicas)
+        train(strategy, ["b", "c"], lambda: Recording(global_clipnorm=1.0))
+        devices = {d for row in strategy.device_rows for d in row}
+        self.assertEqual(found, {(device, device) for device in devices})
 
     def test_interleaved_stages_share_their_device(self):
         strategy = mesh_strategy(2, 1)
