@@ -487,6 +487,21 @@ class VariableTest(tf.test.TestCase):
             )
         self.assertEqual(numbers, [0, 1])
 
+    @holds("PerWorkerValues.__init__", "_values")
+    def test_values_of_workers_are_taken_apart_and_put_together(self):
+        class Value(tf.distribute.coordinator.RemoteValue):
+            def fetch(self):
+                raise NotImplementedError
+
+            get = fetch
+
+        kind = tf.distribute.coordinator.PerWorkerValue
+        values = [kind([Value(), Value()]) for _ in range(2)]
+        found = _internals.choose_worker_values(values)
+        self.assertIsInstance(found, kind)
+        self.assertIs(found._values[0], values[0]._values[0])
+        self.assertIs(found._values[1], values[1]._values[1])
+
 
 if __name__ == "__main__":
     tf.test.main()

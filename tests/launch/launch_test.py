@@ -237,6 +237,16 @@ time.sleep(1.0 if job == "chief" else 60)
         self.assertEqual(code, 0)
         self.assertIn("going on without worker 0", output)
 
+    def test_without_any_worker_all_are_ended(self):
+        # The chief waited for one for ever.
+        code, output = self.launch(
+            "sys.exit(7) if job == 'worker' else time.sleep(60)",
+            {"chief": 1, "worker": 2, "ps": 1},
+        )
+        self.assertEqual(code, 7)
+        self.assertEqual(output.count("going on without worker"), 1)
+        self.assertIn("no worker is left", output)
+
     def test_a_server_that_ends_well_does_not_end_the_chief(self):
         # It had ended all, with 0, whatever became of the chief.
         code, _ = self.launch(

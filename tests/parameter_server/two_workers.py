@@ -94,6 +94,48 @@ class Rows(keras.metrics.Metric):
         return self.rows * 1.0
 
 
+class Seen(keras.metrics.Metric):
+    """How often each batch was trained on."""
+
+    def __init__(self, name="seen"):
+        super().__init__(name=name)
+        self.seen = self.add_weight(shape=(2 * STEPS,), initializer="zeros")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.seen.assign_add(keras.ops.sum(y, axis=0))
+
+    def result(self):
+        return keras.ops.max(self.seen)
+
+
+def batches(strategy):
+    """The most often that one batch was trained on, dealt out in two ways."""
+    with strategy.scope():
+        inner = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = tfscale.ParameterServerModel(inner)
+        model.compile("sgd", "mse", metrics=[Seen()])
+
+    def numbered(data):
+        return data.map(
+            lambda n: (tf.ones((1, 1)), tf.one_hot([n], 2 * STEPS))
+        ).repeat()
+
+    contexts = []
+
+    def of_worker(context):
+        contexts.append(
+            [context.num_input_pipelines, context.input_pipeline_id]
+        )
+        data = tf.data.Dataset.range(2 * STEPS)
+        return numbered(data.shard(*contexts[-1]))
+
+    found = [
+        model.fit(data, steps_per_epoch=STEPS, verbose=0).history["seen"][0]
+        for data in (numbered(tf.data.Dataset.range(2 * STEPS)), of_worker)
+    ]
+    return {"most": found, "contexts": contexts}
+
+
 def wait_for_worker(index, seconds=60.0):
     """Until TensorFlow has taken it in again."""
     end = time.monotonic() + seconds
@@ -129,6 +171,7 @@ def main():
         }
 
     results["both"] = fit(3)
+    results["batches"] = batches(strategy)
     # Each batch counts once, and predictions come in order.
     plain = keras.Sequential.from_config(
         model.model.get_config(), custom_objects={"Count": Count}

@@ -47,6 +47,13 @@ class TwoWorkersTest(absltest.TestCase):
         self.assertGreater(min(found), 0.0)
         self.assertLess(found[-1], found[0])
 
+    def test_each_batch_is_trained_on_by_one_worker(self):
+        # All workers went over the same batches in the same order, so that
+        # several got no further than one.
+        found = self.results["batches"]
+        self.assertEqual(found["most"], [1.0, 1.0])
+        self.assertEqual(found["contexts"], [[2, 0], [2, 1]])
+
     def test_evaluation_and_predictions_are_those_of_one_device(self):
         expected, found = self.results["evaluated"]
         for a, b in zip(expected, found, strict=True):

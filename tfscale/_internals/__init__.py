@@ -12,6 +12,7 @@ from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
+from tfscale._internals.attributes import choose_worker_values
 from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
@@ -137,6 +138,7 @@ __all__ = [
     "build",
     "causal_padding",
     "check",
+    "choose_worker_values",
     "compile_arguments",
     "compile_loss_of",
     "count_time_from",

@@ -271,3 +271,15 @@ def _seeds_of(nodes):
             if None not in values:
                 first, second = (tf.make_ndarray(v.tensor) for v in values)
                 yield int(first), int(second)
+
+
+# --- parameter servers ----------------------------------------------------
+
+
+def choose_worker_values(values: list[Any]) -> Any:
+    """Of the n-th of some values of all workers that of worker n.
+
+    Args:
+        values: A `tf.distribute.coordinator.PerWorkerValues` for each worker.
+    """
+    return type(values[0])([v._values[n] for n, v in enumerate(values)])

@@ -75,6 +75,9 @@ TENSORFLOW = {
     f"{_DISTRIBUTE}values_util": {
         "get_current_replica_id_as_int": "the component of this thread",
     },
+    f"{_DISTRIBUTE}coordinator.values.PerWorkerValues.__init__": {
+        "_values": "an iterator of each worker, over data of its own",
+    },
     # --- variables and values --------------------------------------------
     _VALUES: {
         "DistributedVariable": "a variable with components",

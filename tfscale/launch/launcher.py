@@ -156,8 +156,11 @@ class Launcher:
             del self._children[task]
             if code and self._may_restart():
                 self._children[task] = self._start(task)
-            elif code:
+            elif code and any(t.job == "worker" for t in self._children):
                 _say(f"going on without {task.name}")
+            elif code:
+                _say("no worker is left")
+                return _as_exit_code(code)
         return None
 
     def _report(self, task, code):

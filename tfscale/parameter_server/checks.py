@@ -126,13 +126,23 @@ def _check_no_shards(model, optimizer):
             )
 
 
+def check_no_class_weight(class_weight: Any) -> None:
+    """Refuses weights of classes where workers make data of their own."""
+    if class_weight is not None:
+        raise ValueError(
+            "Keras weights the classes of a dataset, and not of a function of "
+            f"data for workers. Received: class_weight={class_weight}. Let the "
+            "function return (x, y, sample_weight)."
+        )
+
+
 def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
     """Refuses data that several workers cannot train on."""
     if not isinstance(x, tf.data.Dataset):
         raise ValueError(
-            "`fit` on parameter servers takes a `tf.data.Dataset`, which each "
-            f"worker goes over by itself. Received: {type(x).__name__}. Make "
-            "one of it: `tf.data.Dataset.from_tensor_slices((x, y))"
+            "`fit` on parameter servers takes a `tf.data.Dataset`, which "
+            f"workers go over by themselves. Received: {type(x).__name__}. "
+            "Make one of it: `tf.data.Dataset.from_tensor_slices((x, y))"
             ".shuffle(len(x)).repeat().batch(batch_size)`."
         )
     if not steps_per_epoch:

@@ -14,6 +14,7 @@ from tfscale.parameter_server import checks
 from tfscale.parameter_server.schedule import Schedule
 from tfscale.parameter_server.summed_rows import SummedRows
 from tfscale.parameter_server.worker_dataset import WorkerIterator
+from tfscale.parameter_server.worker_dataset import WorkersOwnDataset
 from tfscale.parameter_server.worker_scope import WorkerScope
 
 
@@ -26,8 +27,11 @@ class ParameterServerModel(KerasFace):
     those of Keras. What is saved is the plain model.
 
     `fit` takes a `tf.data.Dataset` without end, made behind the strategy, and
-    `steps_per_epoch`. Each worker goes over the whole of it, so it should
-    shuffle without a seed. An epoch is over when all of its steps are: metrics
+    `steps_per_epoch`. Its batches are dealt out: of W workers each one makes
+    all of them and trains on every W-th. Where that costs too much, pass a
+    function from a `tf.distribute.InputContext` to the dataset of that worker,
+    such as `lambda context: tfscale.data.pipeline(..., input_context=context)
+    .repeat()`. An epoch is over when all of its steps are: metrics
     and `iterations` count each step once, and callbacks of epochs see the
     variables at rest. Callbacks of batches are called as steps are handed out,
     up to eight for each worker ahead of those that are over, whose metrics
@@ -40,8 +44,9 @@ class ParameterServerModel(KerasFace):
     wrote last, and workers may draw the same dropout masks, for batches of
     their own.
 
-    A worker that is lost is gone on without; its step is made by another one.
-    One that comes back, at the same address, is taken in again. A parameter
+    A worker that is lost is gone on without; its step is made again by another
+    one, and may have changed the variables twice then. One that comes back, at
+    the same address, is taken in again, and begins its data anew. A parameter
     server that is lost ends the training with a `ConnectionError`.
 
     Args:
@@ -135,6 +140,9 @@ class ParameterServerModel(KerasFace):
             ValueError: If `x` is no dataset, ends, or was made before the
                 strategy; if there is no `steps_per_epoch`.
         """
+        if callable(x) and not isinstance(x, tf.data.Dataset):
+            checks.check_no_class_weight(kwargs.get("class_weight"))
+            x = WorkersOwnDataset(x, self.distribute_strategy.num_workers)
         checks.check_training_data(x, kwargs.get("steps_per_epoch"))
         kwargs.setdefault("shuffle", False)  # The dataset does that.
         return super().fit(x, *args, **kwargs)

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import re
+import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from tfscale.cluster.cluster import Cluster
 # Steps that wait for each worker. Few, so that callbacks of steps are not far
 # ahead of the steps; some, so that no worker waits for the chief.
 _STEPS_PER_WORKER = 8
+# How long a step may wait for a worker that comes back.
+_SECONDS_WITHOUT_WORKERS = 600.0
+_OF_LOST_WORKERS = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
 class Schedule:
@@ -58,7 +62,7 @@ class Schedule:
                 self._coordinator.schedule(function, args=(batch,))
                 for batch in batches
             ]
-            return [result.get() for result in results]
+        return [self._wait_for(result.get) for result in results]
 
     def join(self) -> None:
         """Returns when all steps are over, and added up."""
@@ -74,11 +78,27 @@ class Schedule:
 
     def _add_up(self):
         """Waits for the oldest step, always in this order."""
-        with explained(self._cluster):
-            found = self._under_way.popleft().fetch()
+        found = self._wait_for(self._under_way.popleft().fetch)
         if self._sums is None:
             self._sums = [np.zeros_like(value) for value in found]
         self._sums = [old + new for old, new in zip(self._sums, found)]
+
+    def _wait_for(self, fetch):
+        """The result of a step.
+
+        TensorFlow says that it is there before it has come over. If its worker
+        is lost in between, the step is made again by another one.
+        """
+        end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
+        while True:
+            try:
+                with explained(self._cluster):
+                    return fetch()
+            except _OF_LOST_WORKERS as error:
+                lost = "/job:worker" in str(error)
+                if not lost or time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager

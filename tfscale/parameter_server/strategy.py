@@ -89,13 +89,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any = None
     ) -> Any:
-        """What Keras trains on: the dataset on each of the workers.
+        """What Keras trains on: the batches of a dataset, dealt out to workers.
 
         Within a function that runs on a worker it is what TensorFlow makes.
         """
         if tf.inside_function() or options is not None:
             return super().experimental_distribute_dataset(dataset, options)
-        return WorkerDataset(self.coordinator, dataset)
+        return WorkerDataset(self, dataset)
 
 
 def _checked(cluster: Cluster | None) -> Cluster:

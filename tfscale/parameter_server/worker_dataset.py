@@ -3,26 +3,71 @@
 Steps of training take their batches from an iterator of the worker that runs
 them. Those of `evaluate` and `predict` get theirs from the chief, so that each
 batch counts once and predictions come in order.
+
+    a dataset        batch    0   1   2   3   4   5
+    on worker 0 of 2          0       2       4
+    on worker 1                   1       3       5
 """
 
 import contextlib
 import functools
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from tfscale import _internals
+
+
+class WorkersOwnDataset(tf.data.Dataset):
+    """What a function makes for each worker, as Keras takes it.
+
+    Args:
+        function: From a `tf.distribute.InputContext` to a `tf.data.Dataset`.
+        num_workers: How many there are.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        num_workers: int,
+    ):
+        self._datasets = [
+            function(tf.distribute.InputContext(num_workers, worker))
+            for worker in range(num_workers)
+        ]
+        for dataset in self._datasets:
+            if not isinstance(dataset, tf.data.Dataset):
+                raise ValueError(
+                    "A function of data for workers must return a "
+                    f"`tf.data.Dataset`. Received: {type(dataset).__name__}."
+                )
+        super().__init__(_internals.variant_of(self._datasets[0]))
+
+    def _inputs(self):
+        return [self._datasets[0]]
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure of `tf.TypeSpec`: a batch."""
+        return self._datasets[0].element_spec
+
+    def of_worker(self, worker: int) -> tf.data.Dataset:
+        """What the function made for a worker."""
+        return self._datasets[worker]
 
 
 class WorkerDataset:
     """What `experimental_distribute_dataset` returns to Keras.
 
     Args:
-        coordinator: Makes datasets on workers.
+        strategy: The `ParameterServerStrategy`.
         dataset: A `tf.data.Dataset`.
     """
 
-    def __init__(self, coordinator, dataset: tf.data.Dataset):
-        self._coordinator = coordinator
+    def __init__(self, strategy, dataset: tf.data.Dataset):
+        self._strategy = strategy
         self._dataset = dataset
 
     @property
@@ -31,28 +76,43 @@ class WorkerDataset:
         return self._dataset.element_spec
 
     def __iter__(self) -> "WorkerIterator":
-        return WorkerIterator(self._coordinator, self._dataset)
+        return WorkerIterator(self._strategy, self._dataset)
 
 
 class WorkerIterator:
     """What Keras hands to the function that makes a step.
 
     Args:
-        coordinator: Makes datasets on workers.
+        strategy: The `ParameterServerStrategy`.
         dataset: A `tf.data.Dataset`.
     """
 
-    def __init__(self, coordinator, dataset: tf.data.Dataset):
-        self._coordinator = coordinator
+    def __init__(self, strategy, dataset: tf.data.Dataset):
+        self._strategy = strategy
         self._dataset = dataset
 
     @functools.cached_property
     def on_workers(self) -> Any:
-        """For each worker an iterator over the whole dataset."""
+        """For each worker an iterator over its part of the dataset."""
+        coordinator = self._strategy.coordinator
+        count = self._strategy.num_workers
         with _made_behind_the_strategy():
-            return iter(
-                self._coordinator.create_per_worker_dataset(self._dataset)
-            )
+            # Each is made on all workers, which costs little as long as nobody
+            # takes a batch; TensorFlow has no public way to make it on one.
+            iterators = [
+                iter(
+                    coordinator.create_per_worker_dataset(self._part(w, count))
+                )
+                for w in range(count)
+            ]
+        return _internals.choose_worker_values(iterators)
+
+    def _part(self, worker, count):
+        if isinstance(self._dataset, WorkersOwnDataset):
+            return self._dataset.of_worker(worker)
+        return (
+            self._dataset.shard(count, worker) if count > 1 else self._dataset
+        )
 
     @functools.cached_property
     def _here(self) -> Iterator[Any]:
