@@ -83,6 +83,8 @@ CHANGED_OF_KERAS = {
         "tfscale/parameter_server/model.py",
         "in_place.putting of self.optimizer",
     ),
+    ("tfscale/distribute/placed_inputs.py", "in_place.put of distributed"),
+    ("tfscale/distribute/placed_inputs.py", "in_place.put of iterator"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),

@@ -53,6 +53,7 @@ from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
 from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import make_iterator
+from tfscale._internals.fitting import put_back_positions
 from tfscale._internals.fitting import running_fit
 from tfscale._internals.fitting import set_initial_epoch
 from tfscale._internals.fitting import set_known_batches
@@ -181,6 +182,7 @@ __all__ = [
     "outputs_structure",
     "own_generators",
     "own_variables",
+    "put_back_positions",
     "running_fit",
     "set_initial_epoch",
     "set_keras_mask",

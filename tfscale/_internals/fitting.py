@@ -160,6 +160,14 @@ def give_data(
             bar.target = epochs.num_batches
 
 
+def put_back_positions(epochs: EpochIterator) -> None:
+    """Has a position where it was before Keras looked at the first batch."""
+    # Only of our own strategy.
+    put_back = getattr(epochs._distributed_dataset, "put_back", None)
+    if put_back is not None:
+        put_back()
+
+
 def shuffles_arrays(epochs: EpochIterator) -> bool:
     """Whether a user gave arrays, which Keras shuffles for him."""
     return bool(getattr(epochs.data_adapter, "_shuffle", False))

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.distribute.placed_inputs import placed
 
 
 class MirroredInputs(_internals.MirroredExtended):
@@ -41,7 +42,10 @@ class MirroredInputs(_internals.MirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         if options or not self._takes_ordinary_iterator:
-            return super()._experimental_distribute_dataset(dataset, options)
+            distributed = super()._experimental_distribute_dataset(
+                dataset, options
+            )
+            return placed(distributed, dataset)
         return _internals.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(),

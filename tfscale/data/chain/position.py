@@ -29,10 +29,12 @@ class Position(tf.Module):
     many were consumed: what prefetching has read ahead is not what was
     trained on. A pipeline moves it by itself only when it hands out the last
     batch of an epoch, to the beginning of the next one; therefore `fit` over
-    many epochs needs nothing from the user. (Under a strategy, `fit` looks at
-    the first batches of an iterator that it then throws away; epochs of 4
-    batches or fewer are read to their end by that, and one is skipped. A
-    callback that assigns `epoch` when one begins prevents it.)
+    many epochs needs nothing from the user. (Under a strategy other than
+    `tfscale.MeshStrategy`, `fit` looks at the first batches of an iterator that
+    it then throws away; epochs of 4 batches or fewer are read to their end by
+    that, and the first one is skipped. A callback that assigns `epoch` when one
+    begins prevents it, as `BackupAndRestore` does. An epoch of a single batch
+    is skipped under `MeshStrategy` too.)
 
     To continue `fit` in the middle of an epoch, give it the rest of that epoch
     first, and say that it is the rest: Keras expects a whole epoch otherwise,
@@ -47,6 +49,9 @@ class Position(tf.Module):
     Args:
         seed: Integer, from which the order and the augmentation are drawn.
 
+    Attributes:
+        num_assigned: Integer: how often `assign` was called.
+
     Example:
 
     >>> position = Position(seed=7)
@@ -57,6 +62,7 @@ class Position(tf.Module):
 
     def __init__(self, seed: int):
         super().__init__(name="position")
+        self.num_assigned = 0
         # On the host and of no strategy: a mirrored variable would be read
         # from a device that tf.data functions do not run on.
         with tf.init_scope(), tf.device("CPU:0"):
@@ -94,6 +100,7 @@ class Position(tf.Module):
                     f"A position's `{name}` must be 0 or more. "
                     f"Received: {name}={value}."
                 )
+        self.num_assigned += 1
         old = self.value
         new = (seed, epoch, index)
         self._state.assign(

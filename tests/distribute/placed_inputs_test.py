@@ -1,0 +1,68 @@
+"""No epoch of a pipeline is skipped because its batches are read ahead.
+
+Keras draws the first batch of an iterator that it throws away, and TensorFlow
+reads some batches ahead: epochs of up to four began with the second one.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tfscale import data
+
+
+def rows():
+    return data.pipeline(
+        data.arrays(
+            np.arange(12, dtype="float32")[:, None], np.ones((12, 1), "float32")
+        ),
+        batch_size=4,
+        seed=5,
+    )
+
+
+class PlacedInputsTest(tf.test.TestCase):
+    def test_fit_begins_with_the_first_epoch_and_leaves_none_out(self):
+        def fit(strategy, *callbacks):
+            with strategy.scope():
+                model = keras.Sequential(
+                    [keras.Input((1,)), keras.layers.Dense(1)]
+                )
+                model.compile(keras.optimizers.SGD(1e-3), "mse")
+            model.set_weights([np.ones((1, 1)), np.zeros(1)])
+            pipeline = rows()
+            model.fit(pipeline, epochs=2, verbose=0, callbacks=callbacks)
+            self.assertEqual(pipeline.position.value, (5, 2, 0))
+            return model.get_weights()
+
+        mesh = tfscale.device_mesh(data=2)
+        expected = fit(tf.distribute.get_strategy())
+        # It sets positions by itself.
+        backup = tfscale.callbacks.BackupAndRestore(
+            self.create_tempdir().full_path
+        )
+        for callbacks in ([], [backup]):
+            found = fit(tfscale.MeshStrategy(mesh), *callbacks)
+            for one, other in zip(found, expected, strict=True):
+                self.assertAllClose(one, other, rtol=1e-6)
+
+    def test_an_epoch_that_was_taken_is_over_also_without_its_end(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        pipeline = rows()
+        distributed = strategy.experimental_distribute_dataset(pipeline)
+        self.assertIsInstance(distributed, tf.distribute.DistributedDataset)
+        iterator = iter(distributed)
+        for _ in range(3):
+            next(iterator)
+        iter(distributed)
+        self.assertEqual(pipeline.position.value.epoch, 1)
+        iterator = iter(distributed)
+        next(iterator)
+        pipeline.position.assign(epoch=2, index=0)  # is what counts
+        iter(distributed)
+        self.assertEqual(pipeline.position.value.epoch, 2)
+
+
+if __name__ == "__main__":
+    tf.test.main()
