@@ -108,7 +108,9 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         self.addCleanup(signal.signal, signal.SIGXFSZ, handler)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-        with self.assertRaises((OSError, tf.errors.OpError)):
+        with self.assertRaisesRegex(
+            OSError, "File too large.*, after 2 steps, .* Free some room"
+        ):
             self.commit(2)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         self.assertEqual(self.folder.newest().step, 1)

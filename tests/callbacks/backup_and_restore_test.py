@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+import types
 
 import keras
 import numpy as np
@@ -151,7 +152,9 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         write = committed.write_parts
         committed.write_parts = fail
         self.addCleanup(setattr, committed, "write_parts", write)
-        with self.assertRaisesRegex(OSError, "no space left"):
+        with self.assertRaisesRegex(
+            OSError, "be saved. Received: no space left, after 1 steps, .* Free"
+        ):
             compiled().fit(
                 X,
                 Y,
@@ -186,6 +189,50 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         self.resume(model)
         history = model.fit(X, Y, epochs=2, verbose=0)
         self.assertEqual(history.epoch, [0, 1])
+
+    def test_steps_of_tensorboard_go_on(self):
+        steps = []
+
+        class Recorded(keras.callbacks.TensorBoard):
+            """Writes scalars without TensorBoard, which is not there."""
+
+            @property
+            def summary(self):
+                return types.SimpleNamespace(
+                    scalar=self._scalar,
+                    record_if=tf.summary.record_if,
+                    create_file_writer=tf.summary.create_file_writer,
+                )
+
+            def _scalar(self, name, value, step):
+                if name == "batch_loss":
+                    steps.append(step)
+
+        def fit(after):
+            callbacks = [
+                BackupAndRestore(self.path, save_freq=1),
+                Recorded(self.path, write_graph=False, update_freq=1),
+                Interrupt(after),
+            ]
+            compiled().fit(X, Y, batch_size=4, verbose=0, callbacks=callbacks)
+
+        with self.assertRaises(Interrupted):
+            fit(after=3)
+        fit(after=-1)
+        # The third one was made, and not saved.
+        self.assertEqual(steps, [1, 2, 3, 3, 4, 5, 6, 7, 8])
+
+    def test_a_folder_that_cannot_be_written_to_is_said_before_training(self):
+        file = self.path + "/file"
+        with open(file, "w"):
+            pass
+        model = compiled()
+        for path in (file, file + "/below", "/proc/backups"):
+            with self.assertRaisesRegex(
+                OSError, "must be a folder that can be written to. Received: "
+            ):
+                model.fit(X, Y, verbose=0, callbacks=[BackupAndRestore(path)])
+        self.assertEqual(model.optimizer.iterations, 0)
 
     def test_the_report_counts_what_was_lost(self):
         self.interrupt(compiled(), after=4, save_freq=3)

@@ -2,6 +2,8 @@
 
 import logging
 
+import tensorflow as tf
+
 from tfscale.backup import committed
 from tfscale.backup import storage
 
@@ -28,8 +30,17 @@ class BackupFolder:
             BlockingIOError: If another job has it.
             OSError: If it cannot be written to.
         """
-        storage.make_folder(self.path)
-        self._lock = storage.FolderLock(self.path)
+        try:
+            storage.make_folder(self.path)
+            self._lock = storage.FolderLock(self.path)
+        except BlockingIOError:
+            raise
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(
+                "`backup_dir` must be a folder that can be written to. "
+                f"Received: backup_dir={self.path!r}: {error}. Make it "
+                "writable, or take another one."
+            ) from error
 
     def release(self) -> None:
         """Lets other jobs have it."""
@@ -86,8 +97,20 @@ class BackupFolder:
         return storage.read(path).decode()
 
     def commit(self, step, parts, state) -> None:
-        """Writes a backup, and removes those that are too many after it."""
-        committed.commit(self.path, step, parts, state)
+        """Writes a backup, and removes those that are too many after it.
+
+        Raises:
+            OSError: If it cannot be written; those before are as they were.
+        """
+        try:
+            committed.commit(self.path, step, parts, state)
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(
+                "Each backup must be saved. Received: "
+                f"{error}, after {step} steps, in {self.path!r}. The backups "
+                "before are as they were. Free some room there, or make it "
+                "writable, and start again."
+            ) from error
         complete = [
             path
             for name in committed.begun(self.path)
