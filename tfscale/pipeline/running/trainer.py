@@ -78,7 +78,7 @@ class PipelineTrainer(KerasFace):
                 stack.enter_context(tf.control_dependencies([checked]))
             step.assign(result.states)
             self._apply(result.gradients)
-        return self._log(result, penalty, x, y, sample_weight, inputs)
+        return self._log(step, result, penalty, x, y, sample_weight, inputs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch; in replica context."""
@@ -88,7 +88,7 @@ class PipelineTrainer(KerasFace):
         step, inputs, result = self._run(x, targets, False)
         step.assign(result.states)
         penalty = self._add_penalties({}, 0.0)
-        return self._log(result, penalty, x, y, sample_weight, inputs)
+        return self._log(step, result, penalty, x, y, sample_weight, inputs)
 
     def predict_step(self, data: Any) -> Any:
         """Predictions for a batch; in replica context."""
@@ -252,7 +252,7 @@ class PipelineTrainer(KerasFace):
                 variables,
             )
 
-    def _log(self, result, penalty, x, y, sample_weight, inputs):
+    def _log(self, step, result, penalty, x, y, sample_weight, inputs):
         rows = tf.shape(inputs[0])[0]
         self._loss_tracker.update_state(
             result.loss + penalty, sample_weight=rows
@@ -263,7 +263,11 @@ class PipelineTrainer(KerasFace):
             for metric, loss in zip(self._compile_loss.metrics, result.losses):
                 metric.update_state(loss, sample_weight=weight)
         y_pred = self._plan.graph.pack_outputs(result.outputs)
-        return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        # Where the predictions are, which are larger than what comes of them.
+        with tf.device(step.devices[-1]):
+            return self.compute_metrics(
+                x, y, y_pred, sample_weight=sample_weight
+            )
 
 
 def _outermost(function, stages):
