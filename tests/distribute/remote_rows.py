@@ -125,6 +125,48 @@ def data_2_model_2():
     same_numbers.assert_same(TEST, one_device(), found)
 
 
+def python_functions():
+    """They run here, in a stage and in a metric of a server.
+
+    A stage on a server had said that it could not find the function.
+    """
+
+    def doubled(x):
+        y = tf.numpy_function(lambda a: 2 * a, [x], x.dtype)
+        return tf.ensure_shape(y, x.shape)
+
+    def distance(y, predicted):
+        # Predictions are larger than what comes of them: they do not travel.
+        devices.add((predicted + 1).device)
+        found = tf.numpy_function(
+            lambda a, b: np.abs(a - b).mean(-1), [y, predicted], tf.float32
+        )
+        return tf.ensure_shape(found, [None])
+
+    def build():
+        x = inputs = keras.Input((6,))
+        x = keras.layers.Lambda(doubled)(x)
+        return keras.Model(inputs, keras.layers.Dense(2, name="last")(x))
+
+    devices = set()
+    random = np.random.RandomState(0)
+    own_job = dataclasses.replace(
+        job(),
+        build=build,
+        data=dict(
+            x=random.rand(16, 6).astype("float32"),
+            y=random.rand(16, 2).astype("float32"),
+        ),
+        loss=lambda: "mse",
+        compile=lambda: dict(metrics=[distance]),
+    )
+    expected = same_numbers.on_one_device(own_job)
+    devices.clear()
+    found = same_numbers.on_mesh(own_job, 1, 2, devices=[B0])
+    same_numbers.assert_same(TEST, expected, found)
+    TEST.assertIn(B0, devices)
+
+
 def lost_server():
     """The last one: a server is killed while it is needed."""
     times = []
@@ -156,6 +198,7 @@ ROWS = (
     data_2_pipeline_2,
     pipeline_2_model_2,
     data_2_model_2,
+    python_functions,
     lost_server,
 )
 

@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from tfscale import _internals
 
+# They call a Python function, which only the process that made it knows.
+_OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+
 
 @dataclasses.dataclass(frozen=True)
 class Subgraph:
@@ -61,7 +64,7 @@ class Subgraph:
                     op=node.op,
                     attr=node.attr,
                     input=inputs,
-                    device=(devices or {}).get(node.device, ""),
+                    device=_device(node, devices or {}),
                 )
         return tf.graph_util.import_graph_def(
             graph_def,
@@ -178,6 +181,14 @@ def extract(
         )
     keep = tuple(operation.name for operation in side_effects)
     return Subgraph(graph_def, taken, captures, tuple(returned), keep)
+
+
+def _device(node, devices):
+    """Where an operation is put; nowhere, if it goes with its stage."""
+    if node.op in _OF_PYTHON:
+        # TensorFlow says which process has the function, stages or no stages.
+        return f"{node.device}/device:CPU:0"
+    return devices.get(node.device, "")
 
 
 def _input_name(tensor):
