@@ -3,11 +3,13 @@
     python -m examples.train_gpt --flagfile=configs/gpt_pipeline.flags
     python -m examples.train_gpt --flagfile=configs/gpt_tensor_parallel.flags
     python -m examples.train_gpt --flagfile=configs/gpt_3d.flags
+    python -m examples.train_gpt --flagfile=configs/gpt_coordinator.flags
 
 The mesh is data x pipeline x model: copies of the model, stages of layers, and
 the ranks that each layer is split over. The text is the source of the Python
 standard library that runs this, unless `--text_files` says otherwise. Without
-accelerators, virtual CPU devices of one core each take their place.
+accelerators, virtual CPU devices of one core each take their place. The last
+one is for several machines: docs/several_machines.md.
 """
 
 import os
@@ -57,6 +59,12 @@ BALANCE = flags.DEFINE_enum(
 )
 RECOMPUTE = flags.DEFINE_boolean(
     "recompute", False, "Trade time for memory in the backward pass."
+)
+COORDINATOR = flags.DEFINE_boolean(
+    "coordinator",
+    False,
+    "Of several processes (`python -m tfscale.launch`), the first one runs the "
+    "program, and the others lend it their devices.",
 )
 MODEL_FILE = flags.DEFINE_string(
     "model_file", "gpt.keras", "Where to save the model; it is plain Keras."
@@ -157,6 +165,9 @@ def make_optimizer():
 
 def main(argv):
     del argv
+    if COORDINATOR.value:
+        # In all processes but the first it does not come back.
+        tfscale.initialize(coordinator=True)
     strategy = make_strategy()
     num_stages = strategy.mesh.shape[strategy.mesh.axis_names.index("pipeline")]
     train, validation = texts.make_datasets(

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.cluster.initialize import coordinated
 from tfscale.cluster.initialize import joined
 from tfscale.virtual_devices import check_sizes
 
@@ -34,7 +35,7 @@ def device_mesh(
             `"/job:worker/task:1/device:GPU:0"`, as many as the axes need.
             Defaults to the first logical accelerators, or CPUs where there
             is no accelerator; behind `tfscale.initialize` to as many of each
-            worker, one worker after the other.
+            process, one process after the other.
 
     Returns:
         A `keras.distribution.DeviceMesh` of shape `(data, pipeline, model)`
@@ -85,8 +86,8 @@ def _default_devices(needed, shape):
     accelerators = [d.name for d in logical if d.device_type in ("GPU", "TPU")]
     found = accelerators or [d.name for d in logical if d.device_type == "CPU"]
     kind = "accelerators" if accelerators else "CPU devices"
-    if joined() is not None:
-        return _of_each_worker(found, kind, needed, shape)
+    if joined() is not None or coordinated() is not None:
+        return _of_each_process(found, kind, needed, shape)
     if len(found) < needed:
         fix = (
             "Make the mesh smaller."
@@ -102,24 +103,25 @@ def _default_devices(needed, shape):
     return found[:needed]
 
 
-def _of_each_worker(found, kind, needed, shape):
-    """As many devices of each worker, one worker after the other."""
+def _of_each_process(found, kind, needed, shape):
+    """As many devices of each process, one process after the other."""
     by_task = {}
     for name in found:
         spec = tf.DeviceSpec.from_string(name)
         by_task.setdefault((spec.job, spec.task), []).append(name)
     # "chief" comes before "worker".
-    workers = [by_task[task] for task in sorted(by_task)]
-    each, rest = divmod(needed, len(workers))
-    if rest or any(len(devices) < each for devices in workers):
+    processes = [by_task[task] for task in sorted(by_task)]
+    each, rest = divmod(needed, len(processes))
+    if rest or any(len(devices) < each for devices in processes):
         counts = " or ".join(
-            map(str, sorted({len(devices) for devices in workers}))
+            map(str, sorted({len(devices) for devices in processes}))
         )
         raise ValueError(
             "A mesh needs as many devices as the product of its axes, equally "
-            "many of each worker. Received: a mesh of "
+            "many of each process. Received: a mesh of "
             f"{' x '.join(map(str, shape))} = {needed}, but there are "
-            f"{len(workers)} workers with {counts} {kind} each. Change the "
-            "axes; the launcher's --devices_per_worker makes virtual devices."
+            f"{len(processes)} processes with {counts} {kind} each. Change the "
+            "axes or name the `devices`; the launcher's --devices_per_worker "
+            "makes virtual ones."
         )
-    return [name for devices in workers for name in devices[:each]]
+    return [name for devices in processes for name in devices[:each]]

@@ -86,6 +86,20 @@ time.sleep(60)
         self.assertEqual(output.count("as the first"), 1)
         self.assert_all_ended(output)
 
+    def test_flags_behind_the_program_are_its_own(self):
+        # All had been taken for the launcher's, which knew none of them.
+        program = self.program("print(sys.argv[1:])")
+        process = self.start(
+            "--num_workers=1",
+            program,
+            "--num_workers=7",
+            "--flagfile=none",
+            "x",
+        )
+        output, _ = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, output)
+        self.assertIn("['--num_workers=7', '--flagfile=none', 'x']", output)
+
     def test_a_killed_launcher_takes_its_workers_with_it(self):
         program = self.program("time.sleep(60)")
         process = self.start("--num_workers=2", program)

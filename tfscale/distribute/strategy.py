@@ -243,8 +243,8 @@ def _own_rows(grid, found: Workers):
                 "Each worker must have whole rows of a mesh: all stages and "
                 "model ranks of a replica. Received: a replica with devices "
                 f"of {' and '.join(map(_named, tasks))}. Make the data axis as "
-                "long as there are workers, or a multiple of it; stages on "
-                "several machines need a coordinator."
+                "long as there are workers, or a multiple of it. A row over "
+                "several machines needs `tfscale.initialize(coordinator=True)`."
             )
         homes += tasks
     tasks = sorted(set(homes))

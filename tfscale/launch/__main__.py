@@ -200,4 +200,6 @@ def _free_ports(count):
 
 
 if __name__ == "__main__":
+    # What stands behind the program is the program's.
+    flags.FLAGS.set_gnu_getopt(False)
     app.run(main)
