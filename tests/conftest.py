@@ -2,6 +2,7 @@
 
 Eight virtual CPU devices stand for the accelerators of every test. They have
 to exist before TensorFlow starts its runtime, hence here and not in a fixture.
+No file of tests starts it when it is imported: see `processes.py`.
 """
 
 import gc
@@ -16,15 +17,11 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
-from tfscale import _internals
+from tests.processes import pytest_addoption  # noqa: F401
+from tests.processes import pytest_runtestloop  # noqa: F401
+from tests.processes import pytest_terminal_summary  # noqa: F401
 
 NUM_VIRTUAL_DEVICES = 8
-
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * NUM_VIRTUAL_DEVICES,
-)
-
 
 # Under pytest no `absltest.main` does it; `create_tempdir` reads a flag.
 flags.FLAGS.mark_as_parsed()
@@ -41,18 +38,20 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if item.name != "test_session"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_kept_of_a_module(request):
-    """Lets go of what a module has cached, and TensorFlow of its graphs.
-
-    It would keep them for ever, some 10 MB for each model.
-    """
-    yield
-    for value in vars(request.module).values():
-        if hasattr(value, "cache_clear"):
-            value.cache_clear()
-    _internals.forget_custom_gradients()
-    gc.collect()
+def pytest_collection_finish():
+    """Makes the devices, which refuses files that have started TensorFlow."""
+    try:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * NUM_VIRTUAL_DEVICES,
+        )
+    except RuntimeError as error:
+        raise pytest.UsageError(
+            "No file of tests may start TensorFlow when it is imported, "
+            "because it cannot be forked after that. One of these does: it "
+            "makes a tensor, a dataset or a variable at its top level. Make "
+            "it in the test, or in a function."
+        ) from error
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,5 @@
 """What stages and datasets rely on in graphs of TensorFlow and in tf.data."""
 
-import gc
-import weakref
-
 import tensorflow as tf
 
 from tests._internals.contracts import holds
@@ -10,23 +7,6 @@ from tfscale import _internals
 
 
 class GraphTest(tf.test.TestCase):
-    @holds("framework.ops", "gradient_registry")
-    @holds("registry.Registry.__init__", "_registry")
-    @holds("custom_gradient.generate_name", "CustomGradient-%s")
-    def test_a_graph_goes_once_its_own_gradients_are_forgotten(self):
-        @tf.custom_gradient
-        def double(x):
-            return 2.0 * x, lambda gradient: 2.0 * gradient
-
-        function = tf.function(double).get_concrete_function(tf.zeros(()))
-        graph = weakref.ref(function.graph)
-        del function
-        gc.collect()
-        self.assertIsNotNone(graph())
-        _internals.forget_custom_gradients()
-        gc.collect()
-        self.assertIsNone(graph())
-
     @holds("func_graph", "FuncGraph")
     def test_a_graph_captures_from_those_around_it(self):
         x = tf.constant(2.0)

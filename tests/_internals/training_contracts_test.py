@@ -1,13 +1,14 @@
 """What pipelines rely on in the trainer of Keras."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
 from tfscale import _internals
 
-X = tf.ones((4, 2))
+X = np.ones((4, 2), "float32")
 
 
 def model_of(kind=keras.Model):

@@ -391,13 +391,13 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(list(pipeline), 3)
 
     @parameterized.named_parameters(
-        ("array", np.arange(9), "tfscale.data.arrays"),
-        ("dataset", tf.data.Dataset.range(9), "tfscale.data.dataset"),
-        ("path", "/folder/*.tfrecord", "builder"),
+        ("array", lambda: np.arange(9), "tfscale.data.arrays"),
+        ("dataset", lambda: tf.data.Dataset.range(9), "tfscale.data.dataset"),
+        ("path", lambda: "/folder/*.tfrecord", "builder"),
     )
     def test_what_no_builder_returned(self, source, advice):
         with self.assertRaisesRegex(TypeError, f"`source`.*{advice}"):
-            data.pipeline(source, batch_size=2)
+            data.pipeline(source(), batch_size=2)
 
     def test_a_list_is_an_array(self):
         source = data.arrays(np.zeros([3, 2]), ["a", "b", "c"])
@@ -405,13 +405,13 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(names, [b"a", b"b", b"c"])
 
     @parameterized.named_parameters(
-        ("none", None),
-        ("ragged", tf.ragged.constant([[1], [2, 3]])),
-        ("objects", np.array([[1], [2, 3]], dtype=object)),
+        ("none", lambda: None),
+        ("ragged", lambda: tf.ragged.constant([[1], [2, 3]])),
+        ("objects", lambda: np.array([[1], [2, 3]], dtype=object)),
     )
     def test_arrays_of_which_no_tensor_can_be_made(self, array):
         with self.assertRaisesRegex(TypeError, "dense"):
-            data.arrays(np.zeros(2), array)
+            data.arrays(np.zeros(2), array())
 
     @parameterized.named_parameters(
         ("nothing", lambda x: None, "must return"),

@@ -10,7 +10,12 @@ from tfscale.tensor_parallel import pairing
 from tfscale.tensor_parallel.sharded_layers import rules
 
 OPS = keras.ops
-FACTOR = tf.Variable(2.0)
+
+
+@functools.cache
+def factor():
+    with tf.init_scope():
+        return tf.Variable(2.0)
 
 
 def scaled_by_size(x):
@@ -57,7 +62,7 @@ class ElementwiseTest(parameterized.TestCase):
         ("size_as_tensor", lambda x: x / OPS.cast(tf.shape(x)[-1], "float32"),
          False),
         ("weights", lambda x: x * tf.constant([1.0] * 6), False),
-        ("variable", lambda x: FACTOR * x, False),
+        ("variable", lambda x: factor() * x, False),
         ("draws", lambda x: tf.nn.dropout(x, 0.5), False),
         ("fails", lambda x: x.no_such_attribute, False),
     )  # fmt: skip

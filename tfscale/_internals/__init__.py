@@ -18,7 +18,6 @@ from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
-from tfscale._internals.attributes import forget_custom_gradients
 from tfscale._internals.attributes import functional_in
 from tfscale._internals.attributes import inputs_of
 from tfscale._internals.attributes import inputs_structure
@@ -152,7 +151,6 @@ __all__ = [
     "element_spec_of",
     "flat_losses",
     "flatten_layers",
-    "forget_custom_gradients",
     "functional_in",
     "get_current_replica_id_as_int",
     "get_distributed_dataset",

@@ -218,18 +218,6 @@ def keep_side_effects_of_branches(graph: tf.Graph) -> None:
     graph._add_control_dependencies = True
 
 
-def forget_custom_gradients() -> None:
-    """Lets go of all graphs in which a `tf.custom_gradient` was used.
-
-    TensorFlow registers its function for as long as the process lives, and
-    that holds the graph. No graph that is there can be differentiated after
-    it: for programs that trace one model after the other, as tests do.
-    """
-    registry = symbols.gradient_registry._registry
-    for name in [n for n in registry if n.startswith("CustomGradient-")]:
-        del registry[name]
-
-
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """The tensor that a dataset is."""
     return dataset._variant_tensor

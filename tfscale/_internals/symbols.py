@@ -56,11 +56,6 @@ from tensorflow.python.distribute.values_util import (
 # A graph that captures from those around it, to be let go of; and whether XLA
 # is to compile a graph, or one around it.
 from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
-
-# Where TensorFlow keeps gradients by name, those of `tf.custom_gradient` too.
-from tensorflow.python.framework.ops import (
-    gradient_registry as gradient_registry,
-)
 from tensorflow.python.ops.control_flow_util import (
     GraphOrParentsInXlaContext as is_compiled_by_xla,  # noqa: F401
 )

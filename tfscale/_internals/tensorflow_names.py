@@ -123,15 +123,6 @@ TENSORFLOW = {
         "ResourceVariable": "of no strategy: a position in the data",
     },
     # --- graphs and functions --------------------------------------------
-    "tensorflow.python.framework.ops": {
-        "gradient_registry": "keeps graphs with a gradient of their own alive",
-    },
-    "tensorflow.python.framework.registry.Registry.__init__": {
-        "_registry": "the gradients, by name",
-    },
-    "tensorflow.python.ops.custom_gradient.generate_name": {
-        "CustomGradient-%s": "the names of those that were written by hand",
-    },
     "tensorflow.python.framework.func_graph": {
         "FuncGraph": "a graph to be let go of, which captures from others",
     },

@@ -1,5 +1,6 @@
 """Parsing by batches must not be visible, and says where it is not done."""
 
+import functools
 import re
 import warnings
 from unittest import mock
@@ -46,9 +47,12 @@ _FIXED = {
 }
 
 
-_TABLE = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(["1", "2", "3"], [7, 8, 9]), -1
-)
+@functools.cache
+def _table():
+    with tf.init_scope():
+        return tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(["1", "2", "3"], [7, 8, 9]), -1
+        )
 
 
 def _parsed(record):
@@ -119,7 +123,7 @@ FUNCTIONS = {
         lambda r: tf.stack(tf.io.decode_csv(r, [0.0, 0.0, ""])[:2]),
         None,
     ),
-    "lookup": (_NUMBERS, lambda r: _TABLE.lookup(r), None),
+    "lookup": (_NUMBERS, lambda r: _table().lookup(r), None),
     "regex": (
         _LINES,
         lambda r: tf.strings.regex_replace(r, "[0-9]+,", "x"),

@@ -1,5 +1,6 @@
 """Each lint with the offending pipeline, and pipelines with nothing wrong."""
 
+import functools
 import warnings
 
 import keras
@@ -31,11 +32,15 @@ def _flip(x):
     return tf.image.random_flip_left_right(tf.fill([2, 2, 3], x))
 
 
-_FLIP = keras.layers.RandomFlip()
+@functools.cache
+def _random_flip():
+    with tf.init_scope():
+        return keras.layers.RandomFlip()
 
 
 def _layer(x):
-    return _FLIP(tf.fill([2, 2, 3], tf.cast(x, tf.float32)), training=True)
+    image = tf.fill([2, 2, 3], tf.cast(x, tf.float32))
+    return _random_flip()(image, training=True)
 
 
 def _crop(x):

@@ -1,0 +1,223 @@
+"""`pytest --processes=N`: each file of tests in a forked process, N at a time.
+
+    pytest ── imports TensorFlow and all tests, starts nothing
+      ├─ fork ─► tests/mesh_test.py           ends with the file
+      ├─ fork ─► tests/pipeline/fit_test.py
+      └─ fork ─► the doctests of tfscale/data ...
+
+TensorFlow keeps what it compiled for as long as a process lives, and the larger
+a process, the longer each search for garbage: one for all files grew to 7 GB. A
+fork costs milliseconds, and is safe as long as TensorFlow has not started; no
+file starts it when it is imported (`conftest.py`). A file finds nothing of
+those before it, so what passes alone passes here.
+
+A process that becomes larger than `MAX_BYTES` fails the last of its tests.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+from multiprocessing import connection
+
+import pytest
+
+MAX_BYTES = 2.5 * 2**30
+_PR_SET_PDEATHSIG = 1
+_PEAKS = pytest.StashKey[dict]()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--processes",
+        type=int,
+        default=0,
+        help="Each file in a forked process, so many at a time. "
+        "0: all in this one.",
+    )
+
+
+def pytest_runtestloop(session):
+    """Takes the place of pytest's own loop if processes are asked for."""
+    options = session.config.option
+    if not options.processes or options.collectonly or session.testsfailed:
+        return None
+    session.config.stash[_PEAKS] = {}
+    waiting = _groups(session.items)
+    running = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < options.processes:
+                process = _Process(session, waiting.pop(0))
+                running[process.connection] = process
+            for ready in connection.wait(list(running)):
+                process = running[ready]
+                if process.has_ended():
+                    del running[ready]
+                    if process.items:
+                        waiting.insert(0, process.items)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+    finally:
+        for process in running.values():
+            process.kill()
+    return True
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    peaks = config.stash.get(_PEAKS, None)
+    if peaks:
+        group = max(peaks, key=peaks.get)
+        terminalreporter.write_line(
+            f"{len(peaks)} processes, the largest {peaks[group] / 2**30:.2f} "
+            f"GB: {group}"
+        )
+
+
+def _groups(items):
+    """Tests of a file, or doctests of a folder of the package."""
+    groups = {}
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        if file.startswith("tfscale/"):
+            file = "/".join(file.split("/")[:2])
+        groups.setdefault(file, []).append(item)
+    return list(groups.values())
+
+
+class _Process:
+    """A fork that runs some tests, and what it says of them.
+
+    Attributes:
+        items: What is still to be run when it has ended.
+        connection: Where it reports.
+    """
+
+    def __init__(self, session, items):
+        self._session = session
+        self._running = None
+        self.items = items
+        self.connection, theirs = multiprocessing.Pipe(duplex=False)
+        gc.freeze()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            _run(session, items, theirs, parent)
+        theirs.close()
+
+    def has_ended(self):
+        """Takes one message."""
+        hook = self._session.config.hook
+        try:
+            kind, message = self.connection.recv()
+        except EOFError:
+            self._lost()
+            return True
+        if kind == "start":
+            self._running = self.items[message]
+            hook.pytest_runtest_logstart(
+                nodeid=self._running.nodeid, location=self._running.location
+            )
+        elif kind == "report":
+            hook.pytest_runtest_logreport(
+                report=hook.pytest_report_from_serializable(
+                    config=self._session.config, data=message
+                )
+            )
+        elif kind == "finish":
+            hook.pytest_runtest_logfinish(
+                nodeid=self._running.nodeid, location=self._running.location
+            )
+            self._running = None
+        else:
+            self._session.config.stash[_PEAKS][message[0]] = message[1]
+            self.items = []
+            os.waitpid(self._pid, 0)
+            self.connection.close()
+            return True
+        return False
+
+    def _lost(self):
+        """It has died: that is a failure of its test, the others go on."""
+        _, status = os.waitpid(self._pid, 0)
+        self.connection.close()
+        item = self._running or self.items[0]
+        self._session.config.hook.pytest_runtest_logreport(
+            report=pytest.TestReport(
+                nodeid=item.nodeid,
+                location=item.location,
+                keywords={},
+                outcome="failed",
+                longrepr="The process of this test died: "
+                f"{os.waitstatus_to_exitcode(status)}.",
+                when="call",
+            )
+        )
+        self.items = self.items[self.items.index(item) + 1 :]
+
+    def kill(self):
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+class _Reports:
+    """A plugin of the fork: hands over what pytest says of its tests."""
+
+    def __init__(self, config, items, pipe):
+        self._config = config
+        self._indices = {item.nodeid: i for i, item in enumerate(items)}
+        self._pipe = pipe
+
+    def pytest_runtest_logstart(self, nodeid):
+        self._pipe.send(("start", self._indices[nodeid]))
+
+    def pytest_runtest_logreport(self, report):
+        data = self._config.hook.pytest_report_to_serializable(
+            config=self._config, report=report
+        )
+        self._pipe.send(("report", data))
+
+    def pytest_runtest_logfinish(self):
+        self._pipe.send(("finish", None))
+
+
+def _run(session, items, pipe, parent):
+    """What a fork does, which never returns."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        config = session.config
+        plugins = config.pluginmanager
+        plugins.unregister(name="terminalreporter")
+        # A file of its own for what tests print.
+        capture = plugins.getplugin("capturemanager")
+        capture.stop_global_capturing()
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+        plugins.register(_Reports(config, items, pipe))
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail or session.shouldstop:
+                break
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if peak > MAX_BYTES:
+            config.hook.pytest_runtest_logreport(
+                report=pytest.TestReport(
+                    nodeid=item.nodeid,
+                    location=item.location,
+                    keywords={},
+                    outcome="failed",
+                    longrepr=f"The process became {peak / 2**30:.1f} GB large "
+                    f"with this file, more than {MAX_BYTES / 2**30} GB.",
+                    when="teardown",
+                )
+            )
+        pipe.send(("end", (item.nodeid.partition("::")[0], peak)))
+        os._exit(0)
+    finally:
+        os._exit(1)
