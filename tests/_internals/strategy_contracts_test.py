@@ -503,5 +503,15 @@ class VariableTest(tf.test.TestCase):
         self.assertIs(found._values[1], values[1]._values[1])
 
 
+class DevicesTest(tf.test.TestCase):
+    @holds("device_lib", "list_local_devices")
+    def test_each_device_has_a_limit_of_its_memory(self):
+        found = {
+            device.name: device.memory_limit
+            for device in _internals.list_local_devices()
+        }
+        self.assertGreater(found["/device:CPU:0"], 0)
+
+
 if __name__ == "__main__":
     tf.test.main()

@@ -99,6 +99,7 @@ from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import global_seed_generator
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
+from tfscale._internals.symbols import list_local_devices
 from tfscale._internals.symbols import model_supports_jit
 from tfscale._internals.symbols import numpy_dataset
 from tfscale._internals.symbols import operation_fn
@@ -167,6 +168,7 @@ __all__ = [
     "is_running",
     "keep_side_effects_of_branches",
     "known_batches",
+    "list_local_devices",
     "make_iterator",
     "make_value_anew",
     "model_supports_jit",

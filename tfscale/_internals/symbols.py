@@ -105,3 +105,10 @@ from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 # isort: split
 # What a step of replicas gets, each of them a value of its own.
 from tensorflow.python.distribute.values import PerReplicaSpec as PerReplicaSpec
+
+# --- tfscale.accumulation -------------------------------------------------
+# isort: split
+# How much memory each device has: public API says what is in use only.
+from tensorflow.python.client.device_lib import (
+    list_local_devices as list_local_devices,
+)

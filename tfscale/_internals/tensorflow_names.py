@@ -168,6 +168,9 @@ TENSORFLOW = {
     "tensorflow.python.grappler.tf_optimizer": {
         "OptimizeGraph": "Grappler, for one function at a time",
     },
+    "tensorflow.python.client.device_lib": {
+        "list_local_devices": "how much memory a GPU has for TensorFlow",
+    },
     # --- data ------------------------------------------------------------
     "tensorflow.python.data.ops.structured_function": {
         "StructuredFunctionWrapper": "a function with attributes of its own",

@@ -14,14 +14,15 @@ class Batch:
     Args:
         data: What `train_step` gets: tensors in any structure, all with the
             same number of rows; `None` and scalars are in all microbatches.
-        num_microbatches: How many there are to be.
+        num_microbatches: How many there are to be, or None if the graph does
+            not know it.
 
     Raises:
         TypeError: If there is a sparse or ragged tensor.
         ValueError: If there are no rows, or several numbers of them.
     """
 
-    def __init__(self, data: Any, num_microbatches: int):
+    def __init__(self, data: Any, num_microbatches: int | None):
         self._structure = data
         self._tensors = [_tensor(each) for each in keras.tree.flatten(data)]
         with_rows = [each for each in self._tensors if _has_rows(each)]
@@ -44,9 +45,10 @@ class Batch:
     def _even_size(self) -> int | None:
         """Rows of each microbatch, if that is known to be one number."""
         rows = self._num_known
-        if rows is None or rows % self._num_microbatches or not rows:
+        number = self._num_microbatches
+        if not rows or number is None or rows % number:
             return None
-        return rows // self._num_microbatches
+        return rows // number
 
     def microbatch(self, index: tf.Tensor, count: tf.Tensor) -> Any:
         """One of the microbatches, in the structure of the data.

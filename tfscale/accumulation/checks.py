@@ -46,6 +46,22 @@ def check_rows(element_spec: Any, num_microbatches: int) -> None:
         )
 
 
+def check_can_measure(model: keras.Model) -> None:
+    """Raises if it cannot be found what a step of a model takes.
+
+    Raises:
+        ValueError: If so.
+    """
+    for option in ("run_eagerly", "jit_compile"):
+        if getattr(model, option):
+            raise ValueError(
+                "num_microbatches='auto' tries several numbers with one graph."
+                f" Received: a model that is compiled with {option}=True, "
+                "which has none, or only one for one number. Give a number, "
+                f"or {option}=False."
+            )
+
+
 def check(model: keras.Model) -> None:
     """Raises if steps of a model cannot run in microbatches.
 

@@ -16,25 +16,28 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.accumulation.microbatches import GivenNumber
+from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.replica_step import ReplicaStep
 
 
-def run_microbatches(step: ReplicaStep, num_microbatches: int) -> None:
+def run_microbatches(
+    step: ReplicaStep, microbatches: GivenNumber | SmallestNumber
+) -> None:
     """Runs them, and sets what they sum up to; in replica context.
 
     Args:
         step: That of this replica.
-        num_microbatches: How many there are, or as many as the replica with
-            the most rows has rows.
+        microbatches: How many there are, by the replica with the most rows.
     """
     if not tf.distribute.has_strategy():
-        _loop([step], num_microbatches, lambda fn: [fn(0)])
+        _loop([step], microbatches, lambda fn: [fn(0)])
         return
     context = tf.distribute.get_replica_context()
-    context.merge_call(_loop_of_all, args=(step, num_microbatches))
+    context.merge_call(_loop_of_all, args=(step, microbatches))
 
 
-def _loop_of_all(strategy, step, num_microbatches):
+def _loop_of_all(strategy, step, microbatches):
     # One of each thread: those of model ranks too.
     steps = list(getattr(step, "values", (step,)))
 
@@ -48,16 +51,16 @@ def _loop_of_all(strategy, step, num_microbatches):
         strategy.extended.call_for_each_replica(call)
         return [results[thread] for thread in sorted(results)]
 
-    _loop(steps, num_microbatches, on_each)
+    _loop(steps, microbatches, on_each)
 
 
 def _loop(
     steps: Sequence[ReplicaStep],
-    num_microbatches: int,
+    microbatches: GivenNumber | SmallestNumber,
     on_each: Callable[[Callable], list],
 ):
     rows = tf.reduce_max(tf.stack([step.batch.num_rows for step in steps]))
-    count = tf.clip_by_value(rows, 1, num_microbatches)
+    count = microbatches.count(rows)
     sizes = [len(step.initial) for step in steps]
 
     def divided(tensors):

@@ -13,6 +13,8 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale.accumulation import checks
 from tfscale.accumulation.loop import run_microbatches
+from tfscale.accumulation.microbatches import GivenNumber
+from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.accumulation.taking import TakenOptimizer
@@ -22,12 +24,12 @@ from tfscale.whole_batch import model_loss
 
 
 def accumulating_mixin(
-    num_microbatches: int, noise: GradientNoise | None
+    microbatches: GivenNumber | SmallestNumber, noise: GradientNoise | None
 ) -> type:
     """What is put in front of the class of a model.
 
     Args:
-        num_microbatches: How many microbatches a batch is cut into.
+        microbatches: How many microbatches a batch is cut into.
         noise: What looks at the gradients of microbatches, or None.
     """
 
@@ -36,9 +38,9 @@ def accumulating_mixin(
             """See `keras.Model.train_step`; in replica context."""
             with batch_norm.noting() as noting:
                 step = ReplicaStep(
-                    self, super().train_step, data, num_microbatches, noise
+                    self, super().train_step, data, microbatches.number, noise
                 )
-                run_microbatches(step, num_microbatches)
+                run_microbatches(step, microbatches)
                 return step.end(noting)
 
     return AccumulatingModel
@@ -69,16 +71,18 @@ def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
 
 
 def accumulating_function(
-    model: keras.Model, num_microbatches: int, noise: GradientNoise | None
+    model: keras.Model,
+    microbatches: GivenNumber | SmallestNumber,
+    noise: GradientNoise | None,
 ) -> Callable[[Any], Any]:
     """What a model has as its `train_function` meanwhile.
 
     Args:
         model: A compiled Keras model, of which all variables are made.
-        num_microbatches: How many microbatches a batch is cut into.
+        microbatches: How many microbatches a batch is cut into.
         noise: What looks at the gradients of microbatches, or None.
     """
-    mixin = accumulating_mixin(num_microbatches, noise)
+    mixin = accumulating_mixin(microbatches, noise)
     before = model.train_function
     with accumulating(model, mixin):
         model.make_train_function(force=True)
@@ -87,6 +91,6 @@ def accumulating_function(
     @functools.wraps(function)
     def run(iterator):
         with accumulating(model, mixin):
-            return function(iterator)
+            return microbatches.run(lambda: function(iterator))
 
     return run

@@ -38,7 +38,7 @@ class ReplicaStep:
         model: The Keras model.
         train_step: Its own, or that of Keras.
         data: What it is to be given.
-        num_microbatches: How many the data is cut into.
+        num_microbatches: How many the data is cut into; see `Batch`.
         noise: What looks at the gradients of microbatches, or None. Where
             there are replicas, it looks at those of replicas.
 
@@ -54,7 +54,7 @@ class ReplicaStep:
         model: keras.Model,
         train_step: Callable[[Any], Any],
         data: Any,
-        num_microbatches: int,
+        num_microbatches: int | None,
         noise: GradientNoise | None,
     ):
         self.batch = Batch(data, num_microbatches)

@@ -6,6 +6,8 @@ import keras
 
 from tfscale import _internals
 from tfscale.accumulation import checks
+from tfscale.accumulation.microbatches import GivenNumber
+from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.model import accumulating_function
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
@@ -37,15 +39,23 @@ class GradientAccumulation(keras.callbacks.Callback):
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
             cut into, an int. Need not divide it. A last batch of fewer rows
-            has as many as rows.
+            has as many as rows. Or `"auto"`: the smallest number that fits in
+            memory. It is found by the first steps, whose updates are as ever:
+            with microbatches of one row, then ever larger ones as long as what
+            they took says that the next ones fit. In a graph, without XLA.
+        memory_limit: With `"auto"`, bytes that each device may take (all CPU
+            devices together). By default nine tenths of what a GPU has, and
+            of what the process may take of the host's memory.
 
     Raises:
         TypeError: If `num_microbatches` is no int. When `fit` begins, if the
             strategy is another one.
-        ValueError: If `num_microbatches` is less than 1. When `fit` begins, if
+        ValueError: If `num_microbatches` is less than 1, or `memory_limit` is
+            not above 0 or not for `"auto"`. When `fit` begins, if
             the model is a `PipelineModel`, if the optimizer accumulates too
             or clips under `MirroredStrategy`, or if all batches have fewer
-            rows than microbatches. In the first step, before any variable is
+            rows than microbatches; with `"auto"` if the model is compiled with
+            `run_eagerly` or XLA. In the first step, before any variable is
             changed: if `train_step` does not call the optimizer once.
 
     Source: Huang et al., GPipe (2019), section 2.2: "micro-batches".
@@ -64,22 +74,25 @@ class GradientAccumulation(keras.callbacks.Callback):
     1
     """
 
-    def __init__(self, num_microbatches: int):
+    def __init__(
+        self,
+        num_microbatches: int | str,
+        *,
+        memory_limit: float | None = None,
+    ):
         super().__init__()
-        if type(num_microbatches) is not int:
-            raise TypeError(
-                "`num_microbatches` must be an int. Received: "
-                f"num_microbatches={num_microbatches!r}."
-            )
-        if num_microbatches < 1:
-            raise ValueError(
-                "`num_microbatches` must be 1 or more. Received: "
-                f"num_microbatches={num_microbatches}."
-            )
+        _check(num_microbatches, memory_limit)
         self.num_microbatches = num_microbatches
+        self.memory_limit = memory_limit
+        self._microbatches: Any = None
         self._plain: Any = None
         self._accumulating: Any = None
         self._noise: Any = None
+
+    @property
+    def found_num_microbatches(self) -> int | None:
+        """With `"auto"` the number that was found; `None` before it is."""
+        return getattr(self._microbatches, "found", None)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -90,7 +103,10 @@ class GradientAccumulation(keras.callbacks.Callback):
         epochs, callbacks = _internals.running_fit(model)
         # No variable can be made in the loop.
         spec = _internals.element_spec_of(epochs)
-        checks.check_rows(spec, self.num_microbatches)
+        if isinstance(self.num_microbatches, str):
+            checks.check_can_measure(model)
+        else:
+            checks.check_rows(spec, self.num_microbatches)
         _internals.build(model, spec)
         noise = next(
             (
@@ -102,14 +118,41 @@ class GradientAccumulation(keras.callbacks.Callback):
         )
         if self._plain is not model.train_function or self._noise is not noise:
             self._plain, self._noise = model.train_function, noise
+            self._microbatches = self._number_for(model)
             self._accumulating = accumulating_function(
-                model, self.num_microbatches, noise
+                model, self._microbatches, noise
             )
         model.train_function = OfOneFit(
             model, epochs, self._plain, self._accumulating
         )
 
+    def _number_for(self, model):
+        if isinstance(self.num_microbatches, str):
+            return SmallestNumber(model, self.memory_limit)
+        return GivenNumber(self.num_microbatches)
+
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         if isinstance(self.model.train_function, OfOneFit):
             self.model.train_function = self._plain
+
+
+def _check(num_microbatches, memory_limit):
+    is_auto = num_microbatches == "auto"
+    if type(num_microbatches) is not int and not is_auto:
+        raise TypeError(
+            "`num_microbatches` must be an int or 'auto'. Received: "
+            f"num_microbatches={num_microbatches!r}."
+        )
+    if not is_auto and num_microbatches < 1:
+        raise ValueError(
+            "`num_microbatches` must be 1 or more. Received: "
+            f"num_microbatches={num_microbatches}."
+        )
+    if memory_limit is not None and not (is_auto and memory_limit > 0):
+        raise ValueError(
+            "`memory_limit` must be bytes above 0, and is for "
+            "num_microbatches='auto'. Received: memory_limit="
+            f"{memory_limit}, num_microbatches={num_microbatches!r}. Leave it "
+            "out, or take 'auto'."
+        )
