@@ -28,7 +28,7 @@ def coordinate(cluster: Cluster, timeout: float) -> None:
     To be called after the pre-flight. In the coordinator it returns, and the
     devices of all processes are logical devices of TensorFlow there. The
     others do not come back: they exit with 0 as the coordinator's program
-    ends.
+    ends, and fail if it fails.
 
     Args:
         cluster: The cluster. Its chief, or else worker 0, coordinates.
@@ -52,7 +52,7 @@ def coordinate(cluster: Cluster, timeout: float) -> None:
         protocol="grpc",
     )
     roster.watch(_report)
-    atexit.register(roster.end)
+    atexit.register(_end, roster)
 
 
 def coordinator_of(cluster: Cluster) -> str:
@@ -64,6 +64,16 @@ def coordinator_of(cluster: Cluster) -> str:
     'a:1'
     """
     return cluster.jobs["chief" if "chief" in cluster.jobs else "worker"][0]
+
+
+def _end(roster):
+    """Ends the servers, but after an exception that nobody caught.
+
+    Then the connections close as the process ends, and servers fail too, for
+    whoever started them to start them again.
+    """
+    if getattr(sys, "last_value", None) is None:
+        roster.end()
 
 
 def _serve(cluster, spec, timeout):
