@@ -4,14 +4,18 @@
     python -m examples.train_gpt --flagfile=configs/gpt_tensor_parallel.flags
     python -m examples.train_gpt --flagfile=configs/gpt_3d.flags
     python -m examples.train_gpt --flagfile=configs/gpt_coordinator.flags
+    python -m tfscale.launch --num_workers=2 --num_ps=1 -m examples.train_gpt \
+        --flagfile=configs/gpt_parameter_server.flags
 
 The mesh is data x pipeline x model: copies of the model, stages of layers, and
-the ranks that each layer is split over. The text is the source of the Python
-standard library that runs this, unless `--text_files` says otherwise. Without
-accelerators, virtual CPU devices of one core each take their place. The last
-one is for several machines: docs/several_machines.md.
+the ranks that each layer is split over. The last two are for several machines,
+docs/several_machines.md and docs/strategies.md; on parameter servers there is
+no mesh, and each worker makes steps of its own. The text is the source of the
+Python standard library that runs this, unless `--text_files` says otherwise.
+Without accelerators, virtual CPU devices of one core each take their place.
 """
 
+import logging
 import os
 import time
 
@@ -31,6 +35,12 @@ from examples import training_flags as shared
 
 flags.adopt_module_key_flags(shared)
 
+STRATEGY = flags.DEFINE_enum(
+    "strategy",
+    "mesh",
+    ["mesh", "parameter_server"],
+    "How to train; on parameter servers, start the program by the launcher.",
+)
 NUM_BLOCKS = flags.DEFINE_integer(
     "num_blocks", 4, "Number of transformer blocks.", lower_bound=1
 )
@@ -79,6 +89,22 @@ flags.register_validator(
     lambda value: value.endswith(".keras"),
     "--model_file must end in .keras.",
 )
+flags.register_multi_flags_validator(
+    ["strategy", "num_stages", "num_microbatches"],
+    lambda values: (
+        values["strategy"] == "mesh"
+        or values["num_stages"] == values["num_microbatches"] == 1
+    ),
+    "--strategy=parameter_server needs --num_stages=1 --num_microbatches=1.",
+)
+flags.register_multi_flags_validator(
+    ["strategy", "num_replicas", "model_parallel", "zero_stage"],
+    lambda values: (
+        values["strategy"] == "mesh"
+        or (values["num_replicas"], values["model_parallel"]) == (1, 1)
+    ),
+    "--strategy=parameter_server goes with one replica and one model rank.",
+)
 
 
 class TokensPerSecond(keras.callbacks.Callback):
@@ -119,7 +145,9 @@ def build_model():
 
 
 def make_strategy():
-    """A strategy over the mesh of the flags."""
+    """A strategy over the mesh of the flags, or over parameter servers."""
+    if STRATEGY.value == "parameter_server":
+        return tfscale.ParameterServerStrategy()
     mesh = meshes.make_mesh(
         data=shared.NUM_REPLICAS.value,
         pipeline=NUM_STAGES.value,
@@ -168,8 +196,11 @@ def main(argv):
     if COORDINATOR.value:
         # In all processes but the first it does not come back.
         tfscale.initialize(coordinator=True)
+    if STRATEGY.value == "parameter_server":
+        # Of steps and servers TensorFlow says much that is of no interest.
+        logging.getLogger("tensorflow").setLevel(logging.WARNING)
+        tfscale.initialize()  # in workers and servers it does not return
     strategy = make_strategy()
-    num_stages = strategy.mesh.shape[strategy.mesh.axis_names.index("pipeline")]
     train, validation = texts.make_datasets(
         shared.TEXT_FILES.value,
         shared.SEQUENCE_LENGTH.value,
@@ -179,7 +210,9 @@ def main(argv):
 
     with strategy.scope():
         model = build_model()
-        if num_stages > 1 or NUM_MICROBATCHES.value > 1:
+        if STRATEGY.value == "parameter_server":
+            model = tfscale.ParameterServerModel(model)
+        elif len(strategy.device_rows[0]) > 1 or NUM_MICROBATCHES.value > 1:
             model = in_stages(model)
         model.compile(
             make_optimizer(),

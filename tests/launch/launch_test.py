@@ -71,12 +71,14 @@ class CommandTest(_LaunchTest):
 
     def test_the_first_failure_is_reported_and_nobody_is_left(self):
         program = self.program("""
+assert sys.argv[1:] == ["--its_own_flag=1"]
 if index == 1:
     print("the cause")
     sys.exit(3)
 time.sleep(60)
 """)
-        process = self.start("--num_workers=3", program)
+        # The launcher took the program's flags for its own and refused them.
+        process = self.start("--num_workers=3", program, "--its_own_flag=1")
         output, _ = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 3, output)
         self.assertRegex(

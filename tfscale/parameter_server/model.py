@@ -30,13 +30,15 @@ class ParameterServerModel(KerasFace):
     `steps_per_epoch`. Its batches are dealt out: of W workers each one makes
     all of them and trains on every W-th. Where that costs too much, pass a
     function from a `tf.distribute.InputContext` to the dataset of that worker,
-    such as `lambda context: tfscale.data.pipeline(..., input_context=context)
-    .repeat()`. An epoch is over when all of its steps are: metrics
-    and `iterations` count each step once, and callbacks of epochs see the
-    variables at rest. Callbacks of batches are called as steps are handed out,
-    up to eight for each worker ahead of those that are over, whose metrics
-    they get. `evaluate` and `predict` take any data; the chief reads it and
-    hands each batch to a worker, and results are those of one device.
+    such as `lambda context: tfscale.data.pipeline(..., batch_size=W * 32,
+    input_context=context).repeat()`, of which each gets 32 rows.
+
+    An epoch is over when all of its steps are: metrics and `iterations` count
+    each step once, and callbacks of epochs see the variables at rest. Callbacks
+    of batches are called as steps are handed out, up to eight for each worker
+    ahead of those that are over, whose metrics they get. `evaluate` and
+    `predict` take any data; the chief reads it and hands each batch to a
+    worker, and results are those of one device.
 
     With one worker the numbers are those of one device. With several, weights
     and slots are those of asynchronous training (see the strategy);

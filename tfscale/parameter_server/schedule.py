@@ -71,9 +71,10 @@ class Schedule:
 
     def reset(self) -> None:
         """Begins at zero; of steps that failed nothing is left."""
-        self._under_way.clear()
-        with contextlib.suppress(tf.errors.OpError):
-            self._coordinator.join()
+        if self._under_way:
+            self._under_way.clear()
+            with contextlib.suppress(tf.errors.OpError):
+                self._coordinator.join()
         self._sums = None
 
     def _add_up(self):

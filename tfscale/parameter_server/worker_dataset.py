@@ -34,7 +34,9 @@ class WorkersOwnDataset(tf.data.Dataset):
         num_workers: int,
     ):
         self._datasets = [
-            function(tf.distribute.InputContext(num_workers, worker))
+            function(
+                tf.distribute.InputContext(num_workers, worker, num_workers)
+            )
             for worker in range(num_workers)
         ]
         for dataset in self._datasets:
