@@ -98,7 +98,7 @@ flags.register_multi_flags_validator(
     "--strategy=parameter_server needs --num_stages=1 --num_microbatches=1.",
 )
 flags.register_multi_flags_validator(
-    ["strategy", "num_replicas", "model_parallel", "zero_stage"],
+    ["strategy", "num_replicas", "model_parallel"],
     lambda values: (
         values["strategy"] == "mesh"
         or (values["num_replicas"], values["model_parallel"]) == (1, 1)

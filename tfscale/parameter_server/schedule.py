@@ -35,6 +35,8 @@ class Schedule:
         self._most = _STEPS_PER_WORKER * strategy.num_workers
         self._under_way = collections.deque()
         self._sums = None
+        # If not, TensorFlow would say so of the next step.
+        self._all_went_well = True
 
     @property
     def sums(self) -> list[np.ndarray] | None:
@@ -48,6 +50,7 @@ class Schedule:
             function: A `tf.function` that returns a list of tensors.
             *args: Its arguments, tensors or an iterator of each worker.
         """
+        self._all_went_well = False
         with explained(self._cluster):
             result = self._coordinator.schedule(function, args=args)
         self._under_way.append(result)
@@ -57,24 +60,29 @@ class Schedule:
 
     def run(self, function: Callable[..., Any], batches: list[Any]) -> list:
         """Runs a function on batches and returns its results, in order."""
+        self._all_went_well = False
         with explained(self._cluster):
             results = [
                 self._coordinator.schedule(function, args=(batch,))
                 for batch in batches
             ]
-        return [self._wait_for(result.get) for result in results]
+        outputs = [self._wait_for(result.get) for result in results]
+        self._all_went_well = True
+        return outputs
 
     def join(self) -> None:
         """Returns when all steps are over, and added up."""
         while self._under_way:
             self._add_up()
+        self._all_went_well = True
 
     def reset(self) -> None:
         """Begins at zero; of steps that failed nothing is left."""
-        if self._under_way:
+        if not self._all_went_well:
             self._under_way.clear()
             with contextlib.suppress(tf.errors.OpError):
                 self._coordinator.join()
+            self._all_went_well = True
         self._sums = None
 
     def _add_up(self):
