@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import keras
 import numpy as np
@@ -21,11 +22,13 @@ from tests import same_numbers
 from tests import source_files
 from tests.whole_batch import same_numbers_test as whole_batch
 from tfscale.callbacks import GradientAccumulation
+from tfscale.collectives import operations
 
 X, Y, WEIGHTS = whole_batch.X, whole_batch.Y, whole_batch.WEIGHTS
 # Gradients of biases are far from zero, so that they have correct digits.
 DATA = dict(x=X, y=Y + 1.0, batch_size=16)
 RTOL = 1e-6
+SEQUENCES = np.random.RandomState(2).normal(size=(14, 4, 8)).astype("float32")
 
 
 def clipped(**options):
@@ -100,6 +103,16 @@ def own_call():
     return model
 
 
+def attending():
+    x = keras.Input((4, 8))
+    h = keras.layers.LayerNormalization(name="a")(x)
+    h = keras.layers.MultiHeadAttention(2, 4, use_bias=False, name="b")(h, h)
+    h = keras.layers.Dense(16, activation="gelu", name="c")(
+        keras.layers.Add()([x, h])
+    )
+    return keras.Model(x, keras.layers.Dense(8, name="d")(h))
+
+
 def scaled():
     return keras.optimizers.LossScaleOptimizer(clipped(), initial_scale=8.0)
 
@@ -118,6 +131,18 @@ JOBS = {
     ),
     "scaled": same_numbers.Job(whole_batch.dense, DATA, scaled),
     "own_step": same_numbers.Job(own_step, DATA),
+    # XLA: the number of rows is known, and divided.
+    "compiled": same_numbers.Job(
+        whole_batch.dense,
+        dict(x=X[:32], y=Y[:32], batch_size=16),
+        clipped,
+        compile=lambda: dict(jit_compile=True),
+    ),
+    "attending": same_numbers.Job(
+        attending,
+        dict(x=SEQUENCES, y=SEQUENCES[::-1], batch_size=6),
+        clipped,
+    ),
     "own_call": same_numbers.Job(own_call, DATA, compile=twice),
 }
 # Microbatches, replicas and model ranks.
@@ -137,6 +162,12 @@ CROSSED = (
     ("own_step", 3, *ONE),
     ("own_call", 3, *ONE),
     ("validated", 3, *ONE),
+    ("compiled", 4, *ONE),
+)
+# Slots divided over replicas; a sequence divided over model ranks.
+DIVIDED = (
+    ("clipped", dict(data=2, zero_stage=1)),
+    ("attending", dict(data=1, model=2, sequence_parallel=True)),
 )
 
 
@@ -158,6 +189,40 @@ class SameNumbersTest(parameterized.TestCase):
         self.assertEqual(
             type(actual.model).__mro__, type(expected.model).__mro__
         )
+
+    @parameterized.parameters(*DIVIDED)
+    def test_what_is_divided(self, name, options):
+        expected = _on_one_device(name)
+        job, options = JOBS[name], dict(options)
+        job = dataclasses.replace(
+            job, fit=dict(callbacks=[GradientAccumulation(3)])
+        )
+        mesh = tfscale.device_mesh(
+            data=options.pop("data"), model=options.pop("model", 1)
+        )
+        layout_map = None
+        if options.get("sequence_parallel"):
+            layout_map = same_numbers.layout_map_for(job, mesh)
+        strategy = tfscale.MeshStrategy(mesh, layout_map, **options)
+        actual = same_numbers.plain(job, strategy)
+        same_numbers.assert_same(self, expected, actual, RTOL)
+
+    def test_gradients_are_summed_once_for_each_update(self):
+        """However many microbatches there are, and in no loop."""
+        sums = []
+
+        def summing(tensors, **options):
+            graph = tensors[0].graph
+            sums.append((tensors[0].shape.as_list(), graph.name))
+            return all_reduce(tensors, **options)
+
+        all_reduce = operations.all_reduce
+        with mock.patch.object(operations, "all_reduce", summing):
+            found = accumulating(JOBS["not_reduced"], 4, 2, 1)
+        for weight in found.model.trainable_variables:
+            graphs = [g for shape, g in sums if shape == list(weight.shape)]
+            self.assertLen(graphs, 1, weight.path)
+            self.assertNotIn("while", graphs[0])
 
     def test_mirrored_strategy(self):
         """Keras' own accumulation raises a RuntimeError there."""
@@ -258,6 +323,40 @@ class TwoOptimizers(OwnStep):
         return super().train_step(data)
 
 
+ELSEWHERE = [[]]
+
+
+class KeptElsewhere(keras.Model):
+    """Of this one nobody knows: it once updated for each microbatch."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        weights = self.trainable_variables
+        ELSEWHERE[0][0].apply([tf.ones_like(w) for w in weights], weights)
+        return logs
+
+
+class OnlyElsewhere(keras.Model):
+    def train_step(self, data):
+        weights = self.trainable_variables
+        ELSEWHERE[0][0].apply([tf.ones_like(w) for w in weights], weights)
+        return {}
+
+
+class Assigns(keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for weight in self.trainable_variables:
+            weight.assign(tf.clip_by_value(weight.value, -1.0, 1.0))
+        return logs
+
+
+class Twice(keras.Model):
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
 class NeverApplied(keras.Model):
     def train_step(self, data):
         return {"loss": tf.reduce_mean(self(data[0], training=True))}
@@ -338,6 +437,10 @@ class BadInputTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (TwoOptimizers, "sgd", "call of another optimizer"),
+        (KeptElsewhere, "sgd", "another optimizer, 'elsewhere'"),
+        (OnlyElsewhere, "sgd", "never applied"),
+        (Assigns, "sgd", "an `assign` to 'a/kernel'"),
+        (Twice, "sgd", "a second call of its `apply`"),
         (NeverApplied, "sgd", "never applied"),
         (InFunction, "sgd", "inside of a `tf.function`"),
         (keras.Model, _accumulating_twice, "Received: both"),
@@ -346,6 +449,7 @@ class BadInputTest(parameterized.TestCase):
     )
     def test_nothing_is_changed(self, kind, optimizer, message, count=4):
         same_numbers.reset()
+        ELSEWHERE[0][:] = [keras.optimizers.SGD(name="elsewhere")]
         plain = whole_batch.dense()
         model = kind(plain.input, plain.output)
         made = type(model)

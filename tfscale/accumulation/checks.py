@@ -1,5 +1,6 @@
 """What cannot be accumulated, said before anything runs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -60,6 +61,39 @@ def check_can_measure(model: keras.Model) -> None:
                 "which has none, or only one for one number. Give a number, "
                 f"or {option}=False."
             )
+
+
+def check_updates(
+    model: keras.Model, changed: Iterable[keras.Variable]
+) -> None:
+    """Raises if a step has changed weights by itself.
+
+    So does an optimizer that is kept where nobody finds it.
+
+    Args:
+        model: The model.
+        changed: What its step assigned to when it was tried.
+
+    Raises:
+        ValueError: If so.
+    """
+    weights = {id(variable) for variable in model.trainable_variables}
+    for variable in changed:
+        if id(variable) in weights:
+            by = f"an `assign` to {variable.path!r}"
+        # Each optimizer counts what it has applied; TensorFlow's change
+        # weights where no scope of Keras sees it.
+        elif variable.name == "iteration":
+            by = f"another optimizer, {variable.path.split('/')[0]!r}"
+        else:
+            continue
+        raise ValueError(
+            "With GradientAccumulation the optimizer that was given to "
+            "`compile` must be the only one that changes weights in "
+            f"`train_step`. Received: {by}, which would do so in each "
+            "microbatch. Do it in a callback, or accumulate by hand in such a "
+            "`train_step`."
+        )
 
 
 def check(model: keras.Model) -> None:

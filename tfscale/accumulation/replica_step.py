@@ -21,11 +21,13 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.accumulation import checks
 from tfscale.accumulation import moments
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.taking import TakenGradients
 from tfscale.distribute.gradient_noise import GradientNoise
 from tfscale.distribute.gradient_noise import of_one_part
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.part import Part
@@ -77,6 +79,7 @@ class ReplicaStep:
             logs, taken, step = self._run(data, record, 1.0)
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
+        checks.check_updates(self._model, scope.changed)
         self._totals = _sums_over_replicas(found)
         self._variables = taken.variables
         self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
@@ -188,7 +191,19 @@ class _Trial(keras.StatelessScope):
     """Within it variables keep their values, and have those they have.
 
     Regularizers ask a scope, and not variables, for them.
+
+    Attributes:
+        changed: The variables that were assigned to.
     """
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.changed: list[keras.Variable] = []
+
+    def add_update(self, update):
+        """See `keras.StatelessScope`."""
+        self.changed.append(update[0])
+        super().add_update(update)
 
     def get_current_value(self, variable):
         """See `keras.StatelessScope`."""
@@ -248,4 +263,5 @@ def _sum_dtype(dtype):
 def _known_shape(gradient, variables, index):
     if gradient.shape.is_fully_defined() or variables is None:
         return gradient.shape
-    return variables[index].shape
+    # What this rank has of it.
+    return tf.TensorShape(sharding_of(variables[index]).local_shape)
