@@ -85,6 +85,7 @@ CHANGED_OF_KERAS = {
     ),
     ("tfscale/distribute/placed_inputs.py", "in_place.put of distributed"),
     ("tfscale/distribute/placed_inputs.py", "in_place.put of iterator"),
+    ("tfscale/distribute/workers_extended.py", "in_place.put of model"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),

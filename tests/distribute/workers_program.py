@@ -23,6 +23,7 @@ import keras
 
 import tfscale
 from tests import same_numbers
+from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 
 _PR_SET_PDEATHSIG = 1
@@ -67,6 +68,8 @@ def work(index, count, folder):
     tfscale.initialize()
     rows = workers_rows.ROWS if count == 2 else workers_rows.SHORT
     results = train(only(rows), index)
+    if count == 2 and "cases" in (sys.argv[2:] or ["cases"]):
+        results["cases"] = workers_cases.run(index, folder)
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
 

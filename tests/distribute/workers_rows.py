@@ -121,7 +121,7 @@ ROWS = {
     "loss scaling": Row(JOBS["scaled"], plainly(2)),
     "data 2 in each": Row(JOBS["no rows"], plainly(4), goes_on=True),
     "zero in each": Row(
-        JOBS["plain"], lambda job: same_numbers.on_zero(job, 4)
+        JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
     ),
     "pipeline in each": Row(JOBS["plain"], _pipeline(2), goes_on=True),
     "pipeline without rows": Row(JOBS["no rows"], _pipeline(2)),

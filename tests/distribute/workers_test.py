@@ -4,6 +4,7 @@ One program runs all rows in two workers, and some in four; here each row is
 trained once more, alone.
 """
 
+import glob
 import os
 import pickle
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 from absl.testing import absltest
 
 from tests import same_numbers
+from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 from tests.source_files import REPOSITORY
 
@@ -40,7 +42,7 @@ class WorkersTest(absltest.TestCase):
             if process.returncode:
                 raise RuntimeError(process.stdout + process.stderr)
             cls.results = {}
-            for name in os.listdir(folder):
+            for name in glob.glob("[24]_?", root_dir=folder):
                 with open(os.path.join(folder, name), "rb") as file:
                     cls.results[name] = pickle.load(file)
 
@@ -83,6 +85,20 @@ class WorkersTest(absltest.TestCase):
 
     def test_two_workers(self):
         self.assert_all(workers_rows.ROWS, 2)
+
+    def test_cases(self):
+        for name in workers_cases.CASES:
+            for index in range(2):
+                with self.subTest(f"{name}, worker {index}"):
+                    found = self.results[f"2_{index}"]["cases"][name]
+                    workers_cases.assert_case(self, name, found)
+
+    def test_what_would_go_wrong_is_an_error(self):
+        for name, (_, message) in workers_cases.REFUSED.items():
+            for index in range(2):
+                with self.subTest(f"{name}, worker {index}"):
+                    found = self.results[f"2_{index}"]["cases"][name]
+                    self.assertRegex(found, message)
 
     def test_four_workers(self):
         self.assert_all(workers_rows.SHORT, 4)

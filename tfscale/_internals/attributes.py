@@ -59,8 +59,9 @@ def writes_old_format() -> bool:
 
 
 def share(key: str, value: str) -> None:
-    """Tells all processes of a cluster something, once for each key."""
-    symbols.eager_context.context().set_config_key_value(key, value)
+    """Tells all processes of a cluster something; the first one to do so."""
+    with contextlib.suppress(tf.errors.AlreadyExistsError):
+        symbols.eager_context.context().set_config_key_value(key, value)
 
 
 def shared(key: str, timeout_in_ms: int) -> str | None:

@@ -27,6 +27,7 @@ from tfscale.cluster.initialize import joined
 
 # Apart from those of TensorFlow's own strategies, which begin at 1.
 _FIRST_GROUP = 1_000_000
+_WRITERS = "tfscale/writers/"
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _MAX_DEVICES = 10_000
 
@@ -105,6 +106,19 @@ class Workers:
             bits = tf.zeros_like(bits)
         (total,) = self.all_reduce([bits])
         return _from_integers(total, value)
+
+    def writer_of(self, path: str) -> int:
+        """Which worker writes to a path: the first that has asked.
+
+        Args:
+            path: Where this worker is about to write.
+        """
+        key = f"{_WRITERS}{path}"
+        _internals.share(key, str(self.index))
+        found = None
+        while found is None:
+            found = _internals.shared(key, 1_000)
+        return int(found)
 
     def _participant(self, device):
         if device not in self._participants:

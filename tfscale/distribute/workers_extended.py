@@ -19,13 +19,17 @@ workers; which thread, device or component it is, is counted in this one.
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale import rank_context
 from tfscale.collectives.workers import Workers
 from tfscale.distribute import common_order
 from tfscale.distribute import inputs
+from tfscale.distribute import own_data
+from tfscale.distribute import saving
 from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.model_ranks import Replica
+from tfscale.whole_batch import step as whole_batch_step
 
 
 class WorkersExtended(MeshExtended):
@@ -74,6 +78,12 @@ class WorkersExtended(MeshExtended):
     def _in_multi_worker_mode(self):
         return True
 
+    def _call_for_each_replica(self, fn, args, kwargs):
+        model = whole_batch_step.model_of(fn)
+        if model is not None:
+            in_place.put(model, saving.SavedByOneWorker)
+        return super()._call_for_each_replica(fn, args, kwargs)
+
     # --- inputs --------------------------------------------------------
 
     def _context(self):
@@ -101,17 +111,7 @@ class WorkersExtended(MeshExtended):
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         def of_worker(context):
-            dataset = dataset_fn(context)
-            length = dataset.cardinality()
-            is_infinite = bool(length == tf.data.INFINITE_CARDINALITY)
-            self.workers.agreement.check(
-                "dataset", f"{dataset.element_spec}, {is_infinite=}"
-            )
-            lengths = self.workers.all_gather(tf.reshape(length, [1]))
-            if bool(tf.reduce_all(lengths == length)):
-                return dataset
-            # All go on until nobody has any: then Keras must not count.
-            return dataset.take_while(lambda *_: True)
+            return own_data.as_long_as_any(dataset_fn(context), self.workers)
 
         return _internals.get_distributed_datasets_from_function(
             of_worker,

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,7 +33,7 @@ def prepared(
         What to run in its place, in every replica.
     """
     with contextlib.ExitStack() as stack:
-        step, model = fn, _compiled_model(fn)
+        step, model = fn, model_of(fn)
         if model is not None:
             stack.enter_context(model_loss.of_whole_batch(model))
             step = functools.wraps(fn)(
@@ -67,12 +68,13 @@ def _run_on_part(model, fn, *args, **kwargs):
         return fn(*args, **kwargs)
 
 
-def _compiled_model(fn):
+def model_of(fn: Callable) -> keras.Model | None:
     """The model of whose methods a function is one, if it is compiled."""
-    while fn is not None:
-        model = getattr(fn, "__self__", None)
+    found: Any = fn
+    while found is not None:
+        model = getattr(found, "__self__", None)
         if isinstance(model, keras.Model):
             return model if model.compiled else None
         # TensorFlow wraps what it may have to convert.
-        fn = getattr(fn, "__wrapped__", None)
+        found = getattr(found, "__wrapped__", None)
     return None

@@ -1,0 +1,277 @@
+"""What workers do beside training by `fit` with arrays, and what is refused."""
+
+import contextlib
+import os
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tests import same_numbers
+from tests.distribute import workers_rows
+
+X, Y = workers_rows.X, workers_rows.Y
+
+
+def _strategy(**axes):
+    return tfscale.MeshStrategy(tfscale.device_mesh(data=2, **axes))
+
+
+def _model(strategy=None):
+    """A model in which every step counts, with the same weights each time."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = workers_rows.dense()
+        model.compile(workers_rows.adam(), "mse")
+    return model
+
+
+def _weights(model):
+    return [np.array(v) for v in model.variables]
+
+
+def own_batches(index):
+    """Batches of worker `index`: three of the first, one of the second."""
+    places = [[0, 4], [8, 12], [12, 15]] if index == 0 else [[4, 8]]
+    return [(X[a:b], Y[a:b]) for a, b in places]
+
+
+def dataset_of(batches):
+    """A dataset of batches of any size."""
+    spec = tuple(
+        tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+        for part in batches[0]
+    )
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=spec
+    )
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+
+
+def own_data(index):
+    """One worker has more batches than the other, of its own."""
+    strategy = _strategy()
+    model = _model(strategy)
+    dataset = strategy.distribute_datasets_from_function(
+        lambda context: dataset_of(own_batches(context.input_pipeline_id))
+    )
+    history = model.fit(dataset, epochs=2, verbose=0)
+    return [history.history["loss"], *_weights(model)]
+
+
+def own_data_alone():
+    """The same in one process: the steps are of 8, 4 and 3 rows."""
+    first, second = own_batches(0), own_batches(1)
+    steps = [
+        tuple(np.concatenate(parts) for parts in zip(first[0], second[0])),
+        *first[1:],
+    ]
+    model = _model()
+    history = model.fit(dataset_of(steps), epochs=2, verbose=0)
+    return [history.history["loss"], *_weights(model)]
+
+
+def _pipeline(context=None):
+    return tfscale.data.pipeline(
+        tfscale.data.arrays((X, Y)),
+        batch_size=6,
+        seed=3,
+        input_context=context,
+    )
+
+
+def shuffled_data(index):
+    """`tfscale.data`, divided by TensorFlow and by itself."""
+    strategy = _strategy()
+    divided, by_itself = _model(strategy), _model(strategy)
+    divided.fit(_pipeline(), epochs=2, verbose=0)
+    dataset = strategy.distribute_datasets_from_function(_pipeline)
+    by_itself.fit(dataset, epochs=2, verbose=0)
+    return _weights(divided) + _weights(by_itself)
+
+
+def shuffled_data_alone():
+    """The same in one process."""
+    model = _model()
+    model.fit(_pipeline(), epochs=2, verbose=0)
+    return _weights(model) * 2
+
+
+def by_turns(index):
+    """Two strategies in one process, one after the other and back."""
+    models = [_model(_strategy()), _model(_strategy())]
+    for model in [*models, *models]:
+        model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+    return [w for model in models for w in _weights(model)]
+
+
+def by_turns_alone():
+    """The same in one process, without a strategy."""
+    model = _model()
+    for _ in range(2):
+        model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+    return _weights(model) * 2
+
+
+def by_hand(index):
+    """Sums, means and gathered values of all replicas, in a loop of one's own.
+
+    The rows are 0 to 6, of which the last worker has fewer.
+    """
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=4))
+    dataset = (
+        tf.data.Dataset.range(7).map(lambda x: tf.cast(x, tf.float32)).batch(7)
+    )
+    (values,) = strategy.experimental_distribute_dataset(dataset)
+
+    @tf.function
+    def step(values):
+        def on_replica(x):
+            context = tf.distribute.get_replica_context()
+            place = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            return tf.reduce_sum(x), place, context.all_reduce("SUM", x[:1])
+
+        total, place, _ = strategy.run(on_replica, args=(values,))
+        return (
+            strategy.reduce("SUM", total, axis=None),
+            strategy.reduce("MEAN", place, axis=None),
+            strategy.reduce("MEAN", values, axis=0),
+            strategy.gather(values, axis=0),
+        )
+
+    total, place, mean, gathered = step(values)
+    return [
+        strategy.reduce("SUM", tf.constant(1.0), axis=None),
+        strategy.num_replicas_in_sync,
+        total,
+        place,
+        mean,
+        np.sort(gathered),
+    ]
+
+
+def by_hand_alone():
+    """What it has to be."""
+    return [4.0, 4, 21.0, 1.5, 3.0, np.arange(7.0)]
+
+
+def saving(index):
+    """One worker has written a file; another one may not."""
+    strategy = _strategy()
+    model = _model(strategy)
+    model.fit(X[:2], Y[:2], shuffle=False, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(os.path.join(folder, "own.keras"))
+    path = os.path.join(tempfile.gettempdir(), "one_of_all_workers.weights.h5")
+    if strategy.is_chief:
+        model.save_weights(path)
+    strategy.extended.workers.agreement.check("file", path)
+    if strategy.is_chief:
+        model.save_weights(path)
+        os.remove(path)
+        return [1.0]
+    try:
+        model.save_weights(path)
+    except ValueError as error:
+        return ["One worker must write a file" in str(error)]
+    return [0.0]
+
+
+def saving_alone():
+    """Whether all was as it should be."""
+    return [1.0]
+
+
+CASES = {
+    "saving": (saving, saving_alone),
+    "own data": (own_data, own_data_alone),
+    "shuffled data": (shuffled_data, shuffled_data_alone),
+    "by turns": (by_turns, by_turns_alone),
+    "by hand": (by_hand, by_hand_alone),
+}
+
+
+def _shuffles(index, seed):
+    strategy = _strategy()
+    model = _model(strategy)
+    tf.random.set_seed(seed)
+    model.fit(X, Y, batch_size=6, verbose=0)
+
+
+def _backs_up(index, folder):
+    strategy = _strategy()
+    model = _model(strategy)
+    callback = tfscale.callbacks.BackupAndRestore(os.path.join(folder, "b"))
+    model.fit(X, Y, shuffle=False, verbose=0, callbacks=[callback])
+
+
+def _has_other_layers(index, folder):
+    del folder
+    with _strategy().scope():
+        keras.layers.Dense(3 + index, name="other").build((None, 2))
+
+
+def _has_another_mesh(index, folder):
+    del folder
+    mesh = tfscale.device_mesh(data=2, model=1 + index)
+    tfscale.MeshStrategy(mesh)
+
+
+def _has_other_batches(index, folder):
+    del folder
+    strategy = _strategy()
+    dataset = tf.data.Dataset.range(8).batch(2 + index, drop_remainder=True)
+    strategy.experimental_distribute_dataset(dataset)
+
+
+def _has_no_whole_rows(index, folder):
+    del folder
+    devices = [d.name for d in tf.config.list_logical_devices()]
+    tfscale.MeshStrategy(
+        tfscale.device_mesh(pipeline=2, devices=[devices[0], devices[2]])
+    )
+
+
+# What is done, and what the error says in each worker.
+REFUSED = {
+    "a shuffle without a seed": (
+        lambda index, folder: _shuffles(index, None),
+        "must be shuffled by a seed",
+    ),
+    "shuffles with seeds of their own": (
+        lambda index, folder: _shuffles(index, index + 1),
+        "must have the same dataset. Received: .*seeds of shuffles",
+    ),
+    "backups": (_backs_up, "BackupAndRestore is for one process"),
+    "other layers": (
+        _has_other_layers,
+        r"must have the same variables. Received: .*other/kernel \(2, [34]\)",
+    ),
+    "another mesh": (_has_another_mesh, "must have the same mesh. Received: "),
+    "other batches": (_has_other_batches, "must have the same dataset. Rec"),
+    "no whole rows": (_has_no_whole_rows, "must have whole rows of a mesh"),
+}
+
+
+def run(index, folder):
+    """The results of all cases, and what errors said; in a worker."""
+    results = {name: case(index) for name, (case, _) in CASES.items()}
+    results = {k: [np.asarray(x) for x in v] for k, v in results.items()}
+    for name, (refused, _) in REFUSED.items():
+        try:
+            refused(index, folder)
+            results[name] = "no error"
+        except ValueError as error:
+            results[name] = str(error)
+    return results
+
+
+def assert_case(test, name, found):
+    """Fails unless a case had the numbers of one process."""
+    expected = CASES[name][1]()
+    test.assertEqual(len(expected), len(found))
+    for place, (a, b) in enumerate(zip(found, expected)):
+        same_numbers.assert_close(a, b, f"{name} {place}")

@@ -1,0 +1,55 @@
+"""Data that each worker has for itself: they need not be equally long.
+
+A step is of all workers. One that has no batch left goes on with batches of no
+rows, until nobody has any.
+"""
+
+import tensorflow as tf
+
+from tfscale.collectives.workers import Workers
+
+
+def as_long_as_any(dataset: tf.data.Dataset, workers: Workers):
+    """A dataset with as many batches as that of the worker with most.
+
+    Keras counts batches where it can, and would end an epoch here while the
+    others wait in the next step.
+
+    Args:
+        dataset: Batches of this worker.
+        workers: All workers, each of which calls this.
+
+    Returns:
+        A `tf.data.Dataset`; the last batches may have no rows.
+
+    Raises:
+        ValueError: If datasets differ in more than their length.
+    """
+    length = int(dataset.cardinality())
+    is_infinite = length == tf.data.INFINITE_CARDINALITY
+    workers.agreement.check(
+        "dataset", f"{dataset.element_spec}, {is_infinite=}"
+    )
+    lengths = workers.all_gather(tf.constant([length], tf.int64))
+    longest, shortest = int(max(lengths)), int(min(lengths))
+    if shortest == longest:
+        return dataset
+    if shortest < 0 or not _is_dense(dataset):
+        # Nobody counts: all go on until no worker has any.
+        return dataset.take_while(lambda *_: True)
+    nothing = tf.data.Dataset.from_tensors(
+        tf.nest.map_structure(_no_rows, dataset.element_spec)
+    )
+    return dataset.concatenate(nothing.repeat(longest - length))
+
+
+def _is_dense(dataset):
+    return all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.rank
+        for spec in tf.nest.flatten(dataset.element_spec)
+    )
+
+
+def _no_rows(spec):
+    # Of another first dim than batches have: it is unknown then.
+    return tf.zeros([0, *(dim or 0 for dim in spec.shape[1:])], spec.dtype)
