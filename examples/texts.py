@@ -14,7 +14,9 @@ VOCABULARY = 256  # a token is a byte
 STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "*.py")
 
 
-def make_datasets(pattern, sequence_length, batch_size, seed, parse=None):
+def make_datasets(
+    pattern, sequence_length, batch_size, seed, parse=None, input_context=None
+):
     """Training and validation batches without end.
 
     Args:
@@ -24,6 +26,8 @@ def make_datasets(pattern, sequence_length, batch_size, seed, parse=None):
         seed: Integer that the order is drawn from.
         parse: Function from `(tokens, targets)`, both int32 of shape
             `(sequence_length,)`, to what the model takes. By default that.
+        input_context: `tf.distribute.InputContext` of a worker, for its part
+            of the batches.
 
     Returns:
         Two `tf.data.Dataset`.
@@ -42,6 +46,7 @@ def make_datasets(pattern, sequence_length, batch_size, seed, parse=None):
             parse=parse,
             seed=seed,
             remainder="drop",
+            input_context=input_context,
         ).repeat()
 
     train = [name for index, name in enumerate(files) if index % 20]

@@ -20,7 +20,6 @@ TOKENS = RANDOM.randint(0, 4, (15, 4)).astype("int32")
 WEIGHTS = RANDOM.uniform(0.1, 2.0, 15).astype("float32")
 # The last batch is split 2 + 1 over two workers.
 DATA = dict(x=X, y=Y, batch_size=6)
-WEIGHT = "sample_weight"
 
 
 def dense():
@@ -94,13 +93,13 @@ class Row:
         job: What is trained.
         train: How workers train it.
         reference: How one process does.
-        goes_on: Whether what was trained is evaluated and predicts.
+        predicts: Whether what was trained is to predict, too.
     """
 
     job: same_numbers.Job
     train: Callable
     reference: Callable = same_numbers.on_one_device
-    goes_on: bool = False
+    predicts: bool = False
 
 
 def _pipeline(num_replicas, **options):
@@ -113,17 +112,17 @@ def _ranks(num_replicas):
 
 # On two workers with two devices each.
 ROWS = {
-    "data": Row(JOBS["plain"], plainly(2), goes_on=True),
+    "data": Row(JOBS["plain"], plainly(2), predicts=True),
     "embedding": Row(JOBS["embedding"], plainly(2)),
     "statistics and dropout": Row(JOBS["normalized"], plainly(2), plainly(2)),
     "steps per execution": Row(JOBS["several steps"], plainly(2)),
     "worker without rows": Row(JOBS["no rows"], plainly(2)),
     "loss scaling": Row(JOBS["scaled"], plainly(2)),
-    "data 2 in each": Row(JOBS["no rows"], plainly(4), goes_on=True),
+    "data 2 in each": Row(JOBS["no rows"], plainly(4), predicts=True),
     "zero in each": Row(
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
     ),
-    "pipeline in each": Row(JOBS["plain"], _pipeline(2), goes_on=True),
+    "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
     "pipeline without rows": Row(JOBS["no rows"], _pipeline(2)),
     "model ranks in each": Row(JOBS["plain"], _ranks(2)),
 }
@@ -142,10 +141,9 @@ def result(row, outcome):
         "slots": outcome.slots,
         "logs": outcome.logs,
     }
-    if row.goes_on:
-        data = {**row.job.data, "verbose": 0}
-        logs = outcome.model.evaluate(**data, return_dict=True)
-        found["evaluated"] = {k: np.asarray(v) for k, v in logs.items()}
-        data = {k: v for k, v in data.items() if k not in ("y", WEIGHT)}
-        found["predicted"] = {"all": outcome.model.predict(**data)}
+    if row.predicts:
+        predicted = outcome.model.predict(
+            row.job.data["x"], row.job.data["batch_size"], verbose=0
+        )
+        found["predicted"] = predicted
     return found

@@ -19,7 +19,7 @@ from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 from tests.source_files import REPOSITORY
 
-_SECONDS = 480
+_SECONDS = 1_200
 
 
 class WorkersTest(absltest.TestCase):
@@ -72,12 +72,12 @@ class WorkersTest(absltest.TestCase):
                     },
                 ),
             )
-            for name in ("evaluated", "predicted"):
-                self.assertEqual(name in expected, name in actual)
-                if name in expected:
-                    self.assertEqual(set(expected[name]), set(actual[name]))
-                for key, value in expected.get(name, {}).items():
-                    same_numbers.assert_close(actual[name][key], value, key)
+            self.assertEqual("predicted" in actual, row.predicts)
+            if row.predicts:
+                # All rows, in their order, in every worker.
+                same_numbers.assert_close(
+                    actual["predicted"], expected["predicted"], "predicted"
+                )
         # Of what is updated on its own, nothing is added up in another order.
         for name, value in found[0]["variables"].items():
             for other in found[1:]:

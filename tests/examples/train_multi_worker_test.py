@@ -1,0 +1,41 @@
+import os
+import re
+import subprocess
+import sys
+
+import keras
+from absl.testing import absltest
+
+from tests.source_files import REPOSITORY
+
+
+class TrainMultiWorkerTest(absltest.TestCase):
+    def test_it_starts_two_workers_that_train_one_model(self):
+        path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
+        process = subprocess.run(
+            [
+                *(sys.executable, "-m", "examples.train_multi_worker"),
+                "--flagfile=configs/multi_worker.flags",
+                *("--width=8", "--num_heads=2", "--sequence_length=8"),
+                *("--batch_size=4", "--num_epochs=1", "--steps_per_epoch=3"),
+                *("--validation_steps=1", f"--model_file={path}"),
+            ],
+            capture_output=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            text=True,
+            timeout=300,
+        )
+        said = process.stdout + process.stderr
+        self.assertEqual(process.returncode, 0, said)
+        found = re.findall(r"loss: ([\d.]+) - val_loss: ([\d.]+)", said)
+        self.assertLen(found, 1, said)
+        # Guessing is log(256) = 5.5.
+        for value in map(float, found[0]):
+            self.assertBetween(value, 3.0, 8.0)
+        self.assertIn("[worker 0] Saved", said)
+        keras.models.load_model(path)
+
+
+if __name__ == "__main__":
+    absltest.main()
