@@ -26,6 +26,7 @@ import tfscale
 from tests import same_numbers
 from tests.distribute import workers_cases
 from tests.distribute import workers_rows
+from tfscale.cluster.leaving import leave
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS = 600
@@ -74,6 +75,7 @@ def work(index, count, folder):
         results["cases"] = workers_cases.run(index, folder)
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
+    leave(count, index)  # As at the end of a program, which a fork has not.
 
 
 def only(rows):

@@ -1,5 +1,6 @@
 """Joins the cluster that a process was started in, once, before all else."""
 
+import atexit
 import dataclasses
 import os
 
@@ -9,6 +10,7 @@ from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.environment import cluster_from_environment
+from tfscale.cluster.leaving import leave
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
 from tfscale.virtual_devices import use_virtual_devices
@@ -112,6 +114,7 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         _coordinated = cluster
     else:
         _joined = Joined(cluster, _join(cluster))
+        atexit.register(leave, len(cluster.addresses), _joined.index)
 
 
 def joined() -> Joined | None:

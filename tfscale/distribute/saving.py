@@ -13,12 +13,12 @@ from tfscale import in_place
 class SavedByOneWorker(in_place.Mixin):
     """What is put in front of the class of a model that workers train."""
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath, *args, **kwargs):
         """See `keras.Model.save`; raises if another worker saves there."""
         check(self.distribute_strategy, filepath)
         super().save(filepath, *args, **kwargs)
 
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath, *args, **kwargs):
         """See `keras.Model.save_weights`; likewise."""
         check(self.distribute_strategy, filepath)
         super().save_weights(filepath, *args, **kwargs)
