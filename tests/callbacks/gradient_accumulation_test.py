@@ -141,7 +141,6 @@ JOBS = {
     "attending": same_numbers.Job(
         attending,
         dict(x=SEQUENCES, y=SEQUENCES[::-1], batch_size=6),
-        clipped,
     ),
     "own_call": same_numbers.Job(own_call, DATA, compile=twice),
 }
