@@ -52,8 +52,13 @@ def resolve(owner):
         return inspect.unwrap(found) if callable(found) else found
 
 def rename_in_code(function, name):
+    def other(n):
+        if isinstance(n, types.CodeType) and n.co_name == name:
+            return n.replace(co_name="renamed")
+        return "renamed" if n == name else n
+
     def others(names):
-        return tuple("renamed" if n == name else n for n in names)
+        return tuple(map(other, names))
 
     code = function.__code__
     function.__code__ = code.replace(

@@ -117,6 +117,22 @@ class TrainerTest(tf.test.TestCase):
             calls, ["_maybe_symbolic_build", "train_step", "train_step"]
         )
 
+    @holds("TensorFlowTrainer.make_predict_function", "one_step_on_data")
+    def test_what_replicas_run_to_predict_is_told_by_its_name(self):
+        found = []
+
+        class Strategy(tf.distribute.MirroredStrategy):
+            def run(self, fn, *args, **kwargs):
+                found.append(_internals.predicts(fn))
+                return super().run(fn, *args, **kwargs)
+
+        reduction = tf.distribute.ReductionToOneDevice()
+        with Strategy(["CPU:0"], cross_device_ops=reduction).scope():
+            model = model_of()
+        model.predict_on_batch(X)
+        model.test_on_batch(X, [X[:, :1], X[:, :1]])
+        self.assertEqual(found, [True, False])
+
     @holds("trainer", "model_supports_jit")
     def test_a_layer_that_xla_cannot_compile_is_known(self):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

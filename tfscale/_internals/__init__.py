@@ -32,6 +32,7 @@ from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import share
 from tfscale._internals.attributes import shared
 from tfscale._internals.attributes import shuffle_seeds
+from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import value_of
@@ -183,6 +184,7 @@ __all__ = [
     "own_generators",
     "own_variables",
     "put_back_positions",
+    "predicts",
     "running_fit",
     "set_initial_epoch",
     "set_keras_mask",

@@ -53,6 +53,13 @@ def asks_for_xla(function: Any) -> bool:
     return bool(getattr(function, "_jit_compile", False))
 
 
+def predicts(function: Any) -> bool:
+    """Whether it is what Keras has replicas run for a batch's predictions."""
+    function = getattr(function, "python_function", function)
+    name = getattr(function, "__qualname__", "")
+    return name.endswith("make_predict_function.<locals>.one_step_on_data")
+
+
 def writes_old_format() -> bool:
     """Whether Keras asks for configurations for an HDF5 file."""
     return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))

@@ -73,7 +73,9 @@ def has(owner: str, name: str) -> bool:
         return False
     if isinstance(found, types.FunctionType):
         code = found.__code__
-        return name in code.co_names or name in code.co_consts
+        # A function that it makes is there as its code.
+        made = [getattr(const, "co_name", const) for const in code.co_consts]
+        return name in code.co_names or name in made
     return name in vars(found)
 
 

@@ -111,6 +111,10 @@ KERAS = {
         "_aggregate_additional_loss": "without the scale for replicas",
         "_maybe_symbolic_build": "left out where nothing is to be built",
     },
+    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
+    ".make_predict_function": {
+        "one_step_on_data": "what replicas run to predict, by its name",
+    },
     "keras.src.trainers.compile_utils.CompileLoss.build": {
         "_flat_losses": "which target and weight go with which loss",
     },

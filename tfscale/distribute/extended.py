@@ -77,6 +77,11 @@ class MeshExtended(ModelRanks):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
         self._check_has_pipeline()
+        if _internals.predicts(fn) and not _is_divided(args):
+            # `predict_on_batch`: all of them make the same of it, and Keras
+            # would return it once for each.
+            results = super()._call_for_each_replica(fn, args, kwargs)
+            return tf.nest.map_structure(self._of_first_replica, results)
         call = super()._call_for_each_replica
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
@@ -86,6 +91,9 @@ class MeshExtended(ModelRanks):
             return call(fn, args, kwargs)
         with whole_batch_step.prepared(fn, self.batch_norms) as step:
             return call(step, args, kwargs)
+
+    def _of_first_replica(self, value):
+        return self._local_results(value)[0]
 
     def _check_has_pipeline(self):
         # With no variable there is nothing to train.
@@ -238,4 +246,11 @@ def _sums(strategy, *values):
     """Sums over the replicas; where these meet."""
     return strategy.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
+    )
+
+
+def _is_divided(args):
+    return any(
+        isinstance(value, tf.distribute.DistributedValues)
+        for value in tf.nest.flatten(args)
     )

@@ -95,8 +95,11 @@ class ModelRanks(MirroredInputs):
 
     @property
     def _num_replicas_in_sync(self):
-        if rank_context.current().is_one_replica:
+        context = rank_context.current()
+        if context.is_one_replica:
             return 1
+        if context.part is not None:
+            context.part.is_divided = True
         return self.num_replicas
 
     def _get_replica_id_in_sync_group(self, replica_id):

@@ -22,6 +22,7 @@ from tfscale.distribute import zero
 from tfscale.optimizers.lars import LARS
 from tfscale.optimizers.lars import has_ratio
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import part
 
 # A reference to the `MeshExtended` that the variables of each optimizer belong
 # to, which keep it. It is no attribute: Keras compares those in copies.
@@ -112,6 +113,7 @@ class MeshOptimizer(in_place.Mixin):
         extended = _EXTENDED[self]()
         if extended.gradients_are_reduced:
             return grads
+        part.warn_of_undivided()
         return extended.sum_gradients(grads, variables)
 
 

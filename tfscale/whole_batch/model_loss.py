@@ -34,6 +34,7 @@ class _Model(in_place.Mixin):
         part = current_part()
         if part is None:
             return super().compute_loss(*args, **kwargs)
+        part.is_divided = True
         with losses.as_on_one_device():
             loss = super().compute_loss(*args, **kwargs)
         if loss is None:

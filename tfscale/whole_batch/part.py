@@ -1,6 +1,7 @@
 """The part of a batch that a thread works on: a replica's rows, say."""
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -23,6 +24,10 @@ class Part:
         num_replicas: By what Keras divides means.
         layers: Those that may note down losses, to be read behind `total`.
         weight: What gradients of the part are multiplied by afterwards.
+
+    Attributes:
+        is_divided: Whether a loss of it has been divided for the sum over the
+            parts, or somebody has asked by what.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class Part:
         self.rows = rows
         self.num_replicas = num_replicas
         self.weight = weight
+        self.is_divided = False
         self._total = total
         self._share = None
         self._layers = layers
@@ -63,6 +69,23 @@ class Part:
         """Within it, this is `current_part()` of this thread."""
         with rank_context.within(part=self):
             yield
+
+
+def warn_of_undivided() -> None:
+    """Warns if gradients are to be added up over parts of a loss of each."""
+    part = rank_context.current().part
+    if part is None or part.is_divided or part.num_replicas == 1:
+        return
+    warnings.warn(
+        "Gradients are added up over replicas, so the loss of each has to be "
+        "its part of the loss of the whole batch. Received: a `train_step` "
+        "whose loss comes neither from `compute_loss` nor from a loss of "
+        "Keras, and that has not asked for the number of replicas, "
+        f"{part.num_replicas}: gradients are so many times too large if it is "
+        "a mean over the rows that it has. Use `self.compute_loss(...)`, or "
+        "divide by `tf.distribute.get_strategy().num_replicas_in_sync`.",
+        stacklevel=2,
+    )
 
 
 def current_part() -> Part | None:

@@ -35,6 +35,7 @@ def prepared(
     with contextlib.ExitStack() as stack:
         step, model = fn, model_of(fn)
         if model is not None:
+            _check_metrics(model)
             stack.enter_context(model_loss.of_whole_batch(model))
             step = functools.wraps(fn)(
                 functools.partial(_run_on_part, model, fn)
@@ -46,6 +47,18 @@ def prepared(
         if layers:
             step = functools.wraps(fn)(functools.partial(_run_noting, step))
         yield step
+
+
+def _check_metrics(model):
+    for variable in model.metrics_variables:
+        if not isinstance(variable.value, tf.distribute.DistributedValues):
+            raise ValueError(
+                "Metrics must be made in the scope of the strategy, because "
+                "each replica counts by itself. Received: one with the "
+                f"variable {variable.path!r}, made outside of the scope: all "
+                "replicas would count in it together. Put what makes it, and "
+                "`compile`, under `with strategy.scope():`."
+            )
 
 
 def _run_noting(fn, *args, **kwargs):

@@ -49,6 +49,18 @@ class DifferencesTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "Pass `loss=` to `compile`"):
             model.train_on_batch(X, X)
 
+    def test_an_output_without_rows_is_refused(self):
+        # Of two microbatches it was there twice, or an error of `tf.split`;
+        # keras_hub's SAM has one.
+        table = keras.layers.Lambda(lambda x: x[:1], name="table")
+        mean = keras.layers.Lambda(keras.ops.mean, name="table")
+        for layer in (table, mean):
+            model, _ = pipeline(lambda layer=layer: layer)
+            with self.assertRaisesRegex(
+                ValueError, r"a row for each row.*'table'.*num_microbatches=1"
+            ):
+                model.predict_on_batch(X)
+
     def test_a_stateful_layer_is_refused_in_words(self):
         with self.assertRaisesRegex(
             ValueError, r"microbatches.*layer 'state' .* num_microbatches=2"

@@ -26,6 +26,17 @@ class Looked(keras.layers.Layer):
         return x + self.positions(keras.ops.arange(length))
 
 
+class TimeMajor(keras.layers.Layer):
+    """Makes another shape than it promises, like one of keras_hub's XLNet."""
+
+    def call(self, x):
+        table = keras.ops.transpose(x, (1, 0, 2))
+        return keras.ops.concatenate([table, table], 0)
+
+    def compute_output_shape(self, input_shape):
+        return (1, input_shape[1], 4)
+
+
 class Refuses(keras.layers.Layer):
     """Works with no length that is known when it is traced."""
 
@@ -72,6 +83,14 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
             [(None, 64, 64, 4), (None, 32, 32, 4)],
         )
 
+    def test_goes_through_layers_that_promise_another_shape(self):
+        # A length of 2 was found, with which a summary was a raw error.
+        graph = survey(flatten_model(language_model(TimeMajor()))).graph
+        self.assertEqual(
+            graph.specs[graph.calls[-1].outputs[0]].shape,
+            (2 * UNKNOWN_LENGTH, 1, 9),
+        )
+
     def test_is_asked_for_where_none_is_found(self):
         model = language_model(Refuses())
         plan = make_plan(model, one_f_one_b(2, 2), "flops")
@@ -85,6 +104,18 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class CallsTest(tf.test.TestCase):
+    def test_rows_may_be_folded_into_the_batch(self):
+        # Frames of a video, say. What unfolds them was traced with one row,
+        # and no such model could be wrapped.
+        inputs = keras.Input((4, 3))
+        x = keras.layers.Dense(5)(keras.ops.reshape(inputs, (-1, 3)))
+        model = keras.Model(inputs, keras.ops.reshape(x, (-1, 4, 5)))
+        plan = make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)
+        folded, dense, _ = (call.outputs[0] for call in plan.graph.calls)
+        self.assertEqual(plan.graph.multiples, {folded: 4, dense: 4})
+        self.assertEqual(plan.flops[1], 4 * (2 * 3 * 5 + 5))
+        self.assertEqual(plan.graph.with_rows(dense, 2).shape, (8, 5))
+
     def test_equal_calls_are_traced_once_and_different_ones_apart(self):
         traced = []
 

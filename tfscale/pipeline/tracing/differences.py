@@ -39,6 +39,45 @@ def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
     )
 
 
+def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
+    """Refuses outputs that those of a batch cannot be put together from.
+
+    Args:
+        plan: The model.
+        known: Specs of what its stages make of a microbatch, by key.
+        rows: Rows of a microbatch, or None if they are not known.
+
+    Raises:
+        ValueError: If there are several microbatches, and an output has no
+            row for each row.
+    """
+    num_microbatches = plan.schedule.num_microbatches
+    if num_microbatches == 1:
+        return
+    for value in plan.graph.outputs:
+        spec = known.get(keys.Activation(value))
+        if spec is None or not _is_without_rows(spec.shape, rows):
+            continue
+        name = next(c for c in plan.graph.calls if value in c.outputs).name
+        raise ValueError(
+            "Each output must have a row for each row of the batch, because "
+            "those of microbatches are put one behind the other. Received: an "
+            f"output of shape {tuple(spec.shape)}, of layer {name!r}, for a "
+            f"microbatch of {rows} rows. Use `PipelineModel(model, "
+            "num_microbatches=1)`, or wrap a model without that output: "
+            "`keras.Model(model.inputs, ...)`."
+        )
+
+
+def _is_without_rows(shape, rows):
+    if shape.rank == 0:
+        return True
+    if shape.rank is None or shape[0] is None or not rows:
+        return False
+    # Something may be folded into the batch: then it has several for each.
+    return shape[0] == 0 or shape[0] % rows != 0
+
+
 def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
     """Warns of what is not what it is on one device.
 

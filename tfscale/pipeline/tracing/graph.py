@@ -88,6 +88,8 @@ class Graph:
         outputs: One value per flattened output of the model.
         calls: In an order in which they can run.
         specs: Shape and dtype of every value, with `None` for the batch.
+        multiples: How many rows a value has for each one of the batch, where
+            that is not one: of frames that were folded into the batch, say.
     """
 
     functional: keras.Model
@@ -95,6 +97,15 @@ class Graph:
     outputs: tuple[Value, ...]
     calls: tuple[Call, ...]
     specs: dict[Value, keras.KerasTensor]
+    multiples: dict[Value, int] = dataclasses.field(default_factory=dict)
+
+    def with_rows(self, value: Value, rows: int) -> keras.KerasTensor:
+        """The spec of a value for a batch of `rows` rows."""
+        spec = self.specs[value]
+        if not spec.shape or spec.shape[0] is not None:
+            return spec
+        rows *= self.multiples.get(value, 1)
+        return keras.KerasTensor((rows, *spec.shape[1:]), spec.dtype)
 
     def flatten_inputs(self, x) -> list[tf.Tensor]:
         """What a user feeds, as Keras would take it, one per `inputs`."""

@@ -187,6 +187,8 @@ class Programs:
                         )
                     )
                 known.update(traced[-1][0].outputs)
+            rows = self._spec(inputs[0]).shape[0]
+            differences.check_outputs(plan, known, rows)
             last = traced[-1][0]
             of_first_ranks = [of_stage[0] for of_stage in traced]
             if targets is not None:

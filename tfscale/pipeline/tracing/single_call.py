@@ -47,7 +47,7 @@ def map_calls(
     differentiable = _differentiable(graph)
     known, results = {}, []
     for call in graph.calls:
-        args, kwargs = described(call, graph.specs)
+        args, kwargs = described(call, graph)
         key = (
             flops.call_key(call.operation, args, kwargs),
             tuple(value in differentiable for value in call.inputs),
@@ -65,18 +65,15 @@ def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     Raises:
         ValueError: If another size than that of the batch is unknown.
     """
-    spec = graph.specs[value]
-    shape = list(spec.shape)
-    if shape and shape[0] is None:
-        shape[0] = rows
-    if None in shape:
+    spec = graph.with_rows(value, rows)
+    if None in spec.shape:
         raise ValueError(
             "Memory and time can be estimated where sizes are known. Received: "
-            f"a tensor of shape {tuple(spec.shape)}, and no length from 1 to "
-            f"{UNKNOWN_LENGTH} that the layers of the model work with. Give "
-            "its inputs sizes: `keras.Input((77,))`."
+            f"a tensor of shape {graph.specs[value].shape}, and no length "
+            f"from 1 to {UNKNOWN_LENGTH} that the layers of the model work "
+            "with. Give its inputs sizes: `keras.Input((77,))`."
         )
-    return tf.TensorSpec(shape, spec.dtype)
+    return tf.TensorSpec(spec.shape, spec.dtype)
 
 
 def _trace(graph, call, rows, differentiable):

@@ -128,7 +128,8 @@ class StageGraph:
             key: self._argument(key, spec.shape, spec.dtype)
             for key, spec in self._inputs.items()
         }
-        values = {v: tensors[keys.Activation(v)] for v in stage.inputs}
+        # What a layer made None of is no argument.
+        values = {v: tensors.get(keys.Activation(v)) for v in stage.inputs}
         for value, tensor in values.items():
             if keys.Mask(value) in tensors:
                 _internals.set_keras_mask(tensor, tensors[keys.Mask(value)])
@@ -142,14 +143,17 @@ class StageGraph:
             total = self._losses(variables.losses, values)
         self.forward.update(variables.new_states())
         for value in stage.outputs:
-            self._output(value, values[value])
+            if values[value] is not None:
+                self._output(value, values[value])
         self.side_effects = [
             operation
             for operation in tf.compat.v1.get_default_graph().get_operations()
             if operation.op_def.is_stateful and not operation.outputs
         ]
         inputs = {
-            v: values[v] for v in stage.inputs if v in self._differentiable
+            v: values[v]
+            for v in stage.inputs
+            if v in self._differentiable and values[v] is not None
         }
         return total, variables.params, inputs
 
@@ -212,8 +216,8 @@ class StageGraph:
         outputs, gradients = [total], [tf.ones(())]
         if self._targets is None:
             for value in self._stage.outputs:
-                tensor = self.forward[keys.Activation(value)]
-                if tensor.dtype.is_floating:
+                tensor = self.forward.get(keys.Activation(value))
+                if tensor is not None and tensor.dtype.is_floating:
                     key = keys.Gradient(value)
                     outputs.append(tensor)
                     gradients.append(

@@ -51,28 +51,29 @@ def survey(graph: Graph) -> Survey:
     while (walk := walks.walk(length)).failed is not None:
         length = walks.longest(length, walk.failed + 1)
     return Survey(
-        dataclasses.replace(
-            graph, specs=walk.specs, calls=_with_variables(graph)
-        ),
+        dataclasses.replace(walk.graph, calls=_with_variables(walk.graph)),
         tuple(walk.flops),
         length,
     )
 
 
-def described(call: Call, specs: dict[Value, keras.KerasTensor]):
-    """Arguments of a call, with `keras.KerasTensor`s where tensors go."""
+def described(call: Call, graph: Graph):
+    """Arguments of a call, with `keras.KerasTensor`s where tensors go.
+
+    They are those of one example.
+    """
 
     def fill(x):
-        return specs[x] if isinstance(x, Value) else x
+        return graph.with_rows(x, 1) if isinstance(x, Value) else x
 
     return keras.tree.map_structure(fill, (call.args, call.kwargs))
 
 
 @dataclasses.dataclass
 class _Walk:
-    """Specs of values and FLOPs of calls, up to the call that failed."""
+    """What is known of values, and FLOPs of calls, before one that failed."""
 
-    specs: dict
+    graph: Graph
     flops: list
     failed: int | None = None
 
@@ -86,39 +87,49 @@ class _Walks:
 
     def walk(self, length, num_calls=None):
         """Traces calls. Without a length, unknown sizes stay unknown."""
-        walk = _Walk(dict(self._graph.specs), [])
-        for value in self._graph.inputs:
-            spec = walk.specs[value]
-            walk.specs[value] = _sized(spec, [length] * len(spec.shape))
-        for index, call in enumerate(self._graph.calls[:num_calls]):
+        specs, multiples = dict(self._graph.specs), {}
+        graph = dataclasses.replace(
+            self._graph, specs=specs, multiples=multiples
+        )
+        walk = _Walk(graph, [])
+        for value in graph.inputs:
+            spec = specs[value]
+            specs[value] = _sized(spec, [length] * len(spec.shape))
+        for index, call in enumerate(graph.calls[:num_calls]):
             try:
-                number, shapes = self._trace(call, walk.specs, length)
+                number, shapes = self._trace(call, graph, length)
             except Exception:  # whatever layers raise
                 if length is None:
                     raise
                 walk.failed = index
                 break
             walk.flops.append(number)
-            if length is not None:
-                for value, shape in zip(call.outputs, shapes):
-                    if shape is not None:  # a layer may give None there
-                        walk.specs[value] = _sized(walk.specs[value], shape)
+            for value, shape in zip(call.outputs, shapes):
+                if shape is None:  # a layer may give that
+                    continue
+                if shape and shape[0] and shape[0] > 1:
+                    multiples[value] = shape[0]
+                specs[value] = _traced(specs[value], shape)
         return walk
 
     def longest(self, too_long, num_calls):
         """The largest length that the first calls work with, or None."""
         low, high = 0, too_long
+        # As many as there are in a table of the call that failed, it may be.
+        failed = self._graph.calls[num_calls - 1]
+        likely = sorted({n for n in _table_sizes(failed.variables) if n < high})
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = likely.pop() if likely else (low + high) // 2
             if self.walk(middle, num_calls).failed is None:
-                low = middle
+                low, likely = middle, [middle + 1] if not low else []
             else:
                 high = middle
+            likely = [size for size in likely if low < size < high]
         return low or None
 
-    def _trace(self, call, specs, length):
+    def _trace(self, call, graph, length):
         """FLOPs and output shapes of a call."""
-        args, kwargs = described(call, specs)
+        args, kwargs = described(call, graph)
         key = flops.call_key(call.operation, args, kwargs)
         if key not in self._known:
             function = flops.trace_call(call.operation, args, kwargs)
@@ -135,9 +146,13 @@ class _Walks:
 
 def _has_table_below(length, variables):
     """Whether there is a table with fewer rows, of positions perhaps."""
+    return any(size < length for size in _table_sizes(variables))
+
+
+def _table_sizes(variables):
     shapes = [tuple(v.shape) for v in variables]
     shapes = [shape[1:] if shape[:1] == (1,) else shape for shape in shapes]
-    return any(len(shape) == 2 and shape[0] < length for shape in shapes)
+    return [shape[0] for shape in shapes if len(shape) == 2]
 
 
 def _example(tensor):
@@ -156,6 +171,19 @@ def _sized(spec, sizes):
     return keras.KerasTensor(shape, spec.dtype)
 
 
+def _traced(spec, shape):
+    """The spec of what a layer made, whatever it had promised."""
+    if len(shape) != len(spec.shape):
+        return keras.KerasTensor(shape, spec.dtype)
+    sizes = [
+        promised if made is None else made
+        for promised, made in zip(spec.shape, shape)
+    ]
+    if shape and spec.shape[0] is None:
+        sizes[0] = None  # the batch
+    return keras.KerasTensor(sizes, spec.dtype)
+
+
 def _with_variables(graph):
     """Calls of a layer that is called more than once, with what each uses.
 
@@ -169,7 +197,7 @@ def _with_variables(graph):
     for calls in by_operation.values():
         if len(calls) < 2 or len(calls[0].variables) < 2:
             continue
-        used = [_used_variables(call, graph.specs) for call in calls]
+        used = [_used_variables(call, graph) for call in calls]
         by_any = set().union(*used)
         for call, by_this in zip(calls, used):
             without[id(call)] = frozenset(by_any - by_this)
@@ -179,9 +207,9 @@ def _with_variables(graph):
     )
 
 
-def _used_variables(call, specs):
+def _used_variables(call, graph):
     """Ids of the variables that a call reads, in training or without it."""
-    args, kwargs = described(call, specs)
+    args, kwargs = described(call, graph)
     scope = NotedReads()
     for training in (False, True):
         operation = _internals.operation_fn(call.operation, training=training)

@@ -1,0 +1,93 @@
+"""Steps that Keras gives a batch as it is, or that a model has of its own."""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+
+import tfscale
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(5, 4)).astype("float32")
+Y = RANDOM.randint(0, 2, (5, 1)).astype("float32")
+
+
+class Own(keras.Sequential):
+    """Its step divides by what Keras does not know of, or by nothing."""
+
+    divides = True
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            if self.divides:
+                strategy = tf.distribute.get_strategy()
+                loss /= strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+def true_positives():
+    return keras.metrics.TruePositives(name="true")
+
+
+def build(kind=keras.Sequential, data=None, metrics=list):
+    same_numbers.reset()
+    scope = contextlib.nullcontext()
+    if data:
+        scope = tfscale.MeshStrategy(tfscale.device_mesh(data=data)).scope()
+    with scope:
+        model = kind([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+        model.compile("sgd", "binary_crossentropy", metrics=metrics())
+    return model
+
+
+def on_batches(**axes):
+    """What the methods return for 5 rows, and for fewer than replicas."""
+    model = build(**axes, metrics=lambda: [true_positives()])
+    return [
+        model.train_on_batch(X, Y, return_dict=True),
+        model.test_on_batch(X[:1], Y[:1], return_dict=True),
+        model.predict_on_batch(X),
+        model.predict_on_batch(X[:1]),
+    ]
+
+
+class OnBatchTest(absltest.TestCase):
+    def test_is_as_on_one_device(self):
+        # All replicas take the whole batch, and predictions came once for each.
+        for expected, actual in zip(
+            keras.tree.flatten(on_batches()),
+            keras.tree.flatten(on_batches(data=2)),
+            strict=True,
+        ):
+            self.assertEqual(np.shape(actual), np.shape(expected))
+            same_numbers.assert_close(actual, expected)
+
+    def test_a_metric_that_was_made_outside_is_refused(self):
+        # Replicas counted in one variable, one before the other: a TruePositive
+        # was 1.5.
+        metric = true_positives()
+        model = build(data=2, metrics=lambda: [metric])
+        with self.assertRaisesRegex(ValueError, "'true/.*made outside"):
+            model.train_on_batch(X, Y)
+
+
+class OwnStepTest(absltest.TestCase):
+    def test_a_loss_that_nobody_divided_is_warned_of(self):
+        # Its gradients are as many times too large as there are replicas.
+        model = build(Own, data=2)
+        model.run_eagerly = True
+        model.train_on_batch(X, Y)  # it asks by what to divide
+        model.divides = False
+        with self.assertWarnsRegex(UserWarning, r"so the loss.*replicas, 2"):
+            model.train_on_batch(X, Y)
+
+
+if __name__ == "__main__":
+    absltest.main()
