@@ -29,10 +29,10 @@ from tfscale._internals.attributes import noted_losses
 from tfscale._internals.attributes import outputs_structure
 from tfscale._internals.attributes import own_generators
 from tfscale._internals.attributes import own_variables
+from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import share
 from tfscale._internals.attributes import shared
 from tfscale._internals.attributes import shuffle_seeds
-from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import value_of
@@ -183,8 +183,8 @@ __all__ = [
     "outputs_structure",
     "own_generators",
     "own_variables",
-    "put_back_positions",
     "predicts",
+    "put_back_positions",
     "running_fit",
     "set_initial_epoch",
     "set_keras_mask",
