@@ -150,7 +150,13 @@ def on_ranks(
 
 
 def on_zero(
-    job: Job, data: int, pipeline=None, model=1, layouts=None, zero_stage=1
+    job: Job,
+    data: int,
+    pipeline=None,
+    model=1,
+    layouts=None,
+    zero_stage=1,
+    devices=None,
 ) -> Outcome:
     """Trains on replicas that divide the slots of the optimizer.
 
@@ -161,8 +167,11 @@ def on_zero(
         model: Number of model ranks.
         layouts: See `on_ranks`.
         zero_stage: 0 for the same without dividing them.
+        devices: Those of the mesh, if not the first ones.
     """
-    mesh = tfscale.device_mesh(data=data, pipeline=pipeline or 1, model=model)
+    mesh = tfscale.device_mesh(
+        data=data, pipeline=pipeline or 1, model=model, devices=devices
+    )
     layout_map = layout_map_for(job, mesh, layouts) if model > 1 else None
     reset()
     strategy = tfscale.MeshStrategy(mesh, layout_map, zero_stage=zero_stage)

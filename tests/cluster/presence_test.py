@@ -1,5 +1,6 @@
 """Both ends know when the other one is gone, and who never came."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -33,12 +34,20 @@ def _meet(servers):
     return coordinator, roster, presences
 
 
+def end_all(roster):
+    """As a coordinator does: it says so, and its connections close."""
+    roster.end()
+    for connection in roster.connections.values():
+        with contextlib.suppress(OSError):  # One may be closed already.
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 class PresenceTest(absltest.TestCase):
     def test_servers_are_told_of_the_end(self):
         _, roster, presences = _meet(["a:1", "b:1"])
         lost = []
         roster.watch(lambda *what: lost.append(what))
-        roster.end()
+        end_all(roster)
         for presence in presences.values():
             presence.wait_for_end()
         self.assertEmpty(lost)
@@ -55,7 +64,7 @@ class PresenceTest(absltest.TestCase):
         presences["b:1"].connection.close()
         self.assertTrue(is_lost.wait(10.0))
         self.assertEqual(lost, [("b:1", True)])
-        roster.end()
+        end_all(roster)
         presences["a:1"].wait_for_end()
 
     def test_a_coordinator_that_ends_without_a_word_is_an_error(self):
@@ -88,7 +97,7 @@ class PresenceTest(absltest.TestCase):
             )
             self.assertBetween(seconds(end), 5, 14)
         roster.watch(print)
-        roster.end()
+        end_all(roster)
         presences["a:1"].wait_for_end()
 
     def test_who_never_came_is_named(self):
@@ -117,7 +126,7 @@ class PresenceTest(absltest.TestCase):
         presence = Presence("a:1", address, 10.0)
         thread.join()
         roster.watch(print)
-        roster.end()
+        end_all(roster)
         presence.wait_for_end()
 
 

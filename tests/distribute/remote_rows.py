@@ -1,14 +1,20 @@
-"""What a coordinator and two servers do: run in all three by remote_test.py.
+"""What a coordinator and two servers do; remote_test.py runs it.
 
-Arguments: a file to which the coordinator adds a line of JSON for each row (its
-name, what failed or null, seconds), and one for the process that is killed.
+    python -m tests.distribute.remote_rows FILE [ROW ...]
+
+It imports TensorFlow once, and becomes all three by forks before TensorFlow
+has started. To the file it adds a line of JSON for each row (its name, what
+failed or null, seconds) and one for what the servers exited with.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -21,6 +27,7 @@ from absl.testing import absltest
 
 import tfscale
 from tests import same_numbers
+from tfscale.cluster import Cluster
 
 TEST = absltest.TestCase()
 # Of each of the three processes, two devices.
@@ -167,6 +174,62 @@ def python_functions():
     TEST.assertIn(B0, devices)
 
 
+def zero_data_and_backup():
+    """A training that is interrupted goes on, with slots on two machines."""
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            begun.append(batch)
+            if begun == [0, 1]:
+                raise InterruptedError
+
+    def with_data(**fit):
+        data = tfscale.data.pipeline(
+            tfscale.data.arrays(job(48).data["x"], job(48).data["y"]),
+            batch_size=16,
+            seed=3,
+        )
+        return dataclasses.replace(job(), data=dict(x=data), fit=fit)
+
+    def train():
+        # It was made in the scope of the last strategy, if it is there.
+        tf.random.set_global_generator(tf.random.Generator.from_seed(1))
+        backup = tfscale.callbacks.BackupAndRestore(folder, save_freq=1)
+        interrupted = with_data(callbacks=[backup, Interrupt()])
+        return same_numbers.on_zero(interrupted, 2, devices=[A0, B0])
+
+    begun = []
+    with tempfile.TemporaryDirectory() as folder:
+        with TEST.assertRaises(InterruptedError):
+            train()
+        found = train()
+    TEST.assertLess(len(begun), 5)  # of two times three steps
+    expected = same_numbers.on_one_device(with_data())
+    # What it began with is what was restored.
+    found = dataclasses.replace(found, initial=expected.initial)
+    same_numbers.assert_same(TEST, expected, found)
+
+
+def sequence_parallel():
+    """Norms and residuals divided over two machines."""
+    mesh = tfscale.device_mesh(model=2, devices=[A0, B0])
+    layout_map = same_numbers.layout_map_for(job(), mesh)
+    same_numbers.reset()
+    strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
+    found = same_numbers.plain(job(), strategy)
+    same_numbers.assert_same(TEST, one_device(), found)
+
+
+def default_devices():
+    """Equally many of each process, so that none is left out unseen."""
+    mesh = tfscale.device_mesh(data=2, pipeline=3)
+    TEST.assertEqual(list(mesh.devices.flat), [A0, A1, B0, B1, C0, C1])
+    mesh = tfscale.device_mesh(pipeline=3)
+    TEST.assertEqual(list(mesh.devices.flat), [A0, B0, C0])
+    with TEST.assertRaisesRegex(ValueError, "equally many of each process"):
+        tfscale.device_mesh(pipeline=2)
+
+
 def lost_server():
     """The last one: a server is killed while it is needed."""
     times = []
@@ -175,8 +238,7 @@ def lost_server():
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1:
                 times.append(time.monotonic())
-                with open(sys.argv[2]) as file:
-                    os.kill(int(file.read()), signal.SIGKILL)
+                os.kill(PROCESSES[1], signal.SIGKILL)
 
     endless = tf.data.Dataset.from_tensors(
         (job().data["x"], job().data["y"])
@@ -199,25 +261,61 @@ ROWS = (
     pipeline_2_model_2,
     data_2_model_2,
     python_functions,
+    zero_data_and_backup,
+    sequence_parallel,
+    default_devices,
     lost_server,
 )
+# Process ids: the servers, the coordinator.
+PROCESSES = []
+_PR_SET_PDEATHSIG = 1
+
+
+def become_one_of_three():
+    """Forks; returns the number of the process, or None in the first one."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        ports = [one.getsockname()[1] for one in sockets]
+    addresses = tuple(f"localhost:{port}" for port in ports)
+    print("servers", *addresses[1:], flush=True)
+    os.environ["TFSCALE_VIRTUAL_DEVICES"] = "2"
+    parent = os.getpid()
+    for index in (1, 2, 0):  # The coordinator knows the others.
+        pid = os.fork()
+        if not pid:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            cluster = Cluster({"worker": addresses}, "worker", index)
+            os.environ["TF_CONFIG"] = cluster.to_tf_config()
+            return index
+        PROCESSES.append(pid)
+    return None
+
+
+def write(name, failed, seconds=0.0):
+    with open(sys.argv[1], "a") as file:
+        file.write(json.dumps([name, failed, round(seconds, 1)]) + "\n")
 
 
 def main():
-    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 2:
-        with open(sys.argv[2], "w") as file:
-            file.write(str(os.getpid()))
+    if become_one_of_three() is None:
+        statuses = [os.waitpid(pid, 0)[1] for pid in PROCESSES]
+        write("exit codes", list(map(os.waitstatus_to_exitcode, statuses)))
+        return
     tfscale.initialize(coordinator=True)
     for row in ROWS:
+        if sys.argv[2:] and row.__name__ not in sys.argv[2:]:
+            continue
         start = time.monotonic()
         try:
             row()
             failed = None
         except Exception:
             failed = traceback.format_exc()
-        seconds = round(time.monotonic() - start, 1)
-        with open(sys.argv[1], "a") as file:
-            file.write(json.dumps([row.__name__, failed, seconds]) + "\n")
+        write(row.__name__, failed, time.monotonic() - start)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ alive) and gives up. Neither needs a thread that must not be late:
                   ◄─────────────── "welcome"
         ...                            ...
                   ◄─────────────── "end", as its program ends
+    closed after "end": exits      and lets go of what it has in servers
     closed without "end": lost     closed: that server is lost
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -97,14 +99,11 @@ class Roster:
             on_lost(address, answers)
 
     def end(self) -> None:
-        """Tells all servers that it is over."""
+        """Tells all servers that it is over as soon as this process ends."""
         self._has_ended = True
         for connection in self.connections.values():
-            try:
+            with contextlib.suppress(OSError):  # It may be gone already.
                 connection.sendall(b"end\n")
-                connection.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass  # That one is gone already.
 
 
 class Presence:
@@ -155,7 +154,7 @@ class Presence:
         return None
 
     def wait_for_end(self) -> None:
-        """Returns when the coordinator says that it is over.
+        """Returns when the coordinator has ended, and said before that it will.
 
         Raises:
             ConnectionError: If it is gone without having said so.
@@ -163,6 +162,7 @@ class Presence:
         with self.connection as connection:
             try:
                 word = _read_line(connection)
+                _wait_for_close(connection)
             except OSError:
                 word = ""
         if word != "end":
