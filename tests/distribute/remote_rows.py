@@ -80,6 +80,11 @@ def devices_of(model):
     }
 
 
+def a_signal_to_a_server():
+    """It goes on, as the rows below show: who has it may want to save."""
+    os.kill(PROCESSES[0], signal.SIGTERM)
+
+
 def pipeline_2():
     """Stages on two servers, neither of them the coordinator's own."""
     expected = same_numbers.on_one_device(job(33, adam))
@@ -256,6 +261,7 @@ def lost_server():
 
 
 ROWS = (
+    a_signal_to_a_server,
     pipeline_2,
     data_2_pipeline_2,
     pipeline_2_model_2,

@@ -12,6 +12,7 @@ part, and they send each other tensors by gRPC.
 import atexit
 import logging
 import os
+import signal
 import sys
 
 import tensorflow as tf
@@ -84,17 +85,26 @@ def _serve(cluster, spec, timeout):
         spec, cluster.job, cluster.index, protocol="grpc", config=config
     )
     presence = Presence(cluster.address, coordinator_of(cluster), timeout)
+    # Who ends a job signals all of its processes, and the coordinator may want
+    # to save what is here before it ends. Then this does.
+    before = signal.signal(signal.SIGTERM, _note_signal)
     presence.wait_for_end()
+    signal.signal(signal.SIGTERM, before)
     del server
     sys.exit(0)
+
+
+def _note_signal(number, frame):
+    del number, frame
+    logging.warning("SIGTERM: serving on until the coordinator has ended.")
 
 
 def _report(address, machine_answers):
     """Says which server is lost.
 
     TensorFlow says so too if the kernel over there closed its connections.
-    Where a whole machine is gone it would wait for it for a quarter of an
-    hour, and nothing can call it back: then the process is ended.
+    Where a whole machine is gone it would wait for it as long as TCP does,
+    many minutes, and nothing can call it back: then the process is ended.
     """
     logging.error(
         "A server must stay until its coordinator ends. Received: %s %s. What "
