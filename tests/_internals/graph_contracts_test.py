@@ -162,6 +162,20 @@ class GraphTest(tf.test.TestCase):
 
 
 class DatasetTest(tf.test.TestCase):
+    @holds("_ParallelMapDataset.__init__", "_deterministic")
+    def test_what_has_no_order_is_known(self):
+        numbers = tf.data.Dataset.range(3)
+        generated = tf.data.Dataset.from_generator(
+            lambda: iter(range(3)), output_signature=tf.TensorSpec([])
+        )
+        for dataset, reason in (
+            (numbers.map(lambda x: x + 1, 2).batch(2), "None"),
+            (numbers.map(lambda x: x, 2, deterministic=False), "determ"),
+            (generated.batch(2), "generator"),
+        ):
+            found = _internals.without_order(dataset)
+            self.assertIn(reason, str(found))
+
     @holds("_ShuffleDataset.__init__", "_seed", "_seed2")
     def test_seeds_of_shuffles_are_known(self):
         numbers = tf.data.Dataset.range(3)

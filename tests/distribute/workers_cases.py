@@ -201,6 +201,11 @@ def _shuffles(index, seed):
     model.fit(X, Y, batch_size=6, verbose=0)
 
 
+def _generates(index, folder):
+    del index, folder
+    _strategy().experimental_distribute_dataset(dataset_of(own_batches(0)))
+
+
 def _backs_up(index, folder):
     strategy = _strategy()
     model = _model(strategy)
@@ -245,6 +250,7 @@ REFUSED = {
         lambda index, folder: _shuffles(index, index + 1),
         "must have the same dataset. Received: .*seeds of shuffles",
     ),
+    "a generator": (_generates, "must have the same order in all of them"),
     "backups": (_backs_up, "BackupAndRestore is for one process"),
     "other layers": (
         _has_other_layers,

@@ -40,6 +40,7 @@ from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
+from tfscale._internals.attributes import without_order
 from tfscale._internals.attributes import writes_old_format
 from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
 from tfscale._internals.fitting import SWAP_EMA_STATE
@@ -205,5 +206,6 @@ __all__ = [
     "weight_of",
     "with_flat_losses",
     "with_losses",
+    "without_order",
     "writes_old_format",
 ]

@@ -255,6 +255,22 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
     return seeds
 
 
+def without_order(dataset: tf.data.Dataset) -> str | None:
+    """What may give the records of a dataset in another order each time.
+
+    A function of Python that makes them, or a map that takes them as they come;
+    None if there is neither. Of other operations it cannot be known.
+    """
+    if getattr(dataset, "_deterministic", "") == "false":
+        return "a map with deterministic=False"
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        if any(node.op == "GeneratorDataset" for node in graph.node):
+            return "a generator of Python"
+    found = (without_order(source) for source in dataset._inputs())
+    return next((each for each in found if each), None)
+
+
 def _seeds_of(nodes):
     """The seeds of shuffles among the nodes of a function."""
     known = {n.name: n.attr["value"] for n in nodes if n.op == "Const"}

@@ -185,6 +185,9 @@ TENSORFLOW = {
         "_seed": "whether all workers shuffle in the same way",
         "_seed2": "likewise",
     },
+    "tensorflow.python.data.ops.map_op._ParallelMapDataset.__init__": {
+        "_deterministic": "whether records may overtake each other",
+    },
     f"{_DATASET}._metadata": {
         "_name": "the name of an operation of a dataset",
     },

@@ -22,12 +22,24 @@ def check(dataset: tf.data.Dataset, agreement: Agreement) -> None:
         agreement: Compares it with that of the others.
 
     Raises:
-        ValueError: If it is shuffled without a seed, or differs between the
-            workers: in its seeds, its batches or its length.
+        ValueError: If it is shuffled without a seed, or has no order of its
+            own, or differs between the workers: in its seeds, its batches or
+            its length.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"
     if policy != _OFF:
+        reason = _internals.without_order(dataset)
+        if dataset.options().deterministic is False:
+            reason = "the option `deterministic` set to False"
+        if reason:
+            raise ValueError(
+                "A dataset that several workers divide must have the same "
+                "order in all of them: else some records are seen twice and "
+                f"others never. Received: {reason}. Give each worker records "
+                "of its own, with "
+                "`strategy.distribute_datasets_from_function`."
+            )
         seeds = _internals.shuffle_seeds(dataset)
         if any(seed == (0, 0) for seed in seeds):
             raise ValueError(
