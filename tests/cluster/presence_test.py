@@ -1,9 +1,11 @@
 """Both ends know when the other one is gone, and who never came."""
 
 import contextlib
+import errno
 import socket
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -99,6 +101,27 @@ class PresenceTest(absltest.TestCase):
         roster.watch(print)
         end_all(roster)
         presences["a:1"].wait_for_end()
+
+    def test_a_machine_that_is_gone_is_no_process_that_ended(self):
+        # TensorFlow hears of the first two by itself, of the others not in time.
+        for error, answers in (
+            (ConnectionResetError(), True),
+            (BrokenPipeError(), True),
+            (TimeoutError(errno.ETIMEDOUT, "timed out"), False),
+            (OSError(errno.EHOSTUNREACH, "no route"), False),
+        ):
+            roster, lost = Roster("a:1"), []
+            connection = mock.MagicMock(**{"recv.side_effect": error})
+            roster.connections["b:1"] = connection
+            is_lost = threading.Event()
+
+            def on_lost(*what, lost=lost, is_lost=is_lost):
+                lost.append(what)
+                is_lost.set()
+
+            roster.watch(on_lost)
+            self.assertTrue(is_lost.wait(10.0))
+            self.assertEqual(lost, [("b:1", answers)])
 
     def test_who_never_came_is_named(self):
         start = time.monotonic()
