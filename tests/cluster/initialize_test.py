@@ -6,6 +6,7 @@ from unittest import mock
 
 import tensorflow as tf
 from absl.testing import absltest
+from absl.testing import parameterized
 
 import tfscale
 from tfscale.cluster.initialize import joined
@@ -15,7 +16,7 @@ def _environment(**variables):
     return mock.patch.dict(os.environ, variables)
 
 
-class InitializeTest(absltest.TestCase):
+class InitializeTest(parameterized.TestCase):
     def test_without_a_cluster_nothing_is_joined(self):
         tfscale.initialize()
         self.assertIsNone(joined())
@@ -36,6 +37,25 @@ class InitializeTest(absltest.TestCase):
             self.assertRaisesRegex(RuntimeError, "num_devices=3"),
         ):
             tfscale.initialize()
+
+    @parameterized.parameters(False, True)
+    def test_what_tensorflow_has_made_before_would_be_lost(self, coordinator):
+        # It was said much later, and not in words: "Client for target
+        # /job:localhost/replica:0/task:0 not found".
+        tf.config.list_logical_devices()
+        threads = tf.config.threading.get_inter_op_parallelism_threads()
+        config = {
+            "cluster": {"worker": ["localhost:1", "localhost:2"]},
+            "task": {"type": "worker", "index": 0},
+        }
+        with (
+            _environment(TF_CONFIG=json.dumps(config)),
+            self.assertRaisesRegex(RuntimeError, "before TensorFlow starts"),
+        ):
+            tfscale.initialize(coordinator=coordinator)
+        self.assertEqual(
+            tf.config.threading.get_inter_op_parallelism_threads(), threads
+        )
 
     def test_a_broken_environment_is_an_error(self):
         cases = {

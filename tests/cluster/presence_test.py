@@ -103,7 +103,7 @@ class PresenceTest(absltest.TestCase):
         presences["a:1"].wait_for_end()
 
     def test_a_machine_that_is_gone_is_no_process_that_ended(self):
-        # TensorFlow hears of the first two by itself, of the others not in time.
+        # TensorFlow hears of the first two, of the others not in time.
         for error, answers in (
             (ConnectionResetError(), True),
             (BrokenPipeError(), True),

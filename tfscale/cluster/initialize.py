@@ -107,6 +107,7 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
             serving.serve(cluster)
         serving.wait_for_servers(cluster, timeout)
         return
+    _check_not_started()
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
     preflight(cluster, {**versions(), **facts}, timeout=timeout)
     if coordinator:
@@ -137,6 +138,26 @@ def coordinated() -> Cluster | None:
     True
     """
     return _coordinated
+
+
+def _check_not_started():
+    """Raises if TensorFlow has started its devices.
+
+    What was made before would not be found: the devices get other names.
+    """
+    threading = tf.config.threading
+    count = threading.get_inter_op_parallelism_threads()
+    try:
+        # It can be changed for as long as nothing has started.
+        threading.set_inter_op_parallelism_threads(count + 1)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "`tfscale.initialize` must come before TensorFlow starts its "
+            "devices (with the first tensor, variable or list of logical "
+            "devices). Received: a call after that. Call it first thing after "
+            "the imports."
+        ) from error
+    threading.set_inter_op_parallelism_threads(count)
 
 
 def _check_jobs(cluster, coordinator):
