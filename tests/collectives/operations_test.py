@@ -1,5 +1,6 @@
 """What tfscale calls: which plan does it, and that all sums go through it."""
 
+import ast
 from unittest import mock
 
 import numpy as np
@@ -7,6 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests import source_files
 from tests.collectives import numpy_collectives
 from tfscale import collectives
 from tfscale.collectives import nccl
@@ -35,6 +37,7 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
         found = operations.reduce_scatter(on_devices(x), 0)
         for part, expected in zip(found, np.split(total, num_devices)):
             self.assertAllEqual(part, expected)
+        self.assertAllEqual(operations.reduce(on_devices(x)), total)
         for found in operations.all_gather(on_devices(x), 1):
             self.assertAllEqual(found, np.concatenate(list(x), axis=1))
 
@@ -69,8 +72,45 @@ def sums_of(step):
     ]
 
 
+# Terms that one device has, or stages of one replica: nothing that replicas or
+# model ranks sum.
+OF_ONE_DEVICE = {
+    "backup/variables.py": "values in a backup",
+    "distribute/clipping.py": "squares of gradients",
+    "distribute/gradient_noise.py": "squares of gradients",
+    "pipeline/running/batch_loss.py": "terms of losses",
+    "pipeline/running/executor.py": "gradients by the users of a tensor",
+    "pipeline/running/step.py": "gradients of a variable that stages share",
+    "pipeline/tracing/own_loss.py": "terms of losses",
+    "pipeline/tracing/stage_graph.py": "terms of losses",
+    "pipeline/tracing/statistics.py": "weights of microbatches",
+}
+SEAM = {
+    "collectives/execute.py": "on the devices of a process",
+    "collectives/nccl.py": "on GPUs of a process",
+    "collectives/workers.py": "between processes",
+}
+
+
+def adds_up(node):
+    """Whether it is an operation that adds up, or exchanges, tensors."""
+    return isinstance(node, ast.Attribute) and (
+        node.attr in ("add_n", "AddN", "accumulate_n", "AccumulateNV2")
+        or node.attr.startswith(("Nccl", "Collective"))
+    )
+
+
 class SeamTest(tf.test.TestCase, parameterized.TestCase):
     """Sums of replicas and of ranks, in the graph that is traced for them."""
+
+    def test_nothing_else_adds_up_what_devices_have(self):
+        found = {
+            path.removeprefix("tfscale/")
+            for path in source_files.python_files()
+            if path.startswith("tfscale/")
+            and any(map(adds_up, ast.walk(source_files.parse(path))))
+        }
+        self.assertEqual(found, {*OF_ONE_DEVICE, *SEAM})
 
     @parameterized.product(
         way=["replicas", "replicas_of_zero", "ranks"], num_devices=[2, 4]

@@ -3,6 +3,7 @@
 from tfscale.collectives.execute import execute
 from tfscale.collectives.operations import all_gather
 from tfscale.collectives.operations import all_reduce
+from tfscale.collectives.operations import reduce
 from tfscale.collectives.operations import reduce_scatter
 from tfscale.collectives.planning.algorithms import direct
 from tfscale.collectives.planning.algorithms import halving_doubling
@@ -36,6 +37,7 @@ __all__ = [
     "halving_doubling",
     "hierarchical",
     "parameter_server",
+    "reduce",
     "reduce_scatter",
     "ring",
     "save_png",

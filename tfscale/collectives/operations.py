@@ -48,6 +48,27 @@ def all_reduce(
     return execute(_plan("all_reduce", tensors, plan, 1), tensors)
 
 
+def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of the tensors of several devices, on the first one.
+
+    Each element is equal to the last bit to that of an `all_reduce`.
+
+    Args:
+        tensors: One for each device, on it; of one shape and dtype.
+
+    Raises:
+        ValueError: If the tensors differ in shape or dtype.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> float(reduce([tf.constant(1.0), tf.constant(2.0)]))
+    3.0
+    """
+    total, *_ = execute(_plan("reduce", tensors, "direct", 1), tensors)
+    return total
+
+
 def reduce_scatter(
     tensors: Sequence[tf.Tensor], dim: int = 0, *, plan: str | Plan = "auto"
 ) -> list[tf.Tensor]:

@@ -4,8 +4,6 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.collectives import operations
-from tfscale.collectives.execute import execute
-from tfscale.collectives.planning import algorithms
 from tfscale.collectives.workers import Workers
 
 
@@ -38,9 +36,7 @@ class SumOnEachDevice(tf.distribute.ReductionToOneDevice):
     ):
         """See `tf.distribute.CrossDeviceOps`; prints nothing, as super does."""
         tensors = [tf.convert_to_tensor(v) for v in per_replica_value.values]
-        plan = algorithms.direct("reduce", len(tensors))
-        total, *_ = execute(plan, tensors)
-        total = _of_sum(reduce_op, total, len(tensors))
+        total = _of_sum(reduce_op, operations.reduce(tensors), len(tensors))
         return self.broadcast(total, destinations)
 
     def reduce_on_each(self, reduce_op, value):
@@ -121,9 +117,8 @@ class SumOverWorkers(SumOnEachDevice):
                 same_ranks(len(tensors), self._num_ranks)
             ):
                 here = [tensors[i] for i in group]
-                plan = algorithms.direct("reduce", len(here))
                 places.append((index, rank))
-                sums.append(execute(plan, here)[0])
+                sums.append(operations.reduce(here))
         totals = dict(zip(places, self._workers.all_reduce(sums)))
         count = num_replicas * self._workers.count
         results = []

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.collectives import operations
 from tfscale.distribute import zero
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shard
@@ -265,7 +266,7 @@ class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
         first_ranks = [v.read_value() for v in self._values[::ranks]]
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return first_ranks[0]
-        total = tf.add_n(first_ranks)
+        total = operations.reduce(first_ranks)
         (total,) = strategy.extended.sum_over_workers([total])
         if self.aggregation == tf.VariableAggregation.MEAN:
             total /= tf.cast(strategy.num_replicas_in_sync, total.dtype)

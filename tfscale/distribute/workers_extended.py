@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
 from tfscale.distribute import common_order
 from tfscale.distribute import inputs
@@ -155,7 +156,7 @@ class WorkersExtended(MeshExtended):
             ):
                 return parts[0]
             with tf.device(parts[0].device):
-                total = tf.add_n(parts) if len(parts) > 1 else parts[0]
+                total = operations.reduce(parts)
                 (total,) = self.workers.all_reduce([total])
                 if is_mean:
                     count = self.num_replicas * self.workers.count
