@@ -136,7 +136,8 @@ class KerasFace(keras.Model):
         if _internals.writes_old_format():
             raise ValueError(
                 "Keras' old HDF5 format takes plain models only. Received: a "
-                f"{type(self).__name__}, of which nothing was written. Call "
+                f"{type(self).__name__}, of which nothing was written; but "
+                "Keras has opened the file, and what was in it is gone. Call "
                 "`save` of the model itself, or `keras.saving.save_model` "
                 "with `model.model`, or end the path in '.keras'."
             )
