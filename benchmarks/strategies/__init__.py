@@ -1,0 +1,1 @@
+"""One model and one global batch, under several strategies."""
