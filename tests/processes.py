@@ -32,11 +32,15 @@ _PEAKS = pytest.StashKey[dict]()
 def pytest_addoption(parser):
     parser.addoption(
         "--processes",
-        type=int,
+        type=_number,
         default=0,
-        help="Each file in a forked process, so many at a time. "
-        "0: all in this one.",
+        help="Each file in a forked process, so many at a time. 0: all in "
+        "this one. auto: one for each core and one more, as some wait.",
     )
+
+
+def _number(text):
+    return len(os.sched_getaffinity(0)) + 1 if text == "auto" else int(text)
 
 
 def pytest_runtestloop(session):
