@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -84,6 +86,20 @@ class SameNumbersTest(parameterized.TestCase):
             for phase in stage.phases.values():
                 attributes = phase.function.function_def.attr
                 self.assertTrue(attributes["_XlaMustCompile"].b)
+
+    def test_stages_on_cpus_are_not_compiled_beside_an_accelerator(self):
+        # Which devices this machine has was asked, not which the mesh has.
+        gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+        mesh = tfscale.device_mesh(pipeline=2)
+        with (
+            mock.patch.object(
+                tf.config, "list_physical_devices", return_value=[gpu]
+            ),
+            tfscale.MeshStrategy(mesh).scope(),
+        ):
+            model = PipelineModel(build(), 2, balance=["b"])
+            model.compile("sgd", "mse")
+        self.assertFalse(model.model.jit_compile)
 
     @parameterized.parameters(
         # Each of three layers rounds three results to half precision:
@@ -200,6 +216,7 @@ PROGRAM = """
 import sys
 import keras
 import numpy as np
+import tensorflow as tf
 model = keras.models.load_model(sys.argv[1])
 assert "tfscale" not in sys.modules
 x = np.load(sys.argv[2])

@@ -176,9 +176,11 @@ class PipelineModel(PipelineTrainer):
                 f"model={num_ranks}. Leave it out, or pass False."
             )
         if jit_compile == "auto":
+            # Those of the stages, which may be on other machines.
             jit_compile = not run_eagerly and any(
-                device.device_type != "CPU"
-                for device in tf.config.list_physical_devices()
+                "CPU" not in name
+                for row in self.distribute_strategy.device_rows
+                for name in row
             )
         super().compile(
             optimizer=optimizer,
