@@ -1,3 +1,5 @@
+"""The page of the input: what it says runs, and has every source."""
+
 import os
 import re
 
@@ -8,10 +10,10 @@ from absl.testing import absltest
 from tests.source_files import REPOSITORY
 from tfscale import data
 
-_PATH = os.path.join(REPOSITORY, "tfscale", "data", "README.md")
+_PATH = os.path.join(REPOSITORY, "docs", "input.md")
 
 
-class ReadmeTest(tf.test.TestCase):
+class InputPageTest(tf.test.TestCase):
     def test_its_programs_run_one_after_the_other(self):
         with open(_PATH, encoding="utf-8") as file:
             programs = re.findall(
