@@ -1,5 +1,6 @@
 """What backups rely on in a `fit` of Keras, and in its callbacks."""
 
+import contextlib
 import os
 
 import keras
@@ -191,6 +192,40 @@ class FitTest(tf.test.TestCase):
         )
         self.assertEqual(epochs, [2, True])
         self.assertIsNone(fitting.validation_epochs(model))
+
+    @holds("TensorFlowTrainer.__init__", "_distribute_strategy")
+    def test_under_a_strategy_keras_looks_at_a_batch_before_it_evaluates(self):
+        made = []
+
+        class Dataset(tf.data.Dataset):
+            def __init__(self, dataset):
+                self._dataset = dataset
+                super().__init__(_internals.variant_of(dataset))
+
+            def _inputs(self):
+                return [self._dataset]
+
+            element_spec = property(lambda self: self._dataset.element_spec)
+
+            def __iter__(self):
+                made.append(self)
+                return super().__iter__()
+
+        class Noting(keras.callbacks.Callback):
+            def on_test_begin(self, logs=None):
+                counts.append(len(made))
+
+        counts = []
+        for strategy in (None, tf.distribute.OneDeviceStrategy("CPU:0")):
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                model = compiled()
+            self.assertEqual(fitting.looks_at_data(model), bool(strategy))
+            dataset = Dataset(
+                tf.data.Dataset.from_tensors((X, X[:, :1])).repeat(2)
+            )
+            made.clear()
+            model.evaluate(dataset, callbacks=[Noting()], verbose=0)
+        self.assertEqual(counts[0], 0)
 
     @holds("seed_generator", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):

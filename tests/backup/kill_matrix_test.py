@@ -107,7 +107,8 @@ class KillMatrixTest(parameterized.TestCase):
         dict(mesh={"model": 2}, data="tfscale"),
     )
     def test_on_a_mesh(self, **arguments):
-        self.assert_same_end(("batch 3", "batch 4"), **arguments)
+        # The second one has validated, on data that is shuffled anew.
+        self.assert_same_end(("batch 3", "batch 6"), **arguments)
 
 
 class ElasticTest(parameterized.TestCase):

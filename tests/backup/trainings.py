@@ -101,6 +101,7 @@ def train(
         "epochs": history.epoch,
         "iterations": int(net.optimizer.iterations.numpy()),
         "steps": seen.steps,
+        "tested": seen.tested,
         "random": [random.random(), float(np.random.rand())],
         "keras_random": float(keras.random.uniform(())),
     }
@@ -243,6 +244,7 @@ class Seen(keras.callbacks.Callback):
         super().__init__()
         self._terminate = terminate
         self.steps = []
+        self.tested = []
         self._kill = kill
         self._count = {"batch": 0, "validation": 0, "epoch": 0}
 
@@ -262,16 +264,17 @@ class Seen(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def on_test_batch_end(self, batch, logs=None):
+        self.tested.append([self._epoch, batch, logs["loss"]])
         self._at("validation")
 
     def on_epoch_end(self, epoch, logs=None):
         self._at("epoch")
 
     def get_state(self):
-        return {"steps": self.steps}
+        return {"steps": self.steps, "tested": self.tested}
 
     def set_state(self, state):
-        self.steps = state["steps"]
+        self.steps, self.tested = state["steps"], state["tested"]
 
 
 class Lambda(keras.callbacks.Callback):

@@ -77,6 +77,23 @@ class LateVariablesTest(tf.test.TestCase):
         ):
             self.assertIsNotNone(layer.sharded_call.rule, layer.name)
 
+    def test_what_fit_builds_has_statistics_of_the_whole_batch(self):
+        """Each replica, and each worker, had those of its own part."""
+
+        def fit(*first):
+            keras.utils.set_random_seed(1)
+            with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+                norm = keras.layers.BatchNormalization(momentum=0.5)
+                model = keras.Sequential([*first, norm, keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            x = X[:8, 0]
+            model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)
+            return norm.moving_mean.value.values
+
+        expected = fit(keras.Input((8,)))[0]
+        for component in fit():
+            np.testing.assert_allclose(component, expected, rtol=1e-6)
+
     def test_what_fit_builds_is_an_error_that_says_what_to_do(self):
         mesh = tfscale.device_mesh(model=2)
         with tfscale.MeshStrategy(mesh, LAYOUTS).scope():

@@ -18,7 +18,6 @@ import socket
 import sys
 import time
 import traceback
-import warnings
 
 import keras
 import tensorflow as tf
@@ -41,6 +40,10 @@ def free_ports(count):
     for one in sockets:
         one.close()
     return ports
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def train(rows, index):
@@ -69,7 +72,6 @@ def work(index, count, folder):
     """What worker `index` does."""
     os.environ["TFSCALE_VIRTUAL_DEVICES"] = "2"
     tf.get_logger().setLevel("ERROR")  # of functions that are traced often
-    warnings.filterwarnings("error", module="tfscale")
     tfscale.initialize()
     rows = workers_rows.ROWS if count == 2 else workers_rows.SHORT
     results = train(only(rows), index)
@@ -91,7 +93,7 @@ def start(index, count, ports, folder):
     child = os.fork()
     if child:
         return child
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     status = 1
     try:
         os.environ["TF_CONFIG"] = json.dumps(

@@ -53,6 +53,7 @@ from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
 from tfscale._internals.fitting import known_batches
+from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
 from tfscale._internals.fitting import put_back_positions
 from tfscale._internals.fitting import running_fit
@@ -171,6 +172,7 @@ __all__ = [
     "keep_side_effects_of_branches",
     "known_batches",
     "list_local_devices",
+    "looks_at_data",
     "make_iterator",
     "make_value_anew",
     "model_supports_jit",

@@ -190,6 +190,17 @@ def validation_epochs(model: keras.Model) -> EpochIterator | None:
     return getattr(model, "_eval_epoch_iterator", None)
 
 
+def looks_at_data(model: keras.Model) -> bool:
+    """Whether Keras draws a batch of a model's data before each validation.
+
+    It makes an iterator for that, to build what is not built, if the model was
+    made under a strategy. A `PipelineModel` knows when nothing is left.
+    """
+    method = type(model)._maybe_symbolic_build
+    is_own = method is not keras.Model._maybe_symbolic_build
+    return model._distribute_strategy is not None and not is_own
+
+
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Has the `fit` that begins start with an epoch; None: as it was called.
 

@@ -3,6 +3,7 @@
     backup-00000120-6f1c.../          step 120
         parts.index, parts.data-...   tensors, in parts
         state.json                    all that is no tensor
+        parts-1.*, state-1.json       what a second worker has of its own
         MANIFEST.json                 sizes and SHA-256 of these, and its own
 
 It exists if its manifest verifies. Nothing is renamed: whatever was going on
@@ -50,10 +51,18 @@ class Backup:
     state: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, Any]]
 
+    def state_of(self, worker: int) -> Mapping[str, Any]:
+        """What is no tensor, of a worker; of one more, as of the first."""
+        path = storage.join(self.path, f"{_name('state', worker)}.json")
+        try:
+            return json.loads(storage.read(path)) if worker else self.state
+        except FileNotFoundError:
+            return self.state
+
     def read(self, key: str, sharding: Sharding, place) -> tf.Tensor:
         """The part of a tensor that a device has; see `read_part`."""
         return read_part(
-            storage.join(self.path, "parts"),
+            storage.join(self.path, self.tensors[key].get("in", "parts")),
             key,
             tf.as_dtype(self.tensors[key]["dtype"]),
             sharding,
@@ -67,52 +76,91 @@ class Backup:
         return self.read(key, Sharding(tuple(entry["shape"]), size), (0, 0))
 
 
-def commit(
-    folder: str, step: int, parts: Sequence[Part], state: Mapping[str, Any]
-) -> str:
-    """Writes a backup.
+def begin(folder: str, step: int) -> str:
+    """Makes the folder of a backup; returns its path.
 
     Args:
         folder: Where backups are.
         step: Steps that the run has made.
-        parts: Parts of tensors, each once.
-        state: JSON.
-
-    Returns:
-        The path of the backup.
     """
     path = storage.join(folder, f"{_PREFIX}{step:08d}-{uuid.uuid4().hex}")
     storage.make_folder(path)
-    write_parts(storage.join(path, "parts"), parts)
-    files = sorted(storage.names(path))
-    storage.flush([storage.join(path, name) for name in files])
-    storage.write(storage.join(path, "state.json"), json.dumps(state).encode())
-    files.append("state.json")
-    manifest = {
+    return path
+
+
+def write_files(
+    path: str, parts: Sequence[Part], state: Mapping[str, Any], worker: int = 0
+) -> dict[str, Any]:
+    """Writes the files of a worker.
+
+    Args:
+        path: What `begin` returned.
+        parts: Parts of tensors, each once.
+        state: JSON.
+        worker: Which one of the workers it is.
+
+    Returns:
+        What is in them, JSON for `seal`.
+    """
+    name = _name("parts", worker)
+    tensors = {
+        part.key: {
+            "shape": list(part.sharding.shape),
+            "dtype": part.value.dtype.name,
+            **({"in": name} if worker else {}),
+        }
+        for part in parts
+    }
+    files = []
+    if parts:
+        write_parts(storage.join(path, name), parts)
+        files = [n for n in storage.names(path) if n.startswith(f"{name}.")]
+        storage.flush([storage.join(path, n) for n in sorted(files)])
+    text = f"{_name('state', worker)}.json"
+    storage.write(storage.join(path, text), json.dumps(state).encode())
+    return {
+        "files": {
+            n: storage.size_and_digest(storage.join(path, n))
+            for n in [*sorted(files), text]
+        },
+        "tensors": tensors,
+    }
+
+
+def _name(kind, worker):
+    return f"{kind}-{worker}" if worker else kind
+
+
+def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the manifest, by which the backup is there.
+
+    Args:
+        path: What `begin` returned.
+        step: Steps that the run has made.
+        contents: What `write_files` returned, of each worker.
+    """
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
-        "files": {
-            name: storage.size_and_digest(storage.join(path, name))
-            for name in files
-        },
-        "tensors": {
-            part.key: {
-                "shape": list(part.sharding.shape),
-                "dtype": part.value.dtype.name,
-            }
-            for part in parts
-        },
+        "files": {},
+        "tensors": {},
     }
+    for content in contents:
+        manifest["files"].update(content["files"])
+        manifest["tensors"].update(content["tensors"])
     text = json.dumps(manifest)
     storage.write(
         storage.join(path, _MANIFEST),
         json.dumps({"digest": _digest(text), "manifest": text}).encode(),
     )
-    return path
 
 
-def open_backup(path: str) -> Backup:
+def open_backup(path: str, *, is_verified: bool = False) -> Backup:
     """Reads a backup, and each byte of it once.
+
+    Args:
+        path: Its folder.
+        is_verified: Whether somebody has read all of it already.
 
     Raises:
         DamagedBackupError: If it is not what was written; says in which way.
@@ -129,6 +177,8 @@ def open_backup(path: str) -> Backup:
                 f"{FORMAT}"
             )
         for name, expected in manifest["files"].items():
+            if is_verified:
+                break
             found = storage.size_and_digest(storage.join(path, name))
             if found[0] != expected[0]:
                 raise DamagedBackupError(

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfscale.backup import committed
 from tfscale.backup import storage
+from tfscale.backup.company import Company
 
 _DAMAGED = "damaged-"
 
@@ -96,14 +97,20 @@ class BackupFolder:
         path = storage.join(storage.join(self.path, name), "REASON")
         return storage.read(path).decode()
 
-    def commit(self, step, parts, state) -> None:
+    def commit(self, step, parts, state, company: Company | None = None):
         """Writes a backup, and removes those that are too many after it.
+
+        Args:
+            step: Steps that the run has made.
+            parts: Parts of tensors, each once: of this worker.
+            state: JSON, of this worker.
+            company: The workers that write it together, or None.
 
         Raises:
             OSError: If it cannot be written; those before are as they were.
         """
         try:
-            committed.commit(self.path, step, parts, state)
+            self._commit(step, parts, state, company)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(
                 "Each backup must be saved. Received: "
@@ -111,6 +118,28 @@ class BackupFolder:
                 "before are as they were. Free some room there, or make it "
                 "writable, and start again."
             ) from error
+
+    def _commit(self, step, parts, state, company):
+        if company is None:
+            path = committed.begin(self.path, step)
+            contents = [committed.write_files(path, parts, state)]
+            self._seal(path, step, contents)
+            return
+        path = company.from_first(
+            f"folder/{step}", lambda: committed.begin(self.path, step)
+        )
+        contents = company.to_first(
+            f"files/{step}",
+            lambda: committed.write_files(path, parts, state, company.index),
+        )
+        # Nobody ends before the backup is there, and worker 0 is the last one.
+        company.from_first(
+            f"sealed/{step}", lambda: self._seal(path, step, contents)
+        )
+        company.to_first(f"seen/{step}", lambda: True)
+
+    def _seal(self, path, step, contents):
+        committed.seal(path, step, contents)
         complete = [
             path
             for name in committed.begun(self.path)

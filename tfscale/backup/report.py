@@ -15,10 +15,11 @@ class Report:
 
     Args:
         folder: The folder of the backups; the step that training has come to
-            is noted there, so that a kill does not lose it.
+            is noted there, so that a kill does not lose it. None in workers
+            that do not.
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str | None):
         self._totals = {
             "began": time.time(),
             "interruptions": 0,
@@ -28,7 +29,7 @@ class Report:
             "useful_seconds": 0.0,
         }
         self._note = None
-        if storage.is_local(folder):
+        if folder is not None and storage.is_local(folder):
             path = storage.join(folder, "PROGRESS")
             self._note = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             self._close = weakref.finalize(self, os.close, self._note)

@@ -25,6 +25,8 @@ from tfscale.backup import json_arrays
 from tfscale.backup import random_states
 from tfscale.backup import variables
 from tfscale.backup.committed import Backup
+from tfscale.backup.committed import open_backup
+from tfscale.backup.company import Company
 from tfscale.backup.data_place import DataPlace
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
@@ -47,6 +49,7 @@ class Run:
         schedule: When to save.
         signals: What asks the run to stop.
         exit_code: With what it then ends.
+        company: The workers that it runs in.
 
     Raises:
         ValueError: If the newest backup is of another model, optimizer, other
@@ -60,7 +63,9 @@ class Run:
         schedule: SaveSchedule,
         signals: StopSignals,
         exit_code: int,
+        company: Company,
     ):
+        self._company = company
         self._model = model
         self._folder = folder
         self._schedule = schedule
@@ -71,12 +76,12 @@ class Run:
         self._data = DataPlace(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
-        self._report = Report(folder.path)
+        self._report = Report(None if company.index else folder.path)
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
         self._logs_so_far: dict[str, float] | None = None
-        self._backup = folder.newest()
+        self._backup = self._newest()
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
             _internals.build(model, spec)
@@ -86,14 +91,29 @@ class Run:
         callback_states.warn_of_unknown(self._callbacks.callbacks)
         _internals.watch(self._epochs, self)
 
+    def _newest(self):
+        """Worker 0 says which one it is, for all."""
+        found = None
+
+        def find():
+            nonlocal found
+            found = self._folder.newest()
+            return None if found is None else found.path
+
+        path = self._company.from_first("newest", find)
+        if path is not None and found is None:
+            return open_backup(path, is_verified=True)
+        return found
+
     def _check(self, backup: Backup) -> None:
         difference = variables.difference(
             variables.variables_of(self._model), backup
         )
         if difference is None:
+            saved = backup.state_of(self._company.index)
             for what, now in self._identity().items():
-                if backup.state[what] != now:
-                    difference = f"{what} {now}, saved {backup.state[what]}"
+                if saved[what] != now:
+                    difference = f"{what} {now}, saved {saved[what]}"
         if difference is not None:
             raise ValueError(
                 "A run goes on with the model, the optimizer, the data and the "
@@ -137,9 +157,11 @@ class Run:
         if epochs is None:
             return
         if self._validation is None:
-            self._validation = Validation(epochs)
+            looks = int(_internals.looks_at_data(self._model))
+            self._validation = Validation(epochs, looks)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)
+        self._validation.begin()
 
     def on_test_batch_end(self, batch: int) -> None:
         """See `keras.callbacks.Callback`."""
@@ -161,6 +183,8 @@ class Run:
 
     def abandon(self) -> None:
         """Ends it, whatever became of it; a save under way is completed."""
+        if self._company.count > 1:
+            self._company.leave()  # others may be gone
         self._writer.join()
         self._report.close()
 
@@ -199,9 +223,14 @@ class Run:
     def between_steps(self, step: int) -> None:
         """See `_internals.Watcher`; saves if it is due, or ends the run."""
         self._writer.check()
-        if self._signals.received is not None:
+        is_due = self._schedule.is_due(is_first=step == 0)
+        is_asked = self._signals.received is not None
+        is_stopped, is_agreed = self._company.agree(is_asked, is_due)
+        if is_stopped:
             self._stop(step)
-        if self._schedule.is_due(is_first=step == 0):
+        if self._schedule.is_timed:
+            is_due = is_agreed
+        if is_due:
             self._save(step)
         self._schedule.step_begins(self._writer.is_busy)
 
@@ -209,8 +238,10 @@ class Run:
         self._save(step)
         self._writer.wait()
         logging.warning(
-            "Signal %d: the run is saved after %d steps, and ends.",
-            self._signals.received,
+            "%s: the run is saved after %d steps, and ends.",
+            "A signal of another worker"
+            if self._signals.received is None
+            else f"Signal {self._signals.received}",
             self._num_steps,
         )
         sys.exit(self._exit_code)
@@ -222,14 +253,16 @@ class Run:
         # One at a time: waits where the one before is not written yet.
         self._writer.wait()
         entries = variables.variables_of(self._model)
-        parts = variables.hold(entries)
-        state, arrays = json_arrays.split(self._state(step), "state")
+        worker, company = self._company.index, self._company
+        parts = variables.hold(entries, worker)
+        key = f"state{worker}" if worker else "state"
+        state, arrays = json_arrays.split(self._state(step), key)
         for key, array in arrays.items():
             value = tf.constant(array)
             whole = Sharding(array.shape, value.dtype.size)
             parts.append(Part(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
-        self._writer.start(lambda: folder.commit(number, parts, state))
+        self._writer.start(lambda: folder.commit(number, parts, state, company))
         stall = time.monotonic() - start
         self._report.saved(stall)
         self._schedule.saved(stall)
@@ -255,9 +288,15 @@ class Run:
 
     def _restore(self, backup):
         state = json_arrays.join(
-            dict(backup.state), lambda key: np.asarray(backup.read_whole(key))
+            dict(backup.state_of(self._company.index)),
+            lambda key: np.asarray(backup.read_whole(key)),
         )
-        variables.restore(variables.variables_of(self._model), backup)
+        variables.restore(
+            variables.variables_of(self._model),
+            backup,
+            self._company.index,
+            self._company.count,
+        )
         self._validation_state = state["validation"]
         self._num_steps = state["num_steps"]
         self._report.resume(state["report"], self._num_steps)

@@ -36,6 +36,11 @@ class SaveSchedule:
         self.useful_seconds = 0.0
 
     @property
+    def is_timed(self) -> bool:
+        """Whether it goes by a clock, and not only by steps."""
+        return self._save_freq == "auto"
+
+    @property
     def seconds_per_step(self) -> float:
         """The mean so far; without the first step, which traces."""
         return self._plain_seconds / max(self._plain_steps, 1)

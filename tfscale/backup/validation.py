@@ -12,14 +12,22 @@ class Validation:
 
     Args:
         epochs: The epoch iterator over the validation data, just made.
+        num_looks: Iterators that Keras has made of it already, to look at a
+            batch before each validation.
     """
 
-    def __init__(self, epochs):
+    def __init__(self, epochs, num_looks):
         self._place = DataPlace(epochs)
+        for _ in range(num_looks):
+            self._place.iterator_made()
         self._done = 0
-        self._num_epochs = 0
+        self._num_epochs = -1
         warn_of_inexact(epochs, "validation")
         _internals.watch(epochs, self)
+
+    def begin(self) -> None:
+        """A validation begins, and not a look at a batch."""
+        self._num_epochs += 1
 
     def resume(self, state: dict[str, Any]) -> None:
         """Gets behind the last validation of an earlier process."""
@@ -42,7 +50,6 @@ class Validation:
         """See `_internals.Watcher`."""
         self._done = 0
         self._place.begin_epoch(self._num_epochs)
-        self._num_epochs += 1
         return 0
 
     def skip(self, iterator: Any) -> None:

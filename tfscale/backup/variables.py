@@ -103,16 +103,23 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
                     yield from value.variables
 
 
-def hold(entries: list[Entry]) -> list[Part]:
+def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
     """The values of variables as they are now.
 
     Nothing is copied: TensorFlow copies a value that is held when it is
     written next.
+
+    Args:
+        entries: The variables.
+        worker: Which one of the workers this is. What all of them have is
+            worker 0's.
     """
     parts = []
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if sharding.is_sharded:
+            if worker:
+                continue
             held = set()
             for place, component in zip(sharding.places, components):
                 slices = tuple(
@@ -125,21 +132,25 @@ def hold(entries: list[Entry]) -> list[Part]:
                     )
             continue
         # Replicas may differ: each metric counts what its replica has seen.
-        for index, component in enumerate(_different(entry, components)):
+        first = worker * len(components)
+        different = _different(entry, components, worker)
+        for index, component in enumerate(different, first):
             key = f"{entry.key}@{index}" if index else entry.key
             whole = Sharding(tuple(component.shape), component.dtype.size)
             parts.append(Part(key, whole, (0, 0), _value(component)))
     return parts
 
 
-def _different(entry, components):
-    """The components that may differ.
+def _different(entry, components, worker):
+    """The components that may differ from those of worker 0.
 
     What training updates is the same on all replicas. Statistics, seeds and
     metrics are small, and each replica may have its own.
     """
     is_updated = entry.key.startswith("optimizer") or entry.is_trainable
-    return components[:1] if is_updated else components
+    if is_updated:
+        return [] if worker else components[:1]
+    return components
 
 
 def _value(component):
@@ -178,8 +189,17 @@ def difference(entries: list[Entry], backup: Backup) -> str | None:
 _KINDS = ("model", "optimizer", "metrics", "tensorflow")
 
 
-def restore(entries: list[Entry], backup: Backup) -> None:
-    """Gives variables the values of a backup, part by part."""
+def restore(
+    entries: list[Entry], backup: Backup, worker: int = 0, count: int = 1
+) -> None:
+    """Gives variables the values of a backup, part by part.
+
+    Args:
+        entries: The variables.
+        backup: The backup.
+        worker: Which one of the workers this is.
+        count: How many there are.
+    """
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if sharding.is_sharded:
@@ -189,8 +209,10 @@ def restore(entries: list[Entry], backup: Backup) -> None:
         values = [backup.read_whole(entry.key)]
         while f"{entry.key}@{len(values)}" in backup.tensors:
             values.append(backup.read_whole(f"{entry.key}@{len(values)}"))
-        if len(values) != len(components):
-            values = _for_others(entry, values, len(components))
+        number = count * len(components)
+        if len(values) != number:
+            values = _for_others(entry, values, number)
+        values = values[worker * len(components) :]
         for value, component in zip(values, components):
             _assign(component, value)
 

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from tfscale import _internals
+from tfscale.backup.company import Company
 from tfscale.backup.folder import BackupFolder
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
-from tfscale.distribute import one_process
 
 # Those whose `fit` runs, or ended in an error, of which callbacks are not told.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -34,6 +34,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     On a signal, SIGTERM unless told otherwise, the run is saved at the next
     step and the process ends; a second signal ends it at once.
+
+    Workers save and stop together, at the same step: each writes what only it
+    has, worker 0 the rest. They need one folder that all of them see.
 
     Args:
         backup_dir: Folder of the backups; any path of `tf.io.gfile`. Of one
@@ -115,12 +118,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the newest backup; `fit` goes on from it."""
-        one_process.check(
-            self.model.distribute_strategy,
-            "BackupAndRestore",
-            "Save what is trained in a callback of worker 0 "
-            "(`strategy.is_chief`), with `model.save`.",
-        )
         for other in list(_entered):
             if other is self or other._is_over():
                 other._leave()
@@ -134,7 +131,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Its logs are there before others read them.
         callbacks.callbacks.remove(self)
         callbacks.callbacks.insert(0, self)
-        self._folder.acquire()
+        self._company = Company(self.model.distribute_strategy)
+        self._company.from_first("lock", self._folder.acquire)
         self._epochs = weakref.ref(epochs)
         _entered.add(self)
         self._stop_signals = StopSignals(self._signals, self._is_over)
@@ -145,6 +143,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 SaveSchedule(self._save_freq, self._overhead),
                 self._stop_signals,
                 self._exit_code,
+                self._company,
             )
         except BaseException:
             self._leave()
@@ -188,7 +187,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Says what interruptions and saves have cost; removes the backups."""
         if self._run is not None:
             logging.info("BackupAndRestore: %s.", self._run.end())
-        if self._delete_checkpoint:
+        if self._delete_checkpoint and self._company.index == 0:
             self._folder.clear()
         self._leave()
 

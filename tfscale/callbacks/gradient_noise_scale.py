@@ -11,6 +11,7 @@ from tfscale.accumulation import checks
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks import adaptive_batch
 from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.distribute import one_process
 from tfscale.distribute.gradient_noise import GradientNoise
 
 
@@ -166,6 +167,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _check(self, model, accumulates):
         strategy = model.distribute_strategy
+        one_process.check(
+            strategy,
+            "GradientNoiseScale",
+            "Measure it in a run of one process.",
+        )
         if model.optimizer is None or len(checks.optimizers_of(model)) > 1:
             raise ValueError(
                 "The noise scale is of the gradients of one optimizer. "

@@ -40,7 +40,8 @@ def prepared(
             step = functools.wraps(fn)(
                 functools.partial(_run_on_part, model, fn)
             )
-        layers = list(batch_norms)
+        # Of what `fit` builds nobody knows which layer makes a variable.
+        layers = {*batch_norms, *_batch_norms_of(model)}
         for layer in layers:
             mixin = batch_norm.ReplicaBatchNormalization
             stack.enter_context(in_place.putting(layer, mixin))
@@ -59,6 +60,14 @@ def _check_metrics(model):
                 "replicas would count in it together. Put what makes it, and "
                 "`compile`, under `with strategy.scope():`."
             )
+
+
+def _batch_norms_of(model):
+    return (
+        layer
+        for layer in (_internals.flatten_layers(model) if model else ())
+        if isinstance(layer, keras.layers.BatchNormalization)
+    )
 
 
 def _run_noting(fn, *args, **kwargs):

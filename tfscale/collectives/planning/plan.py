@@ -1,8 +1,7 @@
 """A collective is data: round by round, who sends which chunk to whom.
 
-Whatever simulates, draws or executes plans takes any `CollectivePlan`; those
-that have a name are in `algorithms/`. What the operations mean is in
-`contents.py`.
+Whatever simulates, draws or executes plans takes any `Plan`; those that have a
+name are in `algorithms.py`. What the operations mean is in `contents.py`.
 """
 
 import collections
@@ -18,7 +17,7 @@ from tfscale.collectives.planning.send import Send
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectivePlan:
+class Plan:
     """Who sends what to whom, round by round, checked when it is made.
 
     All sends of a round carry what their source had before the round. Where
@@ -46,7 +45,7 @@ class CollectivePlan:
 
     Example: two devices, each of which adds up a half and sends the sum back.
 
-    >>> plan = CollectivePlan(
+    >>> plan = Plan(
     ...     "all_reduce",
     ...     num_devices=2,
     ...     num_chunks=2,

@@ -1,0 +1,164 @@
+"""Trains in real workers that are killed, stopped, and started again.
+
+    python -m tests.backup.workers_program FOLDER
+
+It imports TensorFlow once, and becomes each worker by a fork before TensorFlow
+has started.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+import keras
+import tensorflow as tf
+
+import tfscale
+from tests.backup import trainings
+from tests.distribute.workers_program import die_with_parent
+from tests.distribute.workers_program import free_ports
+
+_SECONDS = 120
+
+
+class At(keras.callbacks.Callback):
+    """Notes the steps that were made, and does something at one of them."""
+
+    def __init__(self, steps, action):
+        super().__init__()
+        self._steps, self._action = steps, action
+        self.made = []
+        self.tested = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.made.append([self._epoch, batch, logs["loss"]])
+        time.sleep(0.11)  # they agree ten times a second
+        if len(self.made) == self._steps:
+            self._action()
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.tested.append([batch, logs["loss"]])
+
+
+def train(index, count, folder, result, steps=None, number=None):
+    """Trains on two replicas: in so many workers."""
+    tf.config.experimental.enable_op_determinism()
+    os.environ["TFSCALE_VIRTUAL_DEVICES"] = str(2 // count)
+    if count == 1:
+        tfscale.use_virtual_devices(2)
+    tfscale.initialize()
+    keras.utils.set_random_seed(5)
+    with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+        model = trainings.normalised()
+        model.compile(
+            keras.optimizers.Adam(0.01, use_ema=True), "mse", metrics=["mae"]
+        )
+    seen = At(steps, lambda: os.kill(os.getpid(), number))
+    x, _ = trainings.DATA["tfscale"](8)
+    backup = tfscale.callbacks.BackupAndRestore(folder, save_freq=2)
+    # Worker 1 may have others.
+    others = [trainings.Lambda()] * index
+    status = "ended"
+    try:
+        history = model.fit(
+            x,
+            epochs=2,
+            verbose=0,
+            callbacks=[seen, *others, backup],
+            validation_data=trainings.shuffled(8),
+        )
+    except SystemExit as error:
+        status, history = error.code, None
+    with open(f"{result}_{index}", "w") as file:
+        json.dump(
+            {
+                "status": status,
+                "made": seen.made,
+                "tested": seen.tested,
+                "history": history and history.history,
+                "weights": [
+                    v.numpy().tolist()
+                    for v in [*model.variables, *model.optimizer.variables]
+                ],
+            },
+            file,
+        )
+
+
+def start(index, ports, arguments):
+    child = os.fork()
+    if child:
+        return child
+    die_with_parent()
+    status = 1
+    try:
+        if len(ports) > 1:
+            os.environ["TF_CONFIG"] = json.dumps(
+                {
+                    "cluster": {"worker": [f"localhost:{p}" for p in ports]},
+                    "task": {"type": "worker", "index": index},
+                }
+            )
+        train(index, len(ports), **arguments)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def run(count, of_one=None, **arguments):
+    """Runs workers to their end, or until one is killed: then kills all."""
+    ports = free_ports(count)
+    children = {}
+    for index in range(count):
+        # One of them is killed, or asked to stop.
+        own = of_one if of_one and index == count - 1 else {}
+        children[start(index, ports, {**arguments, **own})] = index
+    end = time.monotonic() + _SECONDS
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            print(arguments, "worker", children.pop(pid), status, flush=True)
+        if (pid and status) or time.monotonic() > end:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            if not of_one or of_one["number"] != signal.SIGKILL:
+                sys.exit("A worker has failed, or took too long.")
+            return
+        time.sleep(0.02)
+
+
+def main():
+    folder = sys.argv[1]
+    runs = f"{folder}/runs"
+    run(2, folder=f"{folder}/whole", result=f"{folder}/whole")
+    run(
+        2,
+        folder=runs,
+        result=f"{folder}/killed",
+        of_one=dict(steps=6, number=int(signal.SIGKILL)),
+    )
+    run(
+        2,
+        folder=runs,
+        result=f"{folder}/stopped",
+        of_one=dict(steps=3, number=int(signal.SIGTERM)),
+    )
+    shutil.copytree(runs, f"{folder}/alone_runs")
+    run(2, folder=runs, result=f"{folder}/end")
+    run(1, folder=f"{folder}/alone_runs", result=f"{folder}/alone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Workers are saved together, stop at the same step, and go on together."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from absl.testing import absltest
+
+from tests.backup.jobs import assert_close
+from tests.source_files import REPOSITORY
+
+_SECONDS = 400
+
+
+class WorkersTest(absltest.TestCase):
+    def test_killed_stopped_and_with_fewer_workers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.run(
+                [sys.executable, "-m", "tests.backup.workers_program", folder],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+            )
+            found = {}
+            for name in os.listdir(folder):
+                if name.endswith(("_0", "_1")):
+                    with open(os.path.join(folder, name)) as file:
+                        found[name] = json.load(file)
+        said = process.stdout + process.stderr
+        self.assertEqual(process.returncode, 0, said)
+        self.assertNotIn("killed_1", found)  # it was
+        for worker in "01":
+            whole, stopped = (
+                found[f"whole_{worker}"],
+                found[f"stopped_{worker}"],
+            )
+            end = found[f"end_{worker}"]
+            with self.subTest("a worker was killed after six steps"):
+                # At most two saves before, of which there is one in two steps.
+                first = whole["made"].index(stopped["made"][0])
+                self.assertBetween(first, 2, 6)
+            with self.subTest("a worker was asked to stop"):
+                self.assertEqual(stopped["status"], 143)
+                self.assertEqual(
+                    stopped["made"], whole["made"][first : first + 3]
+                )
+            with self.subTest("all goes on bit for bit"):
+                self.assertEqual(end["made"], whole["made"][first + 3 :])
+                self.assertEqual(end["tested"], whole["tested"][5:])
+                self.assertEqual(end["history"], whole["history"])
+                self.assertEqual(end["weights"], whole["weights"])
+        with self.subTest("with one worker for two"):
+            alone, whole = found["alone_0"], found["whole_0"]
+            self.assertLen(alone["made"], len(whole["made"]) - first - 3)
+            for value, expected in zip(
+                alone["weights"], whole["weights"], strict=True
+            ):
+                assert_close(value, expected, 1e-5)
+
+
+if __name__ == "__main__":
+    absltest.main()
