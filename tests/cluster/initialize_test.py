@@ -30,6 +30,19 @@ class InitializeTest(parameterized.TestCase):
             tfscale.initialize()
         self.assertIsNone(joined())
 
+    def test_nobody_trains_alone_who_was_started_as_one_of_several(self):
+        # It had trained, silently, by itself.
+        config = {
+            "cluster": {"worker": ["localhost:1", "localhost:2"]},
+            "task": {"type": "worker", "index": 1},
+        }
+        mesh = tfscale.device_mesh(data=2)
+        with (
+            _environment(TF_CONFIG=json.dumps(config)),
+            self.assertRaisesRegex(ValueError, "Call `tfscale.initialize"),
+        ):
+            tfscale.MeshStrategy(mesh)
+
     def test_the_launcher_says_how_many_devices_there_are(self):
         tf.config.list_logical_devices()  # Those of conftest.py: eight.
         with (
