@@ -520,9 +520,11 @@ DEAR = (
     "Qwen3_5Moe",
     "RWKV7",
     "RetinaNet",
+    "SAM",
     "SegFormer",
     "T5Gemma",
     "T5Gemma2",
+    "VideoPrism",
 )
 # Those that are not tried.
 UNTRIED = dict(
