@@ -1,1 +1,1 @@
-"""One model and one global batch, under several strategies."""
+"""The same model under every strategy that the machine can run."""

@@ -1,14 +1,17 @@
-"""Speed of two devices over one, under each strategy; a device is one core.
+"""Rows per second of one model under every strategy, against one device.
 
     python -m benchmarks.strategies
+    python -m benchmarks.strategies --only=mesh_data,servers_2
 
-Each strategy lives in processes of its own, which take turns, so that a machine
-that slows down slows all of them down. The global batch is the same for all.
+Plain Keras on one device has a process that stays. Of each other strategy the
+processes are started, take turns with it, a few steps at a time, and end.
 """
 
+import atexit
 import contextlib
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -17,120 +20,152 @@ import sys
 from absl import app
 from absl import flags
 
-_BATCH = flags.DEFINE_integer("batch", 32, "Sequences in a global batch.")
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each takes its turn.")
+_STEPS = flags.DEFINE_integer("steps", 6, "Steps of one turn.")
 _BLOCKS = flags.DEFINE_integer("blocks", 8, "Blocks of the GPT.")
+_WIDTH = flags.DEFINE_integer("width", 256, "Width of the GPT.")
 _LENGTH = flags.DEFINE_integer("length", 64, "Tokens in a sequence.")
-_WIDTH = flags.DEFINE_integer("width", 256, "Features of a token.")
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each strategy.")
-_STEPS = flags.DEFINE_integer("steps", 6, "Steps of a turn.")
+_BATCH = flags.DEFINE_integer("batch", 32, "Sequences in a step.")
+_ONLY = flags.DEFINE_list("only", None, "Which strategies, by name.")
 
-# What trains, in how many processes.
+# name: title, devices of a process, flags of the launcher (None: without it)
 STRATEGIES = {
-    "one": 1,
-    "mirrored": 1,
-    "mesh": 1,
-    "workers": 2,
-}
-TITLES = {
-    "one": "plain Keras, one device",
-    "mirrored": "`tf.distribute.MirroredStrategy`, 2 replicas in one process",
-    "mesh": "`MeshStrategy(data=2)`, 2 replicas in one process",
-    "workers": "`MeshStrategy(data=2)`, 2 workers of one replica",
-}
+    "one_device": ("OneDeviceStrategy", 1, None),
+    "mirrored": ("MirroredStrategy, 2 devices", 2, None),
+    "central": ("CentralStorageStrategy, 2 devices", 2, None),
+    "mesh_data": ("MeshStrategy, data=2", 2, None),
+    "mesh_zero": ("MeshStrategy, data=2, zero_stage=1", 2, None),
+    "mesh_model": ("MeshStrategy, model=2", 2, None),
+    "mesh_pipeline": ("MeshStrategy, pipeline=2", 2, None),
+    "workers": (
+        "MeshStrategy, data=2, over 2 workers", 1, ["--num_workers=2"]
+    ),
+    "coordinator": (
+        "MeshStrategy, pipeline=2, a coordinator", 1, ["--num_workers=2"]
+    ),
+    "servers_1": (
+        "ParameterServerStrategy, 1 worker",
+        1,
+        ["--num_workers=1", "--num_ps=1"],
+    ),
+    "servers_2": (
+        "ParameterServerStrategy, 2 workers",
+        1,
+        ["--num_workers=2", "--num_ps=1"],
+    ),
+}  # fmt: skip
 
 
-class _Strategy:
-    """The processes of a strategy, which wait for their turn."""
+class Trained:
+    """The processes of one strategy, of which one takes orders.
 
-    def __init__(self, name):
-        count = STRATEGIES[name]
-        config = {
-            "strategy": name,
-            "blocks": _BLOCKS.value,
-            "width": _WIDTH.value,
-            "length": _LENGTH.value,
-            "batch": _BATCH.value,
-            "stages": 0,
-            "steps": _STEPS.value,
-        }
-        command = [
-            *(sys.executable, "-m", "benchmarks.strategies.worker"),
-            json.dumps(config),
-        ]
-        self._processes = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+    Args:
+        name: Of the strategy, or "plain".
+        devices: Of each process.
+        launcher: Flags of the launcher, or None for one process.
+        rounds: How many turns it takes; those who take no orders have to
+            know it. The first one, which is slower, is taken at once.
+    """
+
+    def __init__(self, name, devices=1, launcher=None, rounds=1_000_000):
+        self.rows_per_second = []
+        with socket.create_server(("localhost", 0)) as listener:
+            config = {
+                "name": name,
+                "devices": devices,
+                "port": listener.getsockname()[1],
+                **{
+                    flag.name: flag.value
+                    for flag in (_BLOCKS, _WIDTH, _LENGTH, _BATCH)
+                },
+                "rounds": rounds,
+                "steps": _STEPS.value,
+            }
+            command = ["benchmarks.strategies.worker", json.dumps(config)]
+            if launcher is not None:
+                command = ["tfscale.launch", *launcher, "-m", *command]
+            environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+            if launcher is not None:
+                environ["TFSCALE_VIRTUAL_DEVICES"] = str(devices)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environ,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
                 text=True,
             )
-            for environment in _environments(count)
-        ]
-        self.turns = []
+            atexit.register(self.kill)
+            self._wires = None
+            listener.settimeout(1.0)
+            while self._wires is None:
+                try:
+                    self._wires = listener.accept()[0].makefile("rw")
+                except TimeoutError:
+                    self._check()
+        self._take_turn()
 
-    def turn(self):
-        """Has them train, and adds the seconds of a step."""
-        for process in self._processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        found = [float(p.stdout.readline()) for p in self._processes]
-        self.turns.append(max(found))
+    def _check(self):
+        if self._process.poll() is not None:
+            raise RuntimeError(self._process.stderr.read())
+
+    def _take_turn(self):
+        self._wires.write("go\n")
+        self._wires.flush()
+        line = self._wires.readline()
+        if not line:
+            self._process.wait()
+            self._check()
+        return json.loads(line)
+
+    def take_turn(self):
+        """Trains for some steps, and notes how fast."""
+        self.rows_per_second.append(self._take_turn())
 
     def end(self):
-        """Ends the processes."""
-        for process in self._processes:
-            process.stdin.close()
-        for process in self._processes:
-            process.wait()
+        """Waits for the processes, or ends them."""
+        self._wires.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=60)
+        self.kill()
 
-
-def _environments(count):
-    """What each of so many workers finds in its environment."""
-    if count == 1:
-        return [{}]
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        names = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    return [
-        {
-            "TF_CONFIG": json.dumps(
-                {
-                    "cluster": {"worker": names},
-                    "task": {"type": "worker", "index": index},
-                }
-            )
-        }
-        for index in range(count)
-    ]
+    def kill(self):
+        """Ends the processes: those of the launcher die with it."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def main(argv):
     del argv
-    strategies = {name: _Strategy(name) for name in STRATEGIES}
-    try:
-        for _ in range(_ROUNDS.value):
-            for strategy in strategies.values():
-                strategy.turn()
-    finally:
-        for strategy in strategies.values():
-            strategy.end()
-    print("| strategy | a step | speed | speed of each turn |")
-    print("|---|---|---|---|")
-    for name, strategy in strategies.items():
-        ratios = [
-            one / own
-            for one, own in zip(strategies["one"].turns, strategy.turns)
-        ]
-        seconds = statistics.median(strategy.turns)
-        print(
-            f"| {TITLES[name]} | {seconds * 1e3:.0f} ms "
-            f"| {statistics.median(ratios):.2f} "
-            f"| {', '.join(f'{ratio:.2f}' for ratio in ratios)} |"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    names = _ONLY.value or list(STRATEGIES)
+    unknown = set(names) - set(STRATEGIES)
+    if unknown:
+        raise app.UsageError(
+            f"--only is of {', '.join(STRATEGIES)}. Received: {unknown}."
         )
+    print(f"| {'':41} | rows/s | of one device | range |", flush=True)
+    print("|---|---|---|---|", flush=True)
+    plain = Trained("plain")
+    for name in names:
+        title, devices, launcher = STRATEGIES[name]
+        trained = Trained(name, devices, launcher, _ROUNDS.value + 1)
+        plain.rows_per_second.clear()
+        for _ in range(_ROUNDS.value):
+            plain.take_turn()
+            trained.take_turn()
+        trained.end()
+        ratios = [
+            own / one
+            for own, one in zip(trained.rows_per_second, plain.rows_per_second)
+        ]
+        print(
+            f"| {title:41} | {statistics.median(trained.rows_per_second):6.1f}"
+            f" | {statistics.median(ratios):5.2f} | {min(ratios):.2f} to "
+            f"{max(ratios):.2f} |",
+            flush=True,
+        )
+    plain.end()
 
 
 if __name__ == "__main__":

@@ -300,6 +300,8 @@ def errors(strategy, old):
 
 
 def main():
+    # With one thread a server waited for itself, for ever.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     tfscale.initialize()
     old = dataset(X)
     strategy = tfscale.ParameterServerStrategy()

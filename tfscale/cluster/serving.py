@@ -9,6 +9,7 @@ a server asks now and then, which one that was started again can do as well:
 """
 
 import logging
+import os
 import socket
 import sys
 import threading
@@ -42,8 +43,7 @@ def serve(cluster: Cluster, timeout: float = 600.0) -> NoReturn:
         cluster.job,
         cluster.index,
         protocol="grpc",
-        # As this process was set up: threads, devices, memory.
-        config=_internals.eager_context.context().config,
+        config=_config(cluster),
     )
     _wait(chief, timeout)
     answered = time.monotonic()
@@ -135,6 +135,21 @@ def answers(address: str) -> bool:
     False
     """
     return _ask(address) is None
+
+
+def _config(cluster):
+    """As this process was set up: devices, memory, threads.
+
+    But for those between operations: a step takes one here as long as it runs
+    elsewhere, and with a single one nothing goes on.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(_internals.eager_context.context().config)
+    config.inter_op_parallelism_threads = max(
+        config.inter_op_parallelism_threads or os.cpu_count() or 1,
+        len(cluster.addresses) + 1,
+    )
+    return config
 
 
 def _wait(chief, timeout):
