@@ -276,8 +276,9 @@ def run(index, folder):
 
 
 def assert_case(test, name, found):
-    """Fails unless a case had the numbers of one process."""
+    """Fails unless a case had the numbers of one process, in each worker."""
     expected = CASES[name][1]()
-    test.assertEqual(len(expected), len(found))
-    for place, (a, b) in enumerate(zip(found, expected)):
-        same_numbers.assert_close(a, b, f"{name} {place}")
+    for index, results in enumerate(found):
+        test.assertEqual(len(expected), len(results))
+        for place, (a, b) in enumerate(zip(results, expected)):
+            same_numbers.assert_close(a, b, f"worker {index}: {name} {place}")

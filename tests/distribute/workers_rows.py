@@ -123,7 +123,6 @@ ROWS = {
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
     ),
     "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
-    "pipeline without rows": Row(JOBS["no rows"], _pipeline(2)),
     "model ranks in each": Row(JOBS["plain"], _ranks(2)),
 }
 # On four workers.
