@@ -269,6 +269,11 @@ def errors(strategy, old):
             )
         ),
         "arrays": fit(X, y=Y),
+        "callback": fit(
+            dataset(X),
+            steps_per_epoch=2,
+            callbacks=[tfscale.callbacks.GradientAccumulation(2)],
+        ),
         "no steps": fit(dataset(X)),
         "worker": fit(
             dataset(X).map(

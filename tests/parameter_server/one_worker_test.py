@@ -24,6 +24,7 @@ _ERRORS = {
     "overwrites": "ema_overwrite_frequency=5",
     "scales": "LossScaleOptimizer",
     "arrays": r"takes a `tf.data.Dataset`.*Received: ndarray.*\.repeat\(\)",
+    "callback": "one after the other.*GradientAccumulation",
     "no steps": "no `steps_per_epoch`",
     "worker": "Tensor had Inf",
     "ends": r"must not end.*one of 3 batches.*\.repeat\(\)",

@@ -8,6 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.callbacks import BackupAndRestore
+from tfscale.callbacks import GradientAccumulation
+from tfscale.callbacks import GradientNoiseScale
 from tfscale.optimizers.lars import LARS
 from tfscale.parameter_server.strategy import ParameterServerStrategy
 
@@ -18,6 +21,7 @@ _NOT_ELEMENTWISE = (
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
 )
+_OF_STEPS = (BackupAndRestore, GradientAccumulation, GradientNoiseScale)
 
 
 def check_strategy(strategy: tf.distribute.Strategy) -> None:
@@ -123,6 +127,19 @@ def _check_no_shards(model, optimizer):
                 f"{layer.num_shards} shards. Use `global_clipnorm` or "
                 "`clipvalue`, an optimizer that goes by elements, or "
                 "num_shards=1."
+            )
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses callbacks that go by steps one after the other."""
+    for callback in keras.tree.flatten(callbacks or []):
+        if isinstance(callback, _OF_STEPS):
+            raise ValueError(
+                "What is saved, accumulated or measured between two steps "
+                "needs steps one after the other, which workers do not make. "
+                f"Received: {type(callback).__name__}. To go on after a "
+                "failure use `keras.callbacks.ModelCheckpoint`, which saves "
+                "between epochs."
             )
 
 

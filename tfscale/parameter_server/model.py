@@ -142,6 +142,7 @@ class ParameterServerModel(KerasFace):
             ValueError: If `x` is no dataset, ends, or was made before the
                 strategy; if there is no `steps_per_epoch`.
         """
+        checks.check_callbacks(kwargs.get("callbacks"))
         if callable(x) and not isinstance(x, tf.data.Dataset):
             checks.check_no_class_weight(kwargs.get("class_weight"))
             x = WorkersOwnDataset(x, self.distribute_strategy.num_workers)
