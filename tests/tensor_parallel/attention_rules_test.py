@@ -200,7 +200,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         for layer in layers:
             if layer.name == "query":
                 self.assertTrue(layer.sharded_call.rule.is_part)
-                self.assertTrue(layer.sharded_call.rule.keeps)
+                self.assertTrue(layer.sharded_call.rule.stays_sharded)
             if layer.name == "key":
                 self.assertEqual(isinstance(layer, ShardedLayer), keys)
 

@@ -430,7 +430,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 for name in names:
                     call = model.get_layer(name).sharded_call
                     self.assertIsNotNone(call.rule)
-                    self.assertEqual(call.rule.keeps, name in ("heads", "up"))
+                    self.assertEqual(
+                        call.rule.stays_sharded, name in ("heads", "up")
+                    )
             return [*model.get_weights(), model.predict(fit["x"], verbose=0)]
 
         for expected, found in zip(*both(train, adapted, ADAPTED), strict=True):

@@ -101,7 +101,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             self, one_device(job), outcome, unmoved=("key_bias",)
         )
         kept = [
-            call.rule.keeps
+            call.rule.stays_sharded
             for call in analysis.sharded_calls(outcome.model)
             if call.rule.source_dim is not None
         ]

@@ -41,20 +41,24 @@ def decide(num_ranks: int, rule) -> None:
         rule.layer.sharded_call.reason = NOT_SEEN
         return
     decision = decisions.decision_of(model)
-    if decision is None or rule not in decision.keeps:
+    if decision is None or rule not in decision.stays_sharded:
         # A call, of which the one that goes on is to know nothing.
         with layer_losses.kept():
             analyse(model, num_ranks)
         decision = decisions.decision_of(model)
     if decision is not None:
-        rule.keeps = decision.keeps.setdefault(rule, rule.keeps)
+        rule.stays_sharded = decision.stays_sharded.setdefault(
+            rule, rule.stays_sharded
+        )
 
 
 def settle(model, num_ranks: int) -> None:
     """Sets all rules as a functional model has them, analysed if need be."""
     decision = decisions.decision_of(model)
     rules = [call.rule for call in sharded_calls(model)]
-    if decision is None or not set(rules) - {None} <= set(decision.keeps):
+    if decision is None or not set(rules) - {None} <= set(
+        decision.stays_sharded
+    ):
         analyse(model, num_ranks)
     else:
         decision.apply()
@@ -90,8 +94,8 @@ def analyse(model, num_ranks: int) -> dict:
         call.is_decided = True
         if call.rule is not None:
             rules.add(call.rule)
-    keeps = {rule: rule.keeps for rule in rules}
-    decision = decisions.Decision(keeps, reasons, frozenset(drawing))
+    stays_sharded = {rule: rule.stays_sharded for rule in rules}
+    decision = decisions.Decision(stays_sharded, reasons, frozenset(drawing))
     decision.apply()
     decisions.note(model, decision)
     if complaint:

@@ -22,19 +22,19 @@ class Decision:
     """What analysis has found for a model.
 
     Attributes:
-        keeps: Whether the output stays divided, by the rule of the layer.
+        stays_sharded: Whether the output does, by the rule of the layer.
         reasons: Why it does not, where there is a reason.
         drawing: Ids of the states of generators that draw for parts.
     """
 
-    keeps: dict[Rule, bool]
+    stays_sharded: dict[Rule, bool]
     reasons: dict[Rule, str]
     drawing: frozenset[int]
 
     def apply(self) -> None:
         """Sets the rules as the model has them."""
-        for rule, keeps in self.keeps.items():
-            rule.keeps = keeps
+        for rule, stays_sharded in self.stays_sharded.items():
+            rule.stays_sharded = stays_sharded
             rule.layer.sharded_call.reason = self.reasons.get(rule)
 
 

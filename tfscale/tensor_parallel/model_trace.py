@@ -108,14 +108,14 @@ def layer_call(key, recorded, may_divide):
     if recorded.divides and may_divide:
         dim = outputs.shape.rank + rule.source_dim
         source = layer_calls.Source(outputs, dim)
-    if rule.sink_dim is not None and (source or not rule.passes):
+    if rule.sink_dim is not None and (source or not rule.propagates):
         dim = inputs.shape.rank + rule.sink_dim
-        passed = source if rule.passes else None
+        passed = source if rule.propagates else None
         sink = layer_calls.Sink(inputs, dim, passed)
     return layer_calls.LayerCall(
         key,
         recorded.operations,
-        sources=(source,) if source and not rule.passes else (),
+        sources=(source,) if source and not rule.propagates else (),
         sinks=(sink,) if sink else (),
         inputs=() if sink else (inputs,),
         outputs=() if source else tuple(keras.tree.flatten(outputs)),

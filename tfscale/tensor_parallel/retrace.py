@@ -191,10 +191,15 @@ class _Comparison:
                     self._partner[tensor.name] = local.name
                 self._check_shape(tensor, local)
         for sink, sink_other in zip(call.sinks, other.sinks):
-            if (sink.passes is None) != (sink_other.passes is None):
+            if (sink.propagates_to is None) != (
+                sink_other.propagates_to is None
+            ):
                 raise _Different(f"layer {call.key!r} has other sinks")
-            if sink.passes:
-                tensor, local = sink.passes.tensor, sink_other.passes.tensor
+            if sink.propagates_to:
+                tensor, local = (
+                    sink.propagates_to.tensor,
+                    sink_other.propagates_to.tensor,
+                )
                 self._partner[tensor.name] = local.name
                 self._check_shape(tensor, local)
         for place in other.operations:

@@ -102,9 +102,9 @@ def _how(call, sharded, variables):
             reason=None,
         )
     how, reason = _kind(rule), call.reason
-    if "all-gather of the output" in rule.collectives or rule.keeps:
-        how += "\noutput divided" if rule.keeps else "\noutput gathered"
-        if not rule.keeps and reason is None:
+    if "all-gather of the output" in rule.collectives or rule.stays_sharded:
+        how += "\noutput divided" if rule.stays_sharded else "\noutput gathered"
+        if not rule.stays_sharded and reason is None:
             reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
     return dict(how=how, exchanged=rule.collectives, reason=reason)
 
@@ -124,7 +124,7 @@ def _why_whole(rule):
 
 
 def _kind(rule):
-    if rule.passes:
+    if rule.propagates:
         return "local"
     if isinstance(rule.layer, keras.layers.Embedding):
         table = _internals.weight_of(rule.layer, "embeddings")

@@ -30,7 +30,10 @@ def insides(operations: list, calls: Sequence[LayerCall]) -> dict:
     """Key of the call for each tensor that a call makes and keeps to itself."""
     kept = {}
     for call in calls:
-        made = [*call.sources, *(s.passes for s in call.sinks if s.passes)]
+        made = [
+            *call.sources,
+            *(s.propagates_to for s in call.sinks if s.propagates_to),
+        ]
         returned = {part.tensor.name for part in made}
         returned.update(tensor.name for tensor in call.outputs)
         own, computed = set(), set()

@@ -35,13 +35,13 @@ class Sink:
     Attributes:
         tensor: The input, in full shape.
         dim: The dim along which the layer takes it divided, from 0.
-        passes: The output that is divided if the input is (a depthwise
+        propagates_to: The output that is divided if the input is (a depthwise
             convolution, a BatchNormalization); None if the output is whole.
     """
 
     tensor: tf.Tensor
     dim: int
-    passes: Source | None = None
+    propagates_to: Source | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,10 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                 f" another call ends at {end}. Record outermost calls only."
             )
         end = max(end, call.operations.stop)
-        made = [*call.sources, *(s.passes for s in call.sinks if s.passes)]
+        made = [
+            *call.sources,
+            *(s.propagates_to for s in call.sinks if s.propagates_to),
+        ]
         parts: list[Any] = [*made, *call.sinks]
         for part in parts:
             size = part.tensor.shape[part.dim]

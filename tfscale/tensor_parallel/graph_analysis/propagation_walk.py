@@ -119,9 +119,9 @@ class Walk:
         if keys and states == [Sharded(sink.dim) for sink in call.sinks]:
             self.taken.add(call.key)
             for sink in call.sinks:
-                if sink.passes:
-                    made = Sharded(sink.passes.dim), keys
-                    self.states[sink.passes.tensor.name] = made
+                if sink.propagates_to:
+                    made = Sharded(sink.propagates_to.dim), keys
+                    self.states[sink.propagates_to.tensor.name] = made
         else:
             self._fail(
                 keys, f"layer {call.key!r} takes its input divided otherwise"

@@ -124,7 +124,9 @@ class _Search:
         # Whether it keeps its output divided is decided.
         reason = rule.layer.sharded_call.reason
         made = model_trace.layer_call(
-            key, call, rule.keeps or (rule.passes and reason is None)
+            key,
+            call,
+            rule.stays_sharded or (rule.propagates and reason is None),
         )
         if not divides:
             return made

@@ -133,7 +133,10 @@ class SequenceWalk(ChangingWalk):
             for tensor in (*sinks, *call.inputs, *taken)
             if tensor.name not in own
         ]
-        made = [*call.sources, *(s.passes for s in call.sinks if s.passes)]
+        made = [
+            *call.sources,
+            *(s.propagates_to for s in call.sinks if s.propagates_to),
+        ]
         can_run = not any(tensor.name in self._lost for tensor in taken)
         for tensor in taken:
             state, _ = self._state(tensor)

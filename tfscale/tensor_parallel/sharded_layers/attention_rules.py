@@ -109,7 +109,7 @@ class _Attention(rules.Rule):
         self._columns = columns
         for dense in columns:
             rule = dense.sharded_call.rule
-            rule.keeps = rule.is_part = True
+            rule.stays_sharded = rule.is_part = True
         # Of dropped-out scores, whose heads are divided.
         for generator in draws.generators(layer):
             draws.attach(generator)

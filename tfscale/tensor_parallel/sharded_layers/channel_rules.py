@@ -130,7 +130,7 @@ class _InputChannels(rules.Rule):
 class _Local(rules.Rule):
     """Takes each channel by itself: divided if its input is."""
 
-    passes = True
+    propagates = True
 
     def __init__(self, layer, dim=-1):
         super().__init__(layer)

@@ -114,7 +114,7 @@ class _ColumnEmbedding(rules.Rule):
     @property
     def collectives(self):
         """See `Rule`: tokens have no gradient."""
-        return () if self.keeps else ("all-gather of the output",)
+        return () if self.stays_sharded else ("all-gather of the output",)
 
     def run(self, inputs):
         if inputs.dtype not in ("int32", "int64"):

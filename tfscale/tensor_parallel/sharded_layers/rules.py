@@ -39,14 +39,14 @@ class Rule(abc.ABC):
         source_dim: The dim of its output that can stay divided, counted from
             the right (negative), or None if the output is whole.
         sink_dim: The dim of its input that it can take divided, likewise.
-        keeps: Whether the output stays divided; see `decide`.
+        stays_sharded: Whether the output stays sharded; see `decide`.
         is_part: Whether the rule of a layer around it has decided that.
     """
 
     source_dim: int | None = None
     sink_dim: int | None = None
     # Whether the output is divided only if the input came so.
-    passes = False
+    propagates = False
     # Whether its inputs may come as `sequence.enter` has them.
     shares_input = False
 
@@ -59,21 +59,21 @@ class Rule(abc.ABC):
     def reset(self) -> None:
         """Puts the output together, but where the user says otherwise."""
         if not self.is_part:
-            self.keeps = not getattr(self.layer, "gather_output", True)
+            self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
-    def decide(self, keeps: bool, reason: str | None) -> None:
+    def decide(self, stays_sharded: bool, reason: str | None) -> None:
         """Takes what analysis has found, and checks what the user has said.
 
         Args:
-            keeps: Whether the output can stay divided.
+            stays_sharded: Whether the output can stay sharded.
             reason: Why it cannot.
 
         Raises:
             ValueError: If it cannot and the user wants it to.
         """
         if getattr(self.layer, "gather_output", None) is None:
-            self.keeps = keeps
-        elif self.keeps and not keeps:
+            self.stays_sharded = stays_sharded
+        elif self.stays_sharded and not stays_sharded:
             raise ValueError(
                 "What a column-parallel layer leaves divided must be taken so. "
                 f"Received: {self.layer.name!r} with gather_output=False, but "
@@ -85,11 +85,11 @@ class Rule(abc.ABC):
     def collectives(self) -> tuple[str, ...]:
         """What ranks exchange in one forward and backward, in words."""
         names = []
-        if self.passes:
+        if self.propagates:
             return ()
         if self.source_dim is not None:
             names.append("all-reduce of the input's gradient")
-        if self.source_dim is not None and not self.keeps:
+        if self.source_dim is not None and not self.stays_sharded:
             names.append("all-gather of the output")
         if self.source_dim is None:
             names.append("all-reduce of the output")
@@ -124,7 +124,7 @@ class Rule(abc.ABC):
 
     def give(self, output):
         """The divided output as it is to leave the layer."""
-        if self.keeps:
+        if self.stays_sharded:
             return output
         dim = output.shape.rank + self.source_dim
         return collectives.gather_from_ranks(output, dim)

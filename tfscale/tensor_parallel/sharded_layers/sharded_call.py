@@ -176,7 +176,7 @@ class ShardedCall:
             args = (tf.concat([inputs] * count, axis=dim), *args[1:])
         outputs = call(*args, **kwargs)
         # An output that is not kept is whole.
-        is_part = came_divided if rule.passes else rule.keeps
+        is_part = came_divided if rule.propagates else rule.stays_sharded
         if count > 1 and divides and is_part:
             dim = outputs.shape.rank + rule.source_dim
             outputs = tf.split(outputs, count, axis=dim)[0]
