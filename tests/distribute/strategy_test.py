@@ -167,6 +167,16 @@ class LoopByHandTest(parameterized.TestCase):
         for (actual,), expected in zip(found, data, strict=True):
             np.testing.assert_array_equal(actual, expected)
 
+    @parameterized.parameters(
+        (10, 5), (9, 5), (None, tf.data.INFINITE_CARDINALITY)
+    )
+    def test_a_step_takes_a_batch_for_each_replica(self, batches, steps):
+        # Keras took batches for steps, and warned that data ran out.
+        mesh = strategy(data=2)
+        data = tf.data.Dataset.range(10).repeat().take(batches or -1)
+        found = mesh.distribute_datasets_from_function(lambda context: data)
+        self.assertEqual(found.cardinality, steps)
+
     def test_replicas_reduce_gather_and_know_who_they_are(self):
         mesh = strategy(data=2, pipeline=2)
         self.assertEqual(mesh.num_replicas_in_sync, 2)

@@ -1,8 +1,12 @@
 """How replicas get their batches: on CPUs, from where tf.data makes them."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale.distribute.placed_inputs import placed
 
 
@@ -56,9 +60,10 @@ class MirroredInputs(_internals.MirroredExtended):
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         if options or not self._takes_ordinary_iterator:
-            return super()._distribute_datasets_from_function(
+            distributed = super()._distribute_datasets_from_function(
                 dataset_fn, options
             )
+            return counted_in_steps(distributed, self._num_replicas_in_sync)
         return _internals.get_distributed_datasets_from_function(
             dataset_fn,
             self._input_workers_with_options(),
@@ -91,6 +96,27 @@ class MirroredInputs(_internals.MirroredExtended):
             )
 
         return tf.nest.map_structure(reduce, value)
+
+
+def counted_in_steps(distributed: Any, num_replicas: int) -> Any:
+    """A dataset of batches of replicas, whose length is in steps.
+
+    TensorFlow counts the batches, of which a step takes one for each replica;
+    Keras would wait for as many steps, and warn that data ran out.
+
+    Args:
+        distributed: A distributed dataset made from a function.
+        num_replicas: How many replicas of this process take batches.
+    """
+    in_place.put(distributed, _CountedInSteps, num_replicas=num_replicas)
+    return distributed
+
+
+class _CountedInSteps(Iterable):
+    @property
+    def cardinality(self):
+        count = int(super().cardinality)
+        return count if count < 0 else -(-count // self.num_replicas)
 
 
 def ordinary_iterator() -> tf.distribute.InputOptions:

@@ -116,13 +116,14 @@ class WorkersExtended(MeshExtended):
         def of_worker(context):
             return own_data.as_long_as_any(dataset_fn(context), self.workers)
 
-        return _internals.get_distributed_datasets_from_function(
+        distributed = _internals.get_distributed_datasets_from_function(
             of_worker,
             self._input_workers_with_options(options),
             [self._context()],
             self._container_strategy(),
             options=self._iterator_options(options),
         )
+        return inputs.counted_in_steps(distributed, self.num_replicas)
 
     # --- values of all replicas ----------------------------------------
 
