@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfscale import collectives
 from tfscale import use_virtual_devices
-from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.algorithms.named import ALGORITHMS
+from tfscale.collectives.planning.algorithms.named import ALL_REDUCE_ONLY
 from tfscale.collectives.planning.choosing import in_process
 
 # A turn is as many calls as take about this long.

@@ -206,6 +206,11 @@ def _generates(index, folder):
     _strategy().experimental_distribute_dataset(dataset_of(own_batches(0)))
 
 
+def _predicts_on_batch(index, folder):
+    del index, folder
+    _model(_strategy()).predict_on_batch(X)
+
+
 def _backs_up(index, folder):
     strategy = _strategy()
     model = _model(strategy)
@@ -251,6 +256,7 @@ REFUSED = {
         "must have the same dataset. Received: .*seeds of shuffles",
     ),
     "a generator": (_generates, "must have the same order in all of them"),
+    "predict_on_batch": (_predicts_on_batch, "is for one process"),
     "backups": (_backs_up, "BackupAndRestore is for one process"),
     "other layers": (
         _has_other_layers,

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 
 import keras
 import tensorflow as tf
@@ -72,6 +73,7 @@ def work(index, count, folder):
     """What worker `index` does."""
     os.environ["TFSCALE_VIRTUAL_DEVICES"] = "2"
     tf.get_logger().setLevel("ERROR")  # of functions that are traced often
+    warnings.filterwarnings("error", module="tfscale")
     tfscale.initialize()
     rows = workers_rows.ROWS if count == 2 else workers_rows.SHORT
     results = train(only(rows), index)

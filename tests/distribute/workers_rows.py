@@ -10,6 +10,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+import tfscale
 from tests import same_numbers
 
 RANDOM = np.random.RandomState(0)
@@ -77,6 +78,12 @@ JOBS = {
         compile=lambda: {"steps_per_execution": 3},
     ),
     "no rows": same_numbers.Job(dense, dict(x=X[:13], y=Y[:13], batch_size=6)),
+    "accumulated": same_numbers.Job(
+        dense,
+        dict(DATA, sample_weight=WEIGHTS),
+        optimizer=adam,
+        fit=dict(callbacks=[tfscale.callbacks.GradientAccumulation(2)]),
+    ),
     "scaled": same_numbers.Job(dense, DATA, optimizer=scaled),
 }
 
@@ -123,6 +130,13 @@ ROWS = {
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
     ),
     "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
+    "accumulation": Row(
+        JOBS["accumulated"],
+        plainly(2),
+        lambda job: same_numbers.on_one_device(
+            dataclasses.replace(job, fit={})
+        ),
+    ),
     "model ranks in each": Row(JOBS["plain"], _ranks(2)),
 }
 # On four workers.

@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.distribute import one_process
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
@@ -104,13 +103,6 @@ def check(model: keras.Model) -> None:
         ValueError: If gradients are accumulated already, or would be clipped
             before they are summed up.
     """
-    one_process.check(
-        model.distribute_strategy,
-        "GradientAccumulation",
-        "Make a mesh with a longer data axis, or wrap the model in "
-        "`PipelineModel`, which accumulates over `num_microbatches` on any "
-        "number of workers.",
-    )
     # Its class is in a higher layer.
     if hasattr(model, "pipeline_summary"):
         raise ValueError(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.contents import PARTED
-from tfscale.collectives.planning.plan import Plan
 
 # TensorFlow cuts a tensor without copying it where a row of its first dim is
 # aligned as Eigen wants it.
@@ -13,7 +13,7 @@ _ALIGNED_BYTES = 64
 
 
 def execute(
-    plan: Plan,
+    plan: CollectivePlan,
     tensors: Sequence[tf.Tensor | None],
     *,
     dim: int = 0,
@@ -48,7 +48,7 @@ def execute(
     Example: in replicas and model ranks, tfscale does this.
 
     >>> import tensorflow as tf
-    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> from tfscale.collectives.planning.algorithms.ring import ring
     >>> tensors = [tf.constant([1.0, 2.0]), tf.constant([10.0, 20.0])]
     >>> for total in execute(ring("all_reduce", 2), tensors):
     ...     print(total.numpy())

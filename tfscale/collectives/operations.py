@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from tfscale.collectives import nccl
 from tfscale.collectives.execute import execute
-from tfscale.collectives.planning import algorithms
+from tfscale.collectives.planning.algorithms.direct import direct
+from tfscale.collectives.planning.algorithms.named import ALGORITHMS
 from tfscale.collectives.planning.choosing import choose
-from tfscale.collectives.planning.plan import Plan
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 
 
 def all_reduce(
-    tensors: Sequence[tf.Tensor], *, plan: str | Plan = "auto"
+    tensors: Sequence[tf.Tensor], *, plan: str | CollectivePlan = "auto"
 ) -> list[tf.Tensor]:
     """The sum of the tensors of several devices, on each of them.
 
@@ -70,7 +71,10 @@ def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def reduce_scatter(
-    tensors: Sequence[tf.Tensor], dim: int = 0, *, plan: str | Plan = "auto"
+    tensors: Sequence[tf.Tensor],
+    dim: int = 0,
+    *,
+    plan: str | CollectivePlan = "auto",
 ) -> list[tf.Tensor]:
     """A part of the sum of the tensors of several devices, on each of them.
 
@@ -101,7 +105,10 @@ def reduce_scatter(
 
 
 def all_gather(
-    tensors: Sequence[tf.Tensor], dim: int = 0, *, plan: str | Plan = "auto"
+    tensors: Sequence[tf.Tensor],
+    dim: int = 0,
+    *,
+    plan: str | CollectivePlan = "auto",
 ) -> list[tf.Tensor]:
     """The tensors of several devices one after the other, on each of them.
 
@@ -155,12 +162,12 @@ def _plan(operation, tensors, plan, num_parts):
     if plan == "auto":
         size = tensors[0].shape.num_elements()
         if size is None:
-            return algorithms.direct(operation, len(tensors))
+            return direct(operation, len(tensors))
         num_bytes = num_parts * size * tensors[0].dtype.size
         # The power of two above it: no model is finer, and few sizes are
         # simulated.
         return choose(operation, len(tensors), 1 << num_bytes.bit_length())
-    if isinstance(plan, Plan):
+    if isinstance(plan, CollectivePlan):
         if (plan.operation, plan.num_devices) != (operation, len(tensors)):
             raise ValueError(
                 "A plan must be for the operation and the number of devices "
@@ -169,9 +176,9 @@ def _plan(operation, tensors, plan, num_parts):
                 f"{operation} over {len(tensors)}. Make it for these."
             )
         return plan
-    if plan not in tuple(algorithms.ALGORITHMS):
+    if plan not in tuple(ALGORITHMS):
         raise ValueError(
-            "`plan` must be 'auto', a `tfscale.collectives.Plan` or one of "
-            f"{', '.join(algorithms.ALGORITHMS)}. Received: {plan!r}."
+            "`plan` must be 'auto', a `tfscale.collectives.CollectivePlan` or "
+            f"one of {', '.join(ALGORITHMS)}. Received: {plan!r}."
         )
-    return algorithms.ALGORITHMS[plan](operation, len(tensors))
+    return ALGORITHMS[plan](operation, len(tensors))

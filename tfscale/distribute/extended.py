@@ -77,7 +77,7 @@ class MeshExtended(ModelRanks):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
         self._check_has_pipeline()
-        if _internals.predicts(fn) and not _is_divided(args):
+        if _internals.predicts(fn) and not is_divided(args):
             # `predict_on_batch`: all of them make the same of it, and Keras
             # would return it once for each.
             results = super()._call_for_each_replica(fn, args, kwargs)
@@ -249,7 +249,8 @@ def _sums(strategy, *values):
     )
 
 
-def _is_divided(args):
+def is_divided(args) -> bool:
+    """Whether arguments are of replicas, each with its own part."""
     return any(
         isinstance(value, tf.distribute.DistributedValues)
         for value in tf.nest.flatten(args)

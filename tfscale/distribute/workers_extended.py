@@ -25,11 +25,13 @@ from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
 from tfscale.distribute import common_order
 from tfscale.distribute import inputs
+from tfscale.distribute import one_process
 from tfscale.distribute import own_data
 from tfscale.distribute import placed_inputs
 from tfscale.distribute import saving
 from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.extended import is_divided
 from tfscale.distribute.model_ranks import Replica
 from tfscale.whole_batch import step as whole_batch_step
 
@@ -65,9 +67,10 @@ class WorkersExtended(MeshExtended):
 
     @property
     def _num_replicas_in_sync(self):
+        here = super()._num_replicas_in_sync
         if rank_context.current().is_one_replica:
-            return 1
-        return self.num_replicas * self.workers.count
+            return here
+        return here * self.workers.count
 
     def _get_replica_id_in_sync_group(self, replica_id):
         replica = Replica(
@@ -81,6 +84,12 @@ class WorkersExtended(MeshExtended):
         return True
 
     def _call_for_each_replica(self, fn, args, kwargs):
+        if _internals.predicts(fn) and not is_divided(args):
+            one_process.check(
+                self._container_strategy(),
+                "`predict_on_batch`, of which nobody knows whose rows it has,",
+                "Call `model.predict(x, batch_size=len(x))` in all workers.",
+            )
         model = whole_batch_step.model_of(fn)
         if model is not None:
             in_place.put(model, saving.SavedByOneWorker)

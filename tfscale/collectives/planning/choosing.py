@@ -4,11 +4,11 @@ import functools
 import math
 import os
 
-from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.algorithms.named import ALGORITHMS
+from tfscale.collectives.planning.algorithms.named import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.contents import checked_root
 from tfscale.collectives.planning.costs import Costs
-from tfscale.collectives.planning.plan import Plan
 from tfscale.collectives.planning.simulate import simulate
 
 # In one process sums have the same digits whatever is chosen for a tensor:
@@ -51,11 +51,11 @@ def choose(
     *,
     costs: Costs | None = None,
     root: int | None = None,
-) -> Plan:
+) -> CollectivePlan:
     """The plan that should take the least time.
 
     Args:
-        operation: See `Plan`.
+        operation: See `CollectivePlan`.
         num_devices: Number of devices.
         num_bytes: Size of the whole tensor, see `simulate`.
         costs: What links and devices take; by default those of virtual devices

@@ -2,13 +2,13 @@
 
 import math
 
-from tfscale.collectives.planning.plan import Plan
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 
 _STORE_COLOR, _ADD_COLOR = "#3b6fa5", "#c9702b"
 _DEVICE_COLOR, _LINE_COLOR = "#333333", "#dddddd"
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: CollectivePlan) -> str:
     """A line for each device, a column for each round: what it gets.
 
     `3+0` is chunk 0 from device 3, which is added to the device's own; `3:0`
@@ -19,7 +19,7 @@ def as_text(plan: Plan) -> str:
 
     Example:
 
-    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> from tfscale.collectives.planning.algorithms.ring import ring
     >>> print(as_text(ring("all_reduce", 3)))
     ring all_reduce: 3 devices, 3 chunks, 4 rounds
       device 0  2+1  2+0  2:2  2:1
@@ -45,10 +45,10 @@ def as_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: CollectivePlan) -> str:
     """Algorithm, operation and sizes of a plan, in a line.
 
-    >>> from tfscale.collectives.planning.algorithms import tree
+    >>> from tfscale.collectives.planning.algorithms.tree import tree
     >>> headline(tree("reduce", 4, root=2))
     'tree reduce to device 2: 4 devices, 1 chunk, 2 rounds'
     """
@@ -62,7 +62,7 @@ def headline(plan: Plan) -> str:
     )
 
 
-def save_png(plan: Plan, path: str) -> None:
+def save_png(plan: CollectivePlan, path: str) -> None:
     """Draws who sends to whom, all in all and round by round.
 
     On the left the devices in a circle, an arrow for each link in use. On the
@@ -81,7 +81,7 @@ def save_png(plan: Plan, path: str) -> None:
 
     >>> import os
     >>> import tempfile
-    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> from tfscale.collectives.planning.algorithms.ring import ring
     >>> path = os.path.join(tempfile.mkdtemp(), "ring.png")
     >>> save_png(ring("all_reduce", 4), path)
     """

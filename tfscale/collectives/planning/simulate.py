@@ -4,8 +4,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.costs import Costs
-from tfscale.collectives.planning.plan import Plan
 
 
 class Message(NamedTuple):
@@ -47,20 +47,22 @@ class Simulation:
 
     Example: see `simulate`.
 
-    >>> from tfscale.collectives.planning.algorithms import tree
+    >>> from tfscale.collectives.planning.algorithms.tree import tree
     >>> simulation = simulate(tree("broadcast", 4), 8e9, Costs(0.5, 8e9))
     >>> simulation.makespan, simulation.bytes_sent[0]
     (3.0, 16000000000.0)
     """
 
-    plan: Plan
+    plan: CollectivePlan
     messages: tuple[Message, ...]
     makespan: float
     bytes_sent: tuple[float, ...]
     bytes_received: tuple[float, ...]
 
 
-def simulate(plan: Plan, num_bytes: float, costs: Costs) -> Simulation:
+def simulate(
+    plan: CollectivePlan, num_bytes: float, costs: Costs
+) -> Simulation:
     """Plays a plan through.
 
     No device waits for a round to end: it sends as soon as it has what it has
@@ -82,7 +84,7 @@ def simulate(plan: Plan, num_bytes: float, costs: Costs) -> Simulation:
 
     Example: all-reduce over a ring takes 2 (n - 1) (latency + S / (n B)).
 
-    >>> from tfscale.collectives.planning.algorithms import ring
+    >>> from tfscale.collectives.planning.algorithms.ring import ring
     >>> costs = Costs(latency=1e-3, bandwidth=1e9)
     >>> simulation = simulate(ring("all_reduce", 4), 400e6, costs)
     >>> round(simulation.makespan, 6)

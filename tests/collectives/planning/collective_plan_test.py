@@ -6,14 +6,14 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale import collectives
-from tfscale.collectives.planning.plan import Plan
+from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.send import Send
 
 
 def custom(operation, rounds, num_devices=3, num_chunks=None, **options):
     if num_chunks is None:
         num_chunks = num_devices
-    return Plan(operation, num_devices, num_chunks, rounds, **options)
+    return CollectivePlan(operation, num_devices, num_chunks, rounds, **options)
 
 
 class WrongPlansTest(parameterized.TestCase):

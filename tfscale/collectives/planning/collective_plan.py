@@ -1,7 +1,8 @@
 """A collective is data: round by round, who sends which chunk to whom.
 
-Whatever simulates, draws or executes plans takes any `Plan`; those that have a
-name are in `algorithms.py`. What the operations mean is in `contents.py`.
+Whatever simulates, draws or executes plans takes any `CollectivePlan`; those
+that have a name are in `algorithms/`. What the operations mean is in
+`contents.py`.
 """
 
 import collections
@@ -17,7 +18,7 @@ from tfscale.collectives.planning.send import Send
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class CollectivePlan:
     """Who sends what to whom, round by round, checked when it is made.
 
     All sends of a round carry what their source had before the round. Where
@@ -45,7 +46,7 @@ class Plan:
 
     Example: two devices, each of which adds up a half and sends the sum back.
 
-    >>> plan = Plan(
+    >>> plan = CollectivePlan(
     ...     "all_reduce",
     ...     num_devices=2,
     ...     num_chunks=2,

@@ -1,0 +1,3 @@
+"""The algorithms that have a name, a file for each family."""
+
+__all__ = []
