@@ -105,10 +105,13 @@ class ByHandTest(parameterized.TestCase):
 
     def test_low_rank_adaptation_outside_of_the_scope(self):
         # It was an AssertionError of TensorFlow, without a word.
-        with strategy().scope():
+        mesh_strategy = strategy()
+        with mesh_strategy.scope():
             model = build()
         model.get_layer("up").enable_lora(2)
-        model.compile("sgd", "mse")
+        optimizer = keras.optimizers.SGD()
+        with mesh_strategy.scope():  # Metrics outside are another error.
+            model.compile(optimizer, "mse")
         with self.assertRaisesRegex(
             ValueError, "'up/lora_kernel_a.*`enable_lo"
         ):
