@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import os
+import tarfile
 import tempfile
 
 import datasets
@@ -48,6 +50,13 @@ def _folder():
         pyarrow.parquet.write_table(table, f"{path}.parquet", row_group_size=3)
         with open(f"{path}.jsonl", "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+        with tarfile.open(f"{path}.tar", "w") as archive:
+            for record in share:
+                for extension in ("txt", "cls"):
+                    member = tarfile.TarInfo(f"{record}.{extension}")
+                    contents = str(record).encode()
+                    member.size = len(contents)
+                    archive.addfile(member, io.BytesIO(contents))
         with open(f"{path}.csv", "w") as file:
             file.write("name,number\n")
             file.writelines(f'"a\n{record}",{record}\n' for record in share)
@@ -106,6 +115,10 @@ SOURCES = {
         lambda: data.json_lines(_in("*.jsonl"), columns=["number"]),
         lambda record: record["number"],
     ),
+    "webdataset": (
+        lambda: data.webdataset(_in("*.tar"), extensions=["cls"]),
+        lambda record: _number(record["cls"]),
+    ),
     "hugging_face": (
         lambda: data.hugging_face(
             datasets.Dataset.from_dict(
@@ -136,6 +149,7 @@ WINDOWED = (
     "csv",
     "parquet",
     "json_lines",
+    "webdataset",
     "dataset",
     "tfrecords_by_batch",
     "dataset_by_batch",
@@ -149,6 +163,7 @@ SPLIT = (
     "array_records",
     "parquet",
     "json_lines",
+    "webdataset",
     "tfrecords_by_batch",
 )
 

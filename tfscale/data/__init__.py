@@ -25,6 +25,7 @@ from tfscale.data.sources.stream_source import dataset
 from tfscale.data.sources.stream_source import tfds
 from tfscale.data.sources.table_source import json_lines
 from tfscale.data.sources.table_source import parquet
+from tfscale.data.sources.tar_source import webdataset
 from tfscale.data.sources.text_source import text
 from tfscale.data.sources.text_source import tokens
 from tfscale.data.sources.tfrecord_source import tfrecords
@@ -58,4 +59,5 @@ __all__ = [
     "tfds",
     "tfrecords",
     "tokens",
+    "webdataset",
 ]

@@ -15,6 +15,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -22,24 +23,26 @@ import tensorflow as tf
 
 from tfscale.data.sources.tfrecord_index import FileIndex
 
+_Index = TypeVar("_Index")
 _SIDE_BY_SIDE = 32  # files: a server's answer takes longer than the work
 _SOON = 1.0  # seconds after which progress is shown
 
 
 def index_files(
     paths: list[str],
-    scan: Callable[[str], FileIndex],
+    scan: Callable[[str], _Index],
     index_dir: str | os.PathLike[str] | None,
-) -> list[FileIndex]:
+) -> list[_Index]:
     """The indices of files, in their order.
 
     Args:
         paths: List of strings.
-        scan: Function from a path to its `FileIndex`.
+        scan: Function from a path to its index, a `FileIndex` where indices
+            are kept.
         index_dir: String, a directory where indices are kept, or None.
 
     Returns:
-        List of `FileIndex`.
+        List of what `scan` returns.
     """
     if index_dir is not None:
         index_dir = os.fspath(index_dir)

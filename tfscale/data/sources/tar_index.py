@@ -1,0 +1,144 @@
+"""Where the samples of a WebDataset shard are, read from a tar file's headers.
+
+    header (512 bytes) | data, filled up to 512 | header | ... | zeros (1024)
+
+Headers have checksums and are enough to find everything; the end is marked, so
+a shard that was cut is found before the first step.
+"""
+
+import re
+import tarfile
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources import tfrecord_index
+
+# The extension is what follows the first dot of the last part of a name.
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_TAR_BLOCK = 512
+_BLOCK_RECORDS = 128
+_BLOCK_BYTES = 2 << 20
+
+
+class Shard:
+    """Where the files of a shard's samples are, by its headers."""
+
+    def __init__(self, path):
+        self.path = path
+        self.size = tf.io.gfile.stat(path).length
+        self.samples = []  # (key, [(extension, begin, size), ...])
+        self.damage = None  # offset and reason
+        try:
+            at = self._scan()
+        except (tarfile.TarError, tf.errors.OpError) as error:
+            self.damage = (self._end(), str(error))
+            return
+        with tf.io.gfile.GFile(path, "rb") as file:
+            file.seek(at)
+            end = file.read(_TAR_BLOCK) if at < self.size else b""
+        if end != bytes(_TAR_BLOCK):
+            # `tarfile` takes any header that is not one for the end.
+            reason = "no header is there" if end else "its end is missing"
+            self.damage = (at, reason)
+
+    def _scan(self):
+        """Fills `samples`; returns the offset behind the last member."""
+        if tfrecord_index.compression_of(self.path) == "GZIP":
+            raise ValueError(
+                "Shards must be tar files that are not compressed, so that "
+                f"they can be entered anywhere. Received: {self.path}, which "
+                "is. Unpack it with gunzip."
+            )
+        at = 0
+        with (
+            tf.io.gfile.GFile(self.path, "rb") as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
+            for member in archive:
+                stored = member.size if member.isreg() else 0
+                begin = member.offset_data
+                at = begin + stored + -stored % _TAR_BLOCK
+                match = _NAME.fullmatch(member.name)
+                if match is None or not member.isreg() or member.issparse():
+                    continue
+                key, extension = match[1], match[2].lower()
+                if not self.samples or self.samples[-1][0] != key:
+                    self.samples.append((key, []))
+                self.samples[-1][1].append((extension, begin, stored))
+        return at
+
+    def _end(self):
+        if not self.samples:
+            return 0
+        _, begin, size = self.samples[-1][1][-1]
+        return begin + size
+
+    def take(self, names, on_damage):
+        """Keeps the samples that have these files; returns how many have not.
+
+        They are in `sample_keys` and, as `(file, begin and size)`, in `places`.
+        """
+        samples, skipped = self.samples, 0
+        if self.damage is not None:
+            if on_damage == "raise":
+                offset, reason = self.damage
+                self._fail("A tar file is damaged", reason, offset)
+            # What was being read may go on behind the damage.
+            samples, skipped = samples[:-1], 1
+        self.sample_keys, places = [], []
+        for key, files in samples:
+            found = {name: place for name, *place in files}
+            if len(found) == len(files) and set(names) <= set(found):
+                self.sample_keys.append(key.encode("utf-8", "surrogateescape"))
+                places.append([found[name] for name in names])
+                continue
+            if on_damage == "raise":
+                about = f"{key!r} has {[name for name, *_ in files]}"
+                self._fail(
+                    f"A sample must have one file of each of {names}",
+                    about,
+                    files[0][1],
+                )
+            skipped += 1
+        self.places = np.array(places, np.int64).reshape(
+            len(places), len(names), 2
+        )
+        return skipped
+
+    def _fail(self, rule, reason, offset):
+        raise tf.errors.DataLossError(
+            None,
+            None,
+            f"{rule}: {reason}. Received: file {self.path}, offset {offset}. "
+            "To leave out what cannot be read, use on_damage='skip'.",
+        )
+
+    def spans(self):
+        """Begin and end of each sample that was taken."""
+        begins = self.places[:, :, 0].min(axis=1)
+        return begins, self.places.sum(axis=2).max(axis=1)
+
+    def heads(self):
+        """What precedes the part of the tar file in each record."""
+        begins, _ = self.spans()
+        size = 8 * 2 * (self.places.shape[1] + 1)
+        heads = []
+        for key, begin, files in zip(
+            self.sample_keys, begins, self.places, strict=True
+        ):
+            own = files - [begin - size - len(key), 0]
+            table = np.append(own, [[size, len(key)]], axis=0)
+            heads.append(table.astype("<i8").tobytes() + key)
+        return heads
+
+    def runs(self):
+        """Neighbours, `(first, last)`, that are read at one go."""
+        begins, _ = self.spans()
+        runs, first = [], 0
+        while first < len(begins):
+            last = np.searchsorted(begins, begins[first] + _BLOCK_BYTES)
+            last = min(max(int(last), first + 1), first + _BLOCK_RECORDS)
+            runs.append((first, min(last, len(begins))))
+            first = runs[-1][1]
+        return runs

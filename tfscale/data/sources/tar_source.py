@@ -1,0 +1,180 @@
+"""WebDataset shards: tar files whose neighbours with one key are a record.
+
+    000.jpg 000.cls | 001.jpg 001.cls | ...      members; key "000", "001"
+
+A record travels through the chain as bytes, and becomes a dict in `decode`:
+
+    begin and size of each file and of the key | key | part of the tar file
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data import single_device
+from tfscale.data.sources import file_source
+from tfscale.data.sources import index_files
+from tfscale.data.sources import tar_index
+from tfscale.data.sources.source import DAMAGED
+from tfscale.data.sources.source import BlockSource
+
+_KEY = "__key__"
+
+
+def webdataset(
+    pattern: file_source.Pattern,
+    *,
+    extensions: Sequence[str] | None = None,
+    on_damage: str = "raise",
+) -> BlockSource:
+    """Records are the samples of WebDataset shards, uncompressed tar files.
+
+    A sample is the files that follow one another and have one name up to the
+    first dot; what has no such name, or is no file, is left out. The headers
+    are read once, here, many shards at a time; afterwards samples are read by
+    their offsets. A tar file has checksums of its headers, not of the data.
+
+    Args:
+        pattern: String or path, or a list of them: paths or globs, also of a
+            remote file system that `tf.io.gfile` knows.
+        extensions: List of strings such as `"jpg"`, the files of a sample that
+            are read. By default those of the first sample.
+        on_damage: `"raise"`, with the shard and the offset, when one is
+            damaged or a sample has not one file of each extension, or
+            `"skip"`: such samples, and the rest of a damaged shard, are left
+            out, and counted in a warning.
+
+    Returns:
+        A source of dicts from extension, in lower case, to the file's
+        contents, and from `"__key__"` to the sample's name: scalar strings.
+
+    Raises:
+        FileNotFoundError: If no shard matches.
+        ValueError: If a shard is compressed, or an argument not as above.
+        tf.errors.DataLossError: If a shard is damaged or a sample incomplete.
+
+    Source: the format of https://github.com/webdataset/webdataset.
+
+    Example:
+
+    >>> import io
+    >>> import os
+    >>> import tarfile
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "0.tar")
+    >>> with tarfile.open(path, "w") as archive:
+    ...     for name in ("0.txt", "0.cls", "1.txt", "1.cls"):
+    ...         member = tarfile.TarInfo(name)
+    ...         member.size = 1
+    ...         archive.addfile(member, io.BytesIO(name[:1].encode()))
+    >>> webdataset(path).num_records
+    2
+    """
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(
+            '`on_damage` must be "raise" or "skip". '
+            f"Received: on_damage={on_damage!r}."
+        )
+    if isinstance(extensions, str) or (
+        extensions is not None and not list(extensions)
+    ):
+        raise ValueError(
+            "`extensions` must be a list of strings or None. Received: "
+            f"extensions={extensions!r}."
+        )
+    paths = file_source.match(pattern)
+    shards = index_files.index_files(paths, tar_index.Shard, None)
+    if extensions is None:
+        samples = (sample for shard in shards for sample in shard.samples)
+        extensions = [name for name, _, _ in next(samples, (None, []))[1]]
+    names = list(dict.fromkeys(name.lower() for name in extensions))
+    skipped = sum(shard.take(names, on_damage) for shard in shards)
+    if skipped:
+        warnings.warn(
+            f"{skipped} damaged samples of {len(shards)} tar files are left "
+            "out (the rest of a file whose headers are damaged counts as one).",
+            stacklevel=2,
+        )
+    return _source(shards, names, skipped)
+
+
+def _source(shards, names, skipped):
+    shards = [shard for shard in shards if shard.sample_keys]
+    blocks, firsts, numbers = [], [], []
+    base = 0
+    for number, shard in enumerate(shards):
+        begins, ends = shard.spans()
+        for first, last in shard.runs():
+            blocks.append((last - first, ends[last - 1] - begins[first]))
+            firsts.append(base + first)
+            numbers.append(number)
+        base += len(begins)
+    spans = [shard.spans() for shard in shards]
+    empty = np.zeros([0], np.int64)
+    begins = tf.constant(np.concatenate([empty, *(b for b, _ in spans)]))
+    ends = tf.constant(np.concatenate([empty, *(e for _, e in spans)]))
+    heads = tf.constant([h for s in shards for h in s.heads()], tf.string)
+    paths = tf.constant([shard.path for shard in shards], tf.string)
+    sizes = tf.constant([shard.size for shard in shards], tf.int64)
+    files_end = tf.constant(
+        np.cumsum([len(shard.sample_keys) for shard in shards]), tf.int64
+    )
+    table = np.array(blocks, np.int64).reshape(-1, 2)
+    counts = tf.constant(table[:, 0])
+    firsts = tf.constant(firsts, tf.int64)
+    numbers = tf.constant(numbers, tf.int64)
+
+    def read_block(block):
+        count, first = tf.gather(counts, block), tf.gather(firsts, block)
+        own = slice(first, first + count)
+        number = tf.gather(numbers, block)
+        begin, end = begins[own][0], ends[own][-1]
+        end = tf.maximum(end, begin + 1)  # where all files are empty
+        part = tf.data.FixedLengthRecordDataset(
+            tf.gather(paths, number),
+            record_bytes=end - begin,
+            header_bytes=begin,
+            footer_bytes=tf.gather(sizes, number) - end,
+        )
+
+        def cut(_, part):
+            pieces = tf.strings.substr(
+                part, begins[own] - begin, ends[own] - begins[own]
+            )
+            return tf.strings.join([heads[own], pieces])
+
+        # Counting makes errors finite: a file that cannot be opened fails
+        # for ever.
+        counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), part)
+        records = single_device.map_on_host(counted.ignore_errors(), cut)
+        damaged = tf.data.Dataset.from_tensors(tf.fill([count], DAMAGED))
+        return records.concatenate(damaged).take(1)
+
+    def place(record):
+        number = tf.searchsorted(files_end, record[tf.newaxis], side="right")
+        return tf.gather(paths, number[0]), tf.gather(begins, record)
+
+    def decode(row):
+        size = 8 * 2 * (len(names) + 1)
+        head = tf.io.decode_raw(tf.strings.substr(row, 0, size), tf.int64)
+        return {
+            name: tf.strings.substr(row, head[2 * at], head[2 * at + 1])
+            for at, name in enumerate([*names, _KEY])
+        }
+
+    def split(num_workers, worker):
+        shares = [shards[w::num_workers] for w in range(num_workers)]
+        sizes = [sum(len(shard.sample_keys) for shard in s) for s in shares]
+        return _source(shares[worker], names, skipped), sizes
+
+    return BlockSource(
+        kind="webdataset",
+        blocks=table,
+        read_block=read_block,
+        place=place,
+        decode=decode,
+        split=split,
+        num_skipped=skipped,
+    )
