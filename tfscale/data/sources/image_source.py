@@ -11,6 +11,8 @@ from tfscale.data import single_device
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
 
+# The decoder's error holds no more than its operation's name.
+_ADVICE = "damaged_JPEG_which_on_damage_skip_finds_and_names"
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
 
@@ -34,7 +36,8 @@ def image_folder(
             labels. By default all of them, sorted, but those that begin with
             a dot.
         on_damage: `"raise"`, when an image cannot be decoded, with the file's
-            name (unless a JPEG file is damaged between its ends), or `"skip"`:
+            name (but of a JPEG file that is damaged between its ends with
+            no more than how it is found), or `"skip"`:
             such images are left out, and counted in a warning. That is decided
             before the first step, by decoding everything once.
 
@@ -165,11 +168,21 @@ def _decoded(contents, num_channels):
     return image.get_single_element()
 
 
+def _decoded_directly(contents, num_channels):
+    """The image, or an error that says how its file is found.
+
+    To catch it, so as to name the file, takes 0.2 ms for every image, a
+    quarter of the decoding, for files that are hardly ever damaged like this.
+    """
+    with tf.name_scope(_ADVICE):
+        return _decode(contents, num_channels)
+
+
 def _decoder(image_size, num_channels):
     def decode(contents, label, path):
         image = tf.cond(
             _is_jpeg(contents),
-            lambda: _decode(contents, num_channels),
+            lambda: _decoded_directly(contents, num_channels),
             lambda: _decoded(contents, num_channels),
         )
         check = tf.raw_ops.Assert(
