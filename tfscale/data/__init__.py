@@ -10,6 +10,7 @@ from tfscale.data.explaining.lints import lint
 from tfscale.data.explaining.throughput import Throughput
 from tfscale.data.explaining.throughput import benchmark
 from tfscale.data.make import pipeline
+from tfscale.data.random_crop import decode_random_crop
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv
 from tfscale.data.sources.fetched_source import array_records
@@ -43,6 +44,7 @@ __all__ = [
     "benchmark",
     "csv",
     "dataset",
+    "decode_random_crop",
     "explain",
     "files",
     "hugging_face",

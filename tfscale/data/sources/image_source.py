@@ -23,6 +23,7 @@ def image_folder(
     num_channels: int = 3,
     class_names: Sequence[str] | None = None,
     on_damage: str = "raise",
+    decode: bool = True,
 ) -> IndexedSource:
     """Records are `(image, label)`: `directory/<class>/<file>`.
 
@@ -40,6 +41,8 @@ def image_folder(
             no more than how it is found), or `"skip"`:
             such images are left out, and counted in a warning. That is decided
             before the first step, by decoding everything once.
+        decode: Whether images are decoded. Else they are scalar strings, the
+            files' contents, for `decode_random_crop` in `augment`.
 
     Returns:
         A source of images of shape `(height, width, num_channels)` and int32
@@ -61,6 +64,12 @@ def image_folder(
     ('cats',)
     """
     _check(image_size, num_channels, on_damage)
+    if image_size is not None and not decode:
+        raise ValueError(
+            "`image_size` is of images that are decoded. Received: "
+            f"image_size={image_size!r} with decode={decode!r}. Give the size "
+            "to `decode_random_crop`."
+        )
     directory = os.fspath(directory)
     if class_names is None:
         class_names = _subfolders(directory)
@@ -79,7 +88,11 @@ def image_folder(
         "image_folder",
         paths,
         labels,
-        decode=_decoder(image_size, num_channels),
+        decode=(
+            _decoder(image_size, num_channels)
+            if decode
+            else _checker(num_channels)
+        ),
         class_names=tuple(class_names),
         num_skipped=skipped,
     )
@@ -185,22 +198,40 @@ def _decoder(image_size, num_channels):
             lambda: _decoded_directly(contents, num_channels),
             lambda: _decoded(contents, num_channels),
         )
-        check = tf.raw_ops.Assert(
-            condition=tf.size(image) > 0,
-            data=[
-                "An image cannot be decoded: it is damaged, or of a format "
-                "that is not known. Received: file",
-                path,
-                "To leave damaged images out, use on_damage='skip'.",
-            ],
-        )
-        with tf.control_dependencies([check]):
+        with tf.control_dependencies([_check_decoded(tf.size(image), path)]):
             image = tf.identity(image)
         if image_size is not None:
             image = tf.image.resize(image, image_size)
         return image, label
 
     return decode
+
+
+def _checker(num_channels):
+    """As `_decoder`, of images that are left as they are encoded."""
+
+    def check(contents, label, path):
+        size = tf.cond(
+            _is_jpeg(contents),
+            lambda: 1,
+            lambda: tf.size(_decoded(contents, num_channels)),
+        )
+        with tf.control_dependencies([_check_decoded(size, path)]):
+            return tf.identity(contents), label
+
+    return check
+
+
+def _check_decoded(size, path):
+    return tf.raw_ops.Assert(
+        condition=size > 0,
+        data=[
+            "An image cannot be decoded: it is damaged, or of a format that "
+            "is not known. Received: file",
+            path,
+            "To leave damaged images out, use on_damage='skip'.",
+        ],
+    )
 
 
 def _whole(paths, num_channels):

@@ -1,0 +1,79 @@
+"""Photos are cropped at random and decoded in one: pixels of the crop only."""
+
+import tensorflow as tf
+
+
+def decode_random_crop(
+    contents: tf.Tensor,
+    size: tuple[int, int],
+    seed: tf.Tensor,
+    *,
+    num_channels: int = 3,
+    area_range: tuple[float, float] = (0.08, 1.0),
+    aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tf.Tensor:
+    """A random part of an encoded image, resized: Inception's augmentation.
+
+    For `augment`, where a source gives images as they are encoded, such as
+    `image_folder(directory, decode=False)` or `webdataset`. Of a JPEG file
+    pixels are made for the part only; any other is decoded as a whole.
+
+    Args:
+        contents: Scalar string tensor, an image file.
+        size: `(height, width)` of the result, in pixels.
+        seed: Integer tensor of shape `(2,)`, as `augment` gets it.
+        num_channels: Integer, 1 (grey) or 3 (RGB).
+        area_range: Two floats, the least and greatest share of the image's
+            area that the part has.
+        aspect_ratio_range: Two floats, the least and greatest ratio of the
+            part's width to its height.
+
+    Returns:
+        A float32 tensor of shape `(height, width, num_channels)`, from 0 to
+        255. Where no such part was found, after 10 trials, it is of the whole
+        image.
+
+    Raises:
+        ValueError: If `num_channels` is neither 1 nor 3.
+
+    Source: Szegedy et al., "Going Deeper with Convolutions", section 6.
+
+    Example:
+
+    >>> photo = tf.io.encode_jpeg(tf.zeros([60, 80, 3], tf.uint8))
+    >>> decode_random_crop(photo, (32, 32), seed=(1, 2)).shape
+    TensorShape([32, 32, 3])
+    """
+    if num_channels not in (1, 3):
+        raise ValueError(
+            "`num_channels` must be 1 (grey) or 3 (RGB). Received: "
+            f"num_channels={num_channels!r}."
+        )
+
+    def window(shape):
+        begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+            shape,
+            bounding_boxes=tf.zeros([1, 0, 4]),
+            seed=seed,
+            min_object_covered=0.0,
+            aspect_ratio_range=aspect_ratio_range,
+            area_range=area_range,
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        return tf.concat([begin[:2], extent[:2]], 0)
+
+    def of_jpeg():
+        part = window(tf.io.extract_jpeg_shape(contents))
+        return tf.image.decode_and_crop_jpeg(contents, part, num_channels)
+
+    def of_another():
+        image = tf.io.decode_image(
+            contents, num_channels, expand_animations=False
+        )
+        y, x, height, width = tf.unstack(window(tf.shape(image)))
+        return image[y : y + height, x : x + width]
+
+    image = tf.cond(tf.io.is_jpeg(contents), of_jpeg, of_another)
+    image = tf.ensure_shape(image, [None, None, num_channels])
+    return tf.image.resize(image, size)
