@@ -103,13 +103,16 @@ class ByHandTest(parameterized.TestCase):
         with one.scope(), one.scope():
             pass
 
-    def test_low_rank_adaptation_outside_of_the_scope(self):
-        # It was an AssertionError of TensorFlow, without a word.
+    @parameterized.parameters(False, True)
+    def test_low_rank_adaptation_outside_of_the_scope(self, has_optimizer):
+        # It was an AssertionError of TensorFlow, without a word; with an
+        # optimizer of the scope, weights that all replicas updated at once.
         mesh_strategy = strategy()
         with mesh_strategy.scope():
             model = build()
+            optimizer = keras.optimizers.SGD() if has_optimizer else None
         model.get_layer("up").enable_lora(2)
-        optimizer = keras.optimizers.SGD()
+        optimizer = optimizer or keras.optimizers.SGD()
         with mesh_strategy.scope():  # Metrics outside are another error.
             model.compile(optimizer, "mse")
         with self.assertRaisesRegex(

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import weakref
 
+import keras
 import tensorflow as tf
 
 from tfscale import _internals
@@ -157,7 +158,12 @@ class MeshExtended(ModelRanks):
         Returns:
             The sums; of those whose slots the replicas divide, this replica's
             part.
+
+        Raises:
+            ValueError: If a variable was made outside of the scope.
         """
+        for variable in variables:
+            _check_in_scope(variable)
         sums = list(gradients)
         if self._num_replicas_in_sync == 1:
             return sums
@@ -216,13 +222,7 @@ class MeshExtended(ModelRanks):
         return shard(gradient, sharding, *self.place())
 
     def _update(self, var, fn, args, kwargs, group):
-        if not isinstance(var, _internals.DistributedVariable):
-            raise ValueError(
-                "What trains under a strategy must be made in its scope. "
-                f"Received: {var.name!r}, made outside of the scope. Put all "
-                "that makes variables under `with strategy.scope():`, "
-                "`enable_lora` too."
-            )
+        _check_in_scope(var)
         update = mixed_update.of_parts(super()._update, self.optimizer_states)
         return update(var, fn, args, kwargs, group)
 
@@ -240,6 +240,20 @@ class MeshExtended(ModelRanks):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _check_in_scope(variable):
+    """Raises if replicas have no components of a variable, and would race."""
+    name, value = variable.name, variable
+    if isinstance(variable, keras.Variable):
+        name, value = variable.path, _internals.value_of(variable)
+    if not isinstance(value, _internals.DistributedVariable):
+        raise ValueError(
+            "What trains under a strategy must be made in its scope. "
+            f"Received: {name!r}, made outside of the scope. Put all "
+            "that makes variables under `with strategy.scope():`, "
+            "`enable_lora` too."
+        )
 
 
 def _sums(strategy, *values):
