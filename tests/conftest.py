@@ -26,11 +26,10 @@ NUM_VIRTUAL_DEVICES = 8
 # Under pytest no `absltest.main` does it; `create_tempdir` reads a flag.
 flags.FLAGS.mark_as_parsed()
 
-# What was imported so far never is garbage: no collection looks at it again.
-# Tracing makes many objects that live; looking for garbage among them every
-# 700 took a tenth of the time.
-gc.freeze()
-gc.set_threshold(200_000, 20, 20)
+# A process ends with its file of tests, and all garbage with it. Looking for it
+# took a tenth of the time; and an iterator of tf.data that is found late may
+# hold up its end for up to a minute, because its autotuner sleeps through it.
+gc.disable()
 
 
 def pytest_collection_modifyitems(items):

@@ -211,13 +211,6 @@ def _predicts_on_batch(index, folder):
     _model(_strategy()).predict_on_batch(X)
 
 
-def _backs_up(index, folder):
-    strategy = _strategy()
-    model = _model(strategy)
-    callback = tfscale.callbacks.BackupAndRestore(os.path.join(folder, "b"))
-    model.fit(X, Y, shuffle=False, verbose=0, callbacks=[callback])
-
-
 def _has_other_layers(index, folder):
     del folder
     with _strategy().scope():
@@ -257,7 +250,6 @@ REFUSED = {
     ),
     "a generator": (_generates, "must have the same order in all of them"),
     "predict_on_batch": (_predicts_on_batch, "is for one process"),
-    "backups": (_backs_up, "BackupAndRestore is for one process"),
     "other layers": (
         _has_other_layers,
         r"must have the same variables. Received: .*other/kernel \(2, [34]\)",
