@@ -80,7 +80,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/callback_states.py", "logger.append_header"),
     ("tfscale/backup/callback_states.py", "logger.keys"),
     ("tfscale/backup/callback_states.py", "setattr of callback"),
-    ("tfscale/callbacks/gradient_noise_scale.py", "optimizer.learning_rate"),
+    ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),

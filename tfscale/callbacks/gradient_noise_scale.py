@@ -4,13 +4,12 @@ import math
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.of_one_fit import OfOneFit
-from tfscale.callbacks import adaptive_batch
-from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.callbacks import batch_adapter
+from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.distribute import one_process
 from tfscale.distribute.gradient_noise import GradientNoise
 
@@ -83,34 +82,14 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 "`smoothing` must be at least 0 and less than 1. Received: "
                 f"smoothing={smoothing!r}."
             )
-        if batch_sizes is not None and not (
-            len(batch_sizes) == 2 and 1 <= batch_sizes[0] <= batch_sizes[1]
-        ):
-            raise ValueError(
-                "`batch_sizes` must be the smallest and the largest global "
-                f"batch size. Received: batch_sizes={batch_sizes!r}."
-            )
-        if learning_rate not in (None, *adaptive_batch.LEARNING_RATES):
-            raise ValueError(
-                '`learning_rate` must be "adascale", "sqrt" or None. '
-                f"Received: learning_rate={learning_rate!r}."
-            )
-        if learning_rate is not None and batch_sizes is None:
-            raise ValueError(
-                "The learning rate goes with the batch size. Received: "
-                f"learning_rate={learning_rate!r} without `batch_sizes`. Set "
-                "`batch_sizes`, such as (32, 1024)."
-            )
         self.smoothing = smoothing
         self.batch_sizes = batch_sizes
         self.learning_rate = learning_rate
+        self._adapter = BatchAdapter(batch_sizes, learning_rate)
         self._noise: GradientNoise | None = None
         self._plain: Any = None
         self._measuring: Any = None
         self._function: Any = None
-        self._start: int = 0
-        self._sizes: list[int] = []
-        self._factor = 1.0
 
     # --- what is measured ---------------------------------------------------
 
@@ -148,9 +127,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
             for callback in callbacks.callbacks
         )
         self._check(model, accumulates)
+        self._adapter.begin(model, epochs)
         _internals.build(model, _internals.element_spec_of(epochs))
-        if self.batch_sizes is not None:
-            self._begin_to_adapt(epochs)
         before, noise = self._noise, self.noise_of(model)
         noise.begin(epochs)
         strategy = model.distribute_strategy
@@ -191,78 +169,12 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}."
                 " Use `tfscale.MeshStrategy`."
             )
-        if self.learning_rate is not None and isinstance(
-            model.optimizer.get_config().get("learning_rate"), dict
-        ):
-            raise ValueError(
-                "A learning rate that is adapted must be a number. Received: "
-                "an optimizer with a schedule. Use the callback "
-                "`keras.callbacks.LearningRateScheduler`, with a function that "
-                "multiplies, or learning_rate=None."
-            )
-
-    def _begin_to_adapt(self, epochs):
-        source = _internals.source_of(epochs)
-        if (
-            not isinstance(source, ResumableDataset)
-            or epochs.steps_per_epoch is not None
-        ):
-            raise ValueError(
-                "The batch size of what `tfscale.data.pipeline` returned can "
-                "be adapted, in epochs of all of it. Received: "
-                f"{type(source).__name__}, "
-                f"steps_per_epoch={epochs.steps_per_epoch}. Give `fit` the "
-                "pipeline itself, and no `steps_per_epoch` and no "
-                "`class_weight`."
-            )
-        plan = source.recipe.plan
-        start = plan.global_batch * plan.lines
-        if not self.batch_sizes[0] <= start <= self.batch_sizes[1]:
-            raise ValueError(
-                "The pipeline must begin with a batch size in the range. "
-                f"Received: batch_size={start}, "
-                f"batch_sizes={self.batch_sizes}."
-            )
-        self._start = start
-        self._factor = 1.0
-        multiple = math.lcm(
-            plan.lines * plan.num_workers * plan.batches_per_step,
-            self.model.distribute_strategy.num_replicas_in_sync,
-        )
-        largest = min(self.batch_sizes[1], plan.limit * plan.lines)
-        self._sizes = adaptive_batch.sizes_around(
-            start, self.batch_sizes[0], largest, multiple
-        )
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Changes the batch size and the learning rate, if asked to."""
-        noise_scale = self.noise_scale
-        if self.batch_sizes is None or math.isnan(noise_scale):
-            return
-        size = adaptive_batch.nearest(self._sizes, noise_scale)
-        self._set_batch_size(size)
-        if self.learning_rate is None:
-            return
-        factor = adaptive_batch.rate_factor(
-            self.learning_rate, self._start, size, *self._measured()
-        )
-        optimizer = self.model.optimizer
-        rate = float(np.asarray(optimizer.learning_rate))
-        optimizer.learning_rate = rate * factor / self._factor
-        self._factor = factor
-
-    def _batch_size(self):
-        epochs, _ = _internals.running_fit(self.model)
-        plan = _internals.source_of(epochs).recipe.plan
-        return plan.global_batch * plan.lines
-
-    def _set_batch_size(self, size):
-        if size != self._batch_size():
-            epochs, callbacks = _internals.running_fit(self.model)
-            dataset = _internals.source_of(epochs).with_batch_size(size)
-            _internals.give_data(epochs, callbacks, dataset)
+        self._adapter.adapt(self.model, self.noise_scale, *self._measured())
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -271,7 +183,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if logs is not None:
             logs["gradient_noise_scale"] = self.noise_scale
             if self.batch_sizes is not None:
-                logs["batch_size"] = self._batch_size()
+                logs["batch_size"] = batch_adapter.batch_size(self.model)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leaves the model as it was."""
@@ -283,18 +195,10 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def get_state(self) -> dict[str, Any]:
         """What `BackupAndRestore` keeps: numbers and an array."""
-        assert self._noise is not None
-        adapts = self.batch_sizes is not None
-        return {
-            "means": self._noise.means,
-            "batch_size": self._batch_size() if adapts else None,
-            "factor": self._factor,
-        }
+        means = self.noise_of(self.model).means
+        return {"means": means, **self._adapter.get_state(self.model)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from what `get_state` returned."""
-        assert self._noise is not None
-        self._noise.set(state["means"])
-        self._factor = state["factor"]
-        if self.batch_sizes is not None:
-            self._set_batch_size(state["batch_size"])
+        self.noise_of(self.model).set(state["means"])
+        self._adapter.set_state(self.model, state)
