@@ -1,9 +1,15 @@
-"""Text to learn from: windows of bytes, and the bytes that follow them."""
+"""Text to learn from: windows of bytes, and the bytes that follow them.
+
+Either of files as they are, cut wherever a window ends, or of short documents,
+several of which are packed into a window.
+"""
 
 import glob
 import os
+import re
 import sysconfig
 
+import numpy as np
 from absl import app
 
 from tfscale import data
@@ -32,12 +38,6 @@ def make_datasets(
     Returns:
         Two `tf.data.Dataset`.
     """
-    files = sorted(glob.glob(pattern))
-    if len(files) < 2:
-        raise app.UsageError(
-            "--text_files must match two files or more. Received: "
-            f"{pattern}, which matches {len(files)}."
-        )
 
     def windows(files):
         return data.pipeline(
@@ -49,5 +49,48 @@ def make_datasets(
             input_context=input_context,
         ).repeat()
 
+    train, validation = _split(pattern)
+    return windows(train), windows(validation)
+
+
+def make_packed_datasets(pattern, sequence_length, batch_size, seed):
+    """As `make_datasets`, of documents: what stands between empty lines.
+
+    In the source of Python that is a function, or a part of it with its
+    documentation. How much of the batches is text is printed.
+
+    Returns:
+        Two `tf.data.Dataset` of `(x, y, sample_weight)`, as of `data.pack`.
+    """
+
+    def windows(files, name):
+        source = data.pack(_documents(files), sequence_length)
+        print(
+            f"Packed for {name}: {source.num_documents} documents into "
+            f"{source.num_records} rows, {source.utilisation:.1%} used"
+        )
+        return data.pipeline(
+            source, batch_size=batch_size, seed=seed, remainder="drop"
+        ).repeat()
+
+    train, validation = _split(pattern)
+    return windows(train, "training"), windows(validation, "validation")
+
+
+def _split(pattern):
+    files = sorted(glob.glob(pattern))
+    if len(files) < 2:
+        raise app.UsageError(
+            "--text_files must match two files or more. Received: "
+            f"{pattern}, which matches {len(files)}."
+        )
     train = [name for index, name in enumerate(files) if index % 20]
-    return windows(train), windows(files[::20])
+    return train, files[::20]
+
+
+def _documents(files):
+    """Bytes of each, with the line's end that tells that it is over."""
+    for name in files:
+        with open(name, "rb") as file:
+            for document in re.split(rb"\n\s*\n", file.read()):
+                yield np.frombuffer(document.rstrip() + b"\n", np.uint8)

@@ -3,6 +3,7 @@
     python -m examples.train_gpt --flagfile=configs/gpt_pipeline.flags
     python -m examples.train_gpt --flagfile=configs/gpt_tensor_parallel.flags
     python -m examples.train_gpt --flagfile=configs/gpt_3d.flags
+    python -m examples.train_gpt --flagfile=configs/gpt_packed.flags
     python -m examples.train_gpt --flagfile=configs/gpt_coordinator.flags
     python -m tfscale.launch --num_workers=2 --num_ps=1 -m examples.train_gpt \
         --flagfile=configs/gpt_parameter_server.flags
@@ -11,7 +12,8 @@ The mesh is data x pipeline x model: copies of the model, stages of layers, and
 the ranks that each layer is split over. The last two are for several machines,
 docs/several_machines.md and docs/strategies.md; on parameter servers there is
 no mesh, and each worker makes steps of its own. The text is the source of the
-Python standard library that runs this, unless `--text_files` says otherwise.
+Python standard library that runs this, unless `--text_files` says otherwise;
+with `--pack` it is cut at empty lines, and short pieces share a row of a batch.
 Without accelerators, virtual CPU devices of one core each take their place.
 """
 
@@ -69,6 +71,12 @@ BALANCE = flags.DEFINE_enum(
 )
 RECOMPUTE = flags.DEFINE_boolean(
     "recompute", False, "Trade time for memory in the backward pass."
+)
+PACK = flags.DEFINE_boolean(
+    "pack",
+    False,
+    "Learn from documents, the text between empty lines: several in a row of "
+    "a batch, none of which sees another.",
 )
 COORDINATOR = flags.DEFINE_boolean(
     "coordinator",
@@ -141,6 +149,7 @@ def build_model():
         shared.NUM_HEADS.value,
         shared.SEQUENCE_LENGTH.value,
         shared.DROPOUT.value,
+        packed=PACK.value,
     )
 
 
@@ -201,7 +210,8 @@ def main(argv):
         logging.getLogger("tensorflow").setLevel(logging.WARNING)
         tfscale.initialize()  # in workers and servers it does not return
     strategy = make_strategy()
-    train, validation = texts.make_datasets(
+    make = texts.make_packed_datasets if PACK.value else texts.make_datasets
+    train, validation = make(
         shared.TEXT_FILES.value,
         shared.SEQUENCE_LENGTH.value,
         shared.BATCH_SIZE.value,
@@ -216,7 +226,11 @@ def main(argv):
             model = in_stages(model)
         model.compile(
             make_optimizer(),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True,
+                # Where documents leave a row's end free, nothing is counted.
+                reduction="mean_with_sample_weight",
+            ),
         )
     if isinstance(model, tfscale.PipelineModel):
         model.pipeline_summary()

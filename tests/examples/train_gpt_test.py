@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from examples import gpt
 from tests.source_files import REPOSITORY
 
 # What TensorFlow says before it has read which level is wanted.
@@ -20,6 +21,7 @@ NOTES_OF_TENSORFLOW = (
 # Tables with what stands over and below them, and Keras' progress.
 OWN_LINES = (
     r'$|[┏┃┡│├└ ]|(Pipeline|Sharding): "gpt"|Epoch \d/2$|\d+/20 '
+    r"|Packed for \w+: \d+ documents into \d+ rows, \d+\.\d% used$"
     r"|Saved .*gpt.keras. A sample of it:$"
 )
 
@@ -40,13 +42,16 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         ("gpt_pipeline", True, False, "--num_microbatches=2"),
         ("gpt_tensor_parallel", False, True),
         ("gpt_3d", True, True, "--num_microbatches=2"),
+        ("gpt_packed", True, False, "--num_microbatches=2"),
     )
     def test_it_learns_and_saves_a_plain_model(
         self, config, in_stages, sharded, *small
     ):
+        packed = config == "gpt_packed"
         folder = self.create_tempdir()
+        text = ("what comes next? " * 5 + "\n\n" * packed) * 40
         for index in range(3):
-            folder.create_file(f"{index}.txt", "what comes next? " * 200)
+            folder.create_file(f"{index}.txt", text)
         model_file = os.path.join(folder.full_path, "gpt.keras")
         process = subprocess.run(
             [
@@ -80,6 +85,8 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
             ('Pipeline: "gpt"', in_stages),
             ("Predicted speed-up", in_stages),
             ('Sharding: "gpt" on 2 model ranks', sharded),
+            # Each document of 85 bytes takes five rows of 16 and a part.
+            ("Packed for training: 80 documents into", packed),
         ):
             self.assertEqual(text in process.stdout, printed, process.stdout)
         self.assertRegex(process.stdout, r"A sample of it:\s+what .{4}")
@@ -99,7 +106,9 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotIn("tfscale", config)
         loaded = keras.models.load_model(model_file)
         tokens = np.frombuffer(b"what comes next?", "uint8")[None].astype(int)
-        logits = loaded.predict_on_batch(tokens)
+        logits = loaded.predict_on_batch(
+            gpt.as_one_document(tokens) if packed else tokens
+        )
         loss = keras.losses.sparse_categorical_crossentropy(
             tokens[:, 1:], logits[:, :-1], from_logits=True
         )
