@@ -27,6 +27,7 @@ KERAS_OWN_TESTS = "keras.src.testing"
 PURE = (
     "tfscale/cluster/cluster.py",
     "tfscale/cluster/environment.py",
+    "tfscale/cluster/ports.py",
     "tfscale/cluster/preflight.py",
     "tfscale/collectives/planning/algorithms/__init__.py",
     "tfscale/collectives/planning/algorithms/direct.py",

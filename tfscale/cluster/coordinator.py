@@ -10,6 +10,7 @@ part, and they send each other tensors by gRPC.
 """
 
 import atexit
+import functools
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import sys
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.presence import Presence
 from tfscale.cluster.presence import Roster
@@ -40,14 +41,13 @@ def coordinate(cluster: Cluster, timeout: float) -> None:
             coordinator is lost.
         SystemExit: In a server, at the end.
     """
-    spec = tf.train.ClusterSpec({j: list(a) for j, a in cluster.jobs.items()})
     if not cluster.is_chief:
-        _serve(cluster, spec, timeout)
+        serving.serve(cluster, functools.partial(_meet, cluster, timeout))
     others = [a for a in cluster.addresses if a != cluster.address]
     roster = Roster(cluster.address)
     roster.wait_for(others, timeout)
     tf.config.experimental_connect_to_cluster(
-        spec,
+        serving.cluster_spec(cluster),
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
@@ -77,21 +77,12 @@ def _end(roster):
         roster.end()
 
 
-def _serve(cluster, spec, timeout):
-    """Lends this process' devices; does not return."""
-    # As they are set up in this process: virtual ones, threads, memory.
-    config = _internals.eager_context.context().config
-    server = tf.distribute.Server(
-        spec, cluster.job, cluster.index, protocol="grpc", config=config
-    )
+def _meet(cluster, timeout):
     presence = Presence(cluster.address, coordinator_of(cluster), timeout)
     # Who ends a job signals all of its processes, and the coordinator may want
     # to save what is here before it ends. Then this does.
-    before = signal.signal(signal.SIGTERM, _note_signal)
-    presence.wait_for_end()
-    signal.signal(signal.SIGTERM, before)
-    del server
-    sys.exit(0)
+    signal.signal(signal.SIGTERM, _note_signal)
+    return presence
 
 
 def _note_signal(number, frame):

@@ -2,13 +2,16 @@
 
 import atexit
 import dataclasses
+import functools
 import os
 
 import tensorflow as tf
 
+from tfscale.cluster import ports
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinate
+from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.leaving import leave
 from tfscale.cluster.preflight import preflight
@@ -17,6 +20,8 @@ from tfscale.virtual_devices import use_virtual_devices
 
 # Set by the launcher where there are no accelerators to give to a worker.
 _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"
+# The chief may do much before it makes the strategy, by which it answers.
+_SECONDS_FOR_THE_CHIEF = 600.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,8 +109,9 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     _check_jobs(cluster, coordinator)
     if "ps" in cluster.jobs:
         if not cluster.is_chief:
-            serving.serve(cluster)
-        serving.wait_for_servers(cluster, timeout)
+            _serve_with_parameters(cluster)
+        others = [a for a in cluster.addresses if a != cluster.address]
+        ports.wait_for_all(others, timeout)
         return
     _check_not_started()
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
@@ -178,9 +184,25 @@ def _check_jobs(cluster, coordinator):
         )
 
 
+def _serve_with_parameters(cluster):
+    """A worker or a parameter server: serves until its chief ends."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    serving.serve(
+        cluster,
+        functools.partial(
+            ports.ChiefPort, coordinator_of(cluster), _SECONDS_FOR_THE_CHIEF
+        ),
+        # A step takes one as long as it runs elsewhere, and with a single one
+        # nothing goes on.
+        min_threads=max(
+            threads or os.cpu_count() or 1, len(cluster.addresses) + 1
+        ),
+    )
+
+
 def _join(cluster):
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({j: list(a) for j, a in cluster.jobs.items()}),
+        serving.cluster_spec(cluster),
         task_type=cluster.job,
         task_id=cluster.index,
         rpc_layer="grpc",

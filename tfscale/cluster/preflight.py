@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Mapping
 
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 
 _SECONDS_BETWEEN_CALLS = 0.2
@@ -150,9 +151,8 @@ class _Preflight:
                 return  # Not one of us, or one that calls again.
 
     def _call(self, address):
-        host, _, port = address.rpartition(":")
         while not self._over.is_set():
-            reason = self._call_once(address, host, int(port))
+            reason = self._call_once(address)
             with self._lock:
                 if reason is None:
                     del self._unreached[address]
@@ -160,10 +160,10 @@ class _Preflight:
                 self._unreached[address] = reason
             self._over.wait(_SECONDS_BETWEEN_CALLS)
 
-    def _call_once(self, address, host, port):
+    def _call_once(self, address):
         """Returns why the process was not reached, or None."""
         try:
-            with socket.create_connection((host, port), 2.0) as connection:
+            with ports.connect(address) as connection:
                 connection.settimeout(2.0)
                 connection.sendall(self._message())
                 answer = json.loads(connection.makefile().readline())
@@ -173,16 +173,10 @@ class _Preflight:
                 with self._lock:
                     self._found[address] = answer["facts"]
                 return None
-        except socket.gaierror:
-            return "its name cannot be resolved"
-        except ConnectionRefusedError:
-            return "nothing listens at its port"
-        except TimeoutError:
-            return "no answer"
         except (ValueError, KeyError, TypeError):
             return "something else listens at its port"
         except OSError as error:
-            return error.strerror or str(error)
+            return ports.reason(error)
 
     def _message(self):
         text = json.dumps({"address": self._address, "facts": self._facts})

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Collection
 
+from tfscale.cluster import ports
+
 # A machine that is gone is noticed after _IDLE + _TRIES * _BETWEEN seconds.
 _IDLE, _BETWEEN, _TRIES = 4, 2, 3
 
@@ -138,9 +140,8 @@ class Presence:
         self.connection = connection
 
     def _call(self, words):
-        host, _, port = self._coordinator.rpartition(":")
         try:
-            connection = socket.create_connection((host, int(port)), 2.0)
+            connection = ports.connect(self._coordinator)
         except OSError:
             return None
         try:

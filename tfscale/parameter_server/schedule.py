@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.cluster import serving
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 
 # Steps that wait for each worker. Few, so that callbacks of steps are not far
@@ -142,7 +142,7 @@ def explained(cluster: Cluster) -> Iterator[None]:
 
 def _lost_server(cluster, error):
     for index, address in enumerate(cluster.jobs["ps"]):
-        if not serving.answers(address):
+        if not ports.answers(address):
             return f"ps {index} at {address}"
     # One may have been started again in the meantime, without the variables.
     found = re.search(r"target /job:ps/replica:0/task:(\d+)", str(error))
