@@ -218,10 +218,12 @@ class SameNumbersTest(parameterized.TestCase):
         all_reduce = operations.all_reduce
         with mock.patch.object(operations, "all_reduce", summing):
             found = accumulating(JOBS["not_reduced"], 4, 2, 1)
-        for weight in found.model.trainable_variables:
-            graphs = [g for shape, g in sums if shape == list(weight.shape)]
-            self.assertLen(graphs, 1, weight.path)
-            self.assertNotIn("while", graphs[0])
+        weights = found.model.trainable_variables
+        # Divisors and rows, on trial; then the gradients.
+        expected = [[4], *(list(weight.shape) for weight in weights)]
+        self.assertEqual([shape for shape, _ in sums], expected)
+        for _, graph in sums:
+            self.assertNotIn("while", graph)
 
     def test_mirrored_strategy(self):
         """Keras' own accumulation raises a RuntimeError there."""

@@ -185,7 +185,74 @@ def saving_alone():
     return [1.0]
 
 
+class SumsInStep(keras.Model):
+    """Its replicas meet in each microbatch, as those of other workers do."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        context = tf.distribute.get_replica_context()
+        return {**logs, "ones": context.all_reduce("SUM", tf.ones(()))}
+
+
+def accumulating(index):
+    """Batches of 2 rows and 1, and memory for another number in each."""
+    strategy = _strategy()
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        plain = workers_rows.dense()
+        model = SumsInStep(plain.input, plain.output)
+        model.compile(workers_rows.adam(), "mse")
+    model.fit(
+        *(X[:7], Y[:7]),
+        batch_size=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[tfscale.callbacks.GradientAccumulation(2)],
+    )
+    return [*_weights(model), *_as_few_as_fit(strategy, index)]
+
+
+def _wide():
+    """The results of each of its layers are 512 KiB, of 16 rows."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Activation("relu") for _ in range(4)]
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1 << 13), *layers]
+    )
+    model.add(keras.layers.Dense(1))
+    model.compile("sgd", "mse")
+    rows = np.random.RandomState(0).normal(size=(9 * 32, 1)).astype("float32")
+    data = dict(x=rows, y=rows[::-1], batch_size=32)
+    return model, dict(data, shuffle=False, verbose=0)
+
+
+def _as_few_as_fit(strategy, index):
+    """The first worker would take all rows at once, the other must not."""
+    with strategy.scope():
+        model, fit = _wide()
+    limit = (1 << 30) if index == 0 else (2 << 20)
+    limit += tf.config.experimental.get_memory_info("CPU:0")["current"]
+    callback = tfscale.callbacks.GradientAccumulation(
+        "auto", memory_limit=limit
+    )
+    model.fit(**fit, callbacks=[callback])
+    found = callback.found_num_microbatches
+    strategy.extended.workers.agreement.check("number", str(found))
+    return [2 <= found <= 8, *_weights(model)]
+
+
+def accumulating_alone():
+    """The whole batches."""
+    model = _model()
+    model.fit(X[:7], Y[:7], batch_size=4, shuffle=False, verbose=0)
+    wide, fit = _wide()
+    wide.fit(**fit)
+    return [*_weights(model), True, *_weights(wide)]
+
+
 CASES = {
+    "accumulation": (accumulating, accumulating_alone),
     "saving": (saving, saving_alone),
     "own data": (own_data, own_data_alone),
     "shuffled data": (shuffled_data, shuffled_data_alone),
@@ -238,8 +305,18 @@ def _has_no_whole_rows(index, folder):
     )
 
 
+def _has_other_microbatches(index, folder):
+    del folder
+    callback = tfscale.callbacks.GradientAccumulation(1 + index)
+    _model(_strategy()).fit(X, Y, verbose=0, callbacks=[callback])
+
+
 # What is done, and what the error says in each worker.
 REFUSED = {
+    "other microbatches": (
+        _has_other_microbatches,
+        "must have the same accumulation. Received: num_microbatches=[12]",
+    ),
     "a shuffle without a seed": (
         lambda index, folder: _shuffles(index, None),
         "must be shuffled by a seed",

@@ -59,8 +59,7 @@ def _loop(
     microbatches: GivenNumber | SmallestNumber,
     on_each: Callable[[Callable], list],
 ):
-    rows = tf.reduce_max(tf.stack([step.batch.num_rows for step in steps]))
-    count = microbatches.count(rows)
+    count = microbatches.count(steps[0].most_rows)
     sizes = [len(step.initial) for step in steps]
 
     def divided(tensors):

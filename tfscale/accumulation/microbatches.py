@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.accumulation.memory import Memory
 from tfscale.accumulation.microbatch_size import MicrobatchSize
+from tfscale.collectives.workers import Workers
 
 
 class GivenNumber:
@@ -37,13 +39,22 @@ class SmallestNumber:
     Args:
         model: The model, of which all variables are made.
         memory_limit: Bytes that each device may take, or None for what it has.
+        workers: The processes whose replicas train with those of this one, or
+            None. What does not fit one of them is too large for all: a step
+            may exchange something in each microbatch.
 
     Attributes:
         number: None: it is no constant of the graph.
         found: How many there were in the last step, once it is decided.
     """
 
-    def __init__(self, model: keras.Model, memory_limit: float | None):
+    def __init__(
+        self,
+        model: keras.Model,
+        memory_limit: float | None,
+        workers: Workers | None,
+    ):
+        self._workers = workers
         self.number: int | None = None
         self.found: int | None = None
         values = _values_of(model.variables + model.optimizer.variables)
@@ -79,10 +90,19 @@ class SmallestNumber:
                 stacklevel=2,
             )
         self._size.note(peak, num_rows)
+        self._agree()
         self._rows.assign(self._size.rows)
         if self._size.is_found:
             self.found = -(-num_rows // self._size.rows)
         return result
+
+    def _agree(self):
+        if self._workers is None:
+            return
+        size = self._size
+        own = tf.constant([[size.rows, int(size.is_found)]])
+        rows, are_found = np.transpose(self._workers.all_gather(own))
+        size.rows, size.is_found = int(min(rows)), bool(any(are_found))
 
 
 def _values_of(variables):

@@ -46,6 +46,8 @@ class ReplicaStep:
 
     Attributes:
         batch: The data.
+        most_rows: How many rows the replica has that has the most, a scalar of
+            int32; the same on all replicas, also those of other workers.
         initial: What is added up, a flat list of tensors, before the first
             microbatch.
         sums: Likewise behind the last one; for whoever runs the loop to set.
@@ -80,7 +82,10 @@ class ReplicaStep:
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
         checks.check_updates(self._model, scope.changed)
-        self._totals = _sums_over_replicas(found)
+        *self._totals, rows = _sums_over_replicas(
+            [*found, _in_its_place(self._rows)]
+        )
+        self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
         self._variables = taken.variables
         self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
         self._noted = step.calls
@@ -211,10 +216,17 @@ class _Trial(keras.StatelessScope):
         return _internals.value_of(variable) if value is None else value
 
 
+def _in_its_place(scalar):
+    """A vector of all replicas, of which the others' places are zero."""
+    context = tf.distribute.get_replica_context()
+    place = context.replica_id_in_sync_group
+    return scalar * tf.one_hot(place, context.num_replicas_in_sync)
+
+
 def _sums_over_replicas(scalars):
     """The sums of vectors and scalars, in one all-reduce."""
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1 or not scalars:
+    if context.num_replicas_in_sync == 1:
         return scalars
     flat = tf.concat([tf.reshape(x, [-1]) for x in scalars], axis=0)
     flat = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)

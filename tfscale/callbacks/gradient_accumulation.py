@@ -43,6 +43,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             memory. It is found by the first steps, whose updates are as ever:
             with microbatches of one row, then ever larger ones as long as what
             they took says that the next ones fit. In a graph, without XLA.
+            Workers agree on the largest number that one of them needs.
         memory_limit: With `"auto"`, bytes that each device may take (all CPU
             devices together). By default nine tenths of what a GPU has, and
             of what the process may take of the host's memory.
@@ -97,6 +98,11 @@ class GradientAccumulation(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         model = self.model
+        workers = _workers_of(model)
+        if workers is not None:
+            workers.agreement.check(
+                "accumulation", f"num_microbatches={self.num_microbatches!r}"
+            )
         if self.num_microbatches == 1:
             return
         checks.check(model)
@@ -128,13 +134,19 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     def _number_for(self, model):
         if isinstance(self.num_microbatches, str):
-            return SmallestNumber(model, self.memory_limit)
+            workers = _workers_of(model)
+            return SmallestNumber(model, self.memory_limit, workers)
         return GivenNumber(self.num_microbatches)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         if isinstance(self.model.train_function, OfOneFit):
             self.model.train_function = self._plain
+
+
+def _workers_of(model):
+    extended = model.distribute_strategy.extended
+    return extended.workers if getattr(extended, "has_workers", False) else None
 
 
 def _check(num_microbatches, memory_limit):
