@@ -89,7 +89,8 @@ def train(
         rows = rows.shuffle(24, seed=4, reshuffle_each_iteration=True)
         arguments["validation_data"] = rows.batch(8)
         if data == "repeat":
-            arguments["validation_data"] = rows.repeat().batch(8)
+            rows = not_read_ahead(rows.repeat())
+            arguments["validation_data"] = rows.batch(8)
             arguments["validation_steps"] = 2
     history = net.fit(x, epochs=epochs, verbose=0, callbacks=used, **arguments)
     inner = net.model if hasattr(net, "model") else net
@@ -201,6 +202,13 @@ def shuffled(batch_size, seed=7):
     rows = tf.data.Dataset.from_tensor_slices(rows_of(1))
     rows = rows.shuffle(ROWS, seed=seed, reshuffle_each_iteration=True)
     return rows.batch(batch_size)
+
+
+def not_read_ahead(dataset):
+    """TensorFlow shuffles it the same way each time, if it repeats."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
 
 
 DATA = {

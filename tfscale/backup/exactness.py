@@ -8,14 +8,17 @@ from tfscale import _internals
 from tfscale.data.explaining.dataset_graph import DatasetGraph
 
 
-def warn_of_inexact(epochs, name: str) -> None:
+def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
     """Warns, once for a `fit`, where a run cannot go on bit for bit.
 
     Args:
         epochs: The epoch iterator of Keras.
         name: What the data is for, "training" or "validation".
+        num_looks: Iterators that Keras makes to look at one batch only.
     """
-    reasons = _reasons(epochs)
+    # Only training with `steps_per_epoch` has one iterator for all epochs.
+    is_one = name == "training" and epochs.steps_per_epoch and not num_looks
+    reasons = _reasons(epochs, has_one_iterator=bool(is_one))
     if reasons:
         logging.warning(
             "After an interruption the %s data will not be what it would have "
@@ -25,7 +28,7 @@ def warn_of_inexact(epochs, name: str) -> None:
         )
 
 
-def _reasons(epochs):
+def _reasons(epochs, has_one_iterator):
     source = _internals.source_of(epochs)
     if source is None:  # arrays, which Keras shuffles
         if _internals.shuffles_arrays(epochs) and not _has_global_seed():
@@ -35,7 +38,52 @@ def _reasons(epochs):
         return []
     graph = DatasetGraph(source)
     found = [r for stage in graph.all_stages() for r in _of_stage(stage, graph)]
+    if not has_one_iterator and _shuffles_ahead(source, graph):
+        found.append(
+            "a `repeat` behind a `shuffle` shuffles anew as soon as it is read "
+            "ahead that far, which is a matter of luck in an iterator that is "
+            "not read to its end (no `repeat`, `reshuffle_each_iteration="
+            "False`, or no `prefetch` and `tf.data.Options` with "
+            "`experimental_optimization.inject_prefetch = False`)"
+        )
     return list(dict.fromkeys(found))
+
+
+def _shuffles_ahead(source, graph):
+    """Whether what is read ahead may take a seed that is then missed.
+
+    The seeds of a shuffle are those of the dataset: an iterator takes the next
+    ones whenever it begins its records again. TensorFlow reads ahead by itself,
+    unless it is told not to.
+    """
+    stages = graph.all_stages()
+    starts = [s for s in stages if _begins_again_shuffled(s, graph)]
+    if not starts:
+        return False
+    reads_ahead = any(
+        stage.is_a("Prefetch", "ParallelBatch", "ParallelMap", "MapAndBatch")
+        and any(start in _before(stage, graph) for start in starts)
+        for stage in stages
+    )
+    optimization = source.options().experimental_optimization
+    return reads_ahead or optimization.inject_prefetch is not False
+
+
+def _begins_again_shuffled(stage, graph):
+    if not stage.is_a("Repeat") or graph.constant(stage, 1) in (0, 1):
+        return False
+    return any(
+        one.is_a("Shuffle") and graph.attribute(one, "reshuffle_each_iteration")
+        for one in _before(stage, graph)
+    )
+
+
+def _before(stage, graph):
+    """The stages that a stage gets its elements from."""
+    found = graph.inputs(stage)
+    for one in found:
+        found.extend(graph.inputs(one))
+    return found
 
 
 def _of_stage(stage, graph):

@@ -87,7 +87,8 @@ class Run:
             _internals.build(model, spec)
             self._check(self._backup)
             _internals.set_initial_epoch(model, self._backup.state["epoch"])
-        warn_of_inexact(self._epochs, "training")
+        looks = int(_internals.looks_at_data(model))
+        warn_of_inexact(self._epochs, "training", looks)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
         _internals.watch(self._epochs, self)
 

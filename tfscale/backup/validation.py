@@ -22,7 +22,7 @@ class Validation:
             self._place.iterator_made()
         self._done = 0
         self._num_epochs = -1
-        warn_of_inexact(epochs, "validation")
+        warn_of_inexact(epochs, "validation", num_looks)
         _internals.watch(epochs, self)
 
     def begin(self) -> None:
