@@ -18,7 +18,10 @@ Y = RANDOM.normal(size=(15, 3)).astype("float32")
 X = RANDOM.normal(size=(15, 5)).astype("float32")
 # Rows that are looked up twice by one worker, and by both.
 TOKENS = RANDOM.randint(0, 4, (15, 4)).astype("int32")
+SEQUENCES = RANDOM.normal(size=(15, 4, 6)).astype("float32")
 WEIGHTS = RANDOM.uniform(0.1, 2.0, 15).astype("float32")
+# Row 1, which worker 0 has, overflows in half precision.
+LARGE = np.where(np.arange(15)[:, None] == 1, np.float32(20_000.0), Y)
 # The last batch is split 2 + 1 over two workers.
 DATA = dict(x=X, y=Y, batch_size=6)
 
@@ -48,13 +51,35 @@ def normalized():
     return keras.Model(x, keras.layers.Dense(3, name="b")(h))
 
 
+def mixed(policy):
+    """The dense model in half precision."""
+
+    def build():
+        keras.config.set_dtype_policy(policy)
+        try:
+            return dense()
+        finally:
+            keras.config.set_dtype_policy("float32")
+
+    return build
+
+
+def divided():
+    """A sum over ranks, and behind it what is divided along the sequence."""
+    inputs = keras.Input((4, 6))
+    x = keras.layers.Dense(8, activation="relu", name="up")(inputs)
+    x = keras.layers.Dense(6, name="down")(x)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    return keras.Model(inputs, keras.layers.Dense(6, name="out")(x))
+
+
 def adam():
     return keras.optimizers.Adam(0.02, global_clipnorm=0.3)
 
 
-def scaled():
+def scaled(initial_scale=64.0):
     return keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=64.0
+        keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=initial_scale
     )
 
 
@@ -85,6 +110,16 @@ JOBS = {
         fit=dict(callbacks=[tfscale.callbacks.GradientAccumulation(2)]),
     ),
     "scaled": same_numbers.Job(dense, DATA, optimizer=scaled),
+    # The first step is left out by both workers, and the scale halved.
+    "float16": same_numbers.Job(
+        mixed("mixed_float16"),
+        dict(DATA, y=LARGE),
+        optimizer=lambda: scaled(1024.0),
+    ),
+    "bfloat16": same_numbers.Job(mixed("mixed_bfloat16"), DATA),
+    "sequences": same_numbers.Job(
+        divided, dict(x=SEQUENCES, y=SEQUENCES[::-1], batch_size=6), adam
+    ),
 }
 
 
@@ -101,12 +136,17 @@ class Row:
         train: How workers train it.
         reference: How one process does.
         predicts: Whether what was trained is to predict, too.
+        rtol: See `same_numbers`.
+        collectives: How many there are in the functions of a step; None
+            where nobody counts.
     """
 
     job: same_numbers.Job
     train: Callable
     reference: Callable = same_numbers.on_one_device
     predicts: bool = False
+    rtol: float = same_numbers.RTOL
+    collectives: int | None = None
 
 
 def _pipeline(num_replicas, **options):
@@ -117,14 +157,38 @@ def _ranks(num_replicas):
     return lambda job: same_numbers.on_ranks(job, 2, num_replicas)
 
 
+def _sequences(job):
+    """Two model ranks in each worker, which divide the sequence too."""
+    mesh = tfscale.device_mesh(data=2, model=2)
+    layouts = {
+        "up/kernel": (None, "model"),
+        "up/bias": ("model",),
+        "down/kernel": ("model", None),
+    }
+    layout_map = same_numbers.layout_map_for(job, mesh, layouts)
+    strategy = tfscale.MeshStrategy(mesh, layout_map, sequence_parallel=True)
+    return same_numbers.plain(job, strategy)
+
+
 # On two workers with two devices each.
 ROWS = {
-    "data": Row(JOBS["plain"], plainly(2), predicts=True),
-    "embedding": Row(JOBS["embedding"], plainly(2)),
-    "statistics and dropout": Row(JOBS["normalized"], plainly(2), plainly(2)),
+    # In training: is there a batch, the divisors of losses, gradients, and
+    # logs. All but gradients in validation.
+    "data": Row(JOBS["plain"], plainly(2), predicts=True, collectives=4 + 3),
+    "embedding": Row(JOBS["embedding"], plainly(2), collectives=4),
+    # And statistics of all, forwards and backwards. They were 14.
+    "statistics and dropout": Row(
+        JOBS["normalized"], plainly(2), plainly(2), collectives=6
+    ),
     "steps per execution": Row(JOBS["several steps"], plainly(2)),
     "worker without rows": Row(JOBS["no rows"], plainly(2)),
-    "loss scaling": Row(JOBS["scaled"], plainly(2)),
+    "loss scaling": Row(JOBS["scaled"], plainly(2), collectives=4),
+    # Three layers round three results each, see pipeline/fit_test.py.
+    "overflow in one worker": Row(
+        JOBS["float16"], plainly(2), rtol=4.5 * 2.0**-10
+    ),
+    "bfloat16": Row(JOBS["bfloat16"], plainly(2), rtol=4.5 * 2.0**-7),
+    "sequences in each": Row(JOBS["sequences"], _sequences),
     "data 2 in each": Row(JOBS["no rows"], plainly(4), predicts=True),
     "zero in each": Row(
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)

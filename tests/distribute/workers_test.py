@@ -71,7 +71,10 @@ class WorkersTest(absltest.TestCase):
                         for name in ("initial", "variables", "slots", "logs")
                     },
                 ),
+                row.rtol,
             )
+            if row.collectives is not None:
+                self.assertEqual(actual["collectives"], row.collectives)
             self.assertEqual("predicted" in actual, row.predicts)
             if row.predicts:
                 # All rows, in their order, in every worker.

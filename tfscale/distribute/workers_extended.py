@@ -33,6 +33,7 @@ from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.extended import is_divided
 from tfscale.distribute.model_ranks import Replica
+from tfscale.distribute.packed_logs import PackedLogs
 from tfscale.whole_batch import step as whole_batch_step
 
 
@@ -64,6 +65,7 @@ class WorkersExtended(MeshExtended):
             strategy, devices, layouts, zero_stage, sequence_parallel
         )
         self._cross_device_ops = SumOverWorkers(self.num_model_ranks, workers)
+        self._logs: PackedLogs | None = None
 
     @property
     def _num_replicas_in_sync(self):
@@ -93,7 +95,10 @@ class WorkersExtended(MeshExtended):
         model = whole_batch_step.model_of(fn)
         if model is not None:
             in_place.put(model, saving.SavedByOneWorker)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        results = super()._call_for_each_replica(fn, args, kwargs)
+        if model is not None:
+            self._logs = PackedLogs(results, self._of_replicas, self._means)
+        return results
 
     # --- inputs --------------------------------------------------------
 
@@ -160,6 +165,10 @@ class WorkersExtended(MeshExtended):
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
             if is_mean and isinstance(value, _internals.Mirrored):
                 return value.values[0]
+            if is_mean and self._logs is not None:
+                mean = self._logs.take(value)
+                if mean is not None:
+                    return mean
             parts = self._of_replicas(value)
             if (
                 is_mean
@@ -167,15 +176,26 @@ class WorkersExtended(MeshExtended):
                 and not self._have_mean(parts)
             ):
                 return parts[0]
+            if is_mean:
+                return self._means([parts])[0]
             with tf.device(parts[0].device):
                 total = operations.reduce(parts)
-                (total,) = self.workers.all_reduce([total])
-                if is_mean:
-                    count = self.num_replicas * self.workers.count
-                    total /= tf.cast(count, total.dtype)
-            return total
+                return self.workers.all_reduce([total])[0]
 
         return tf.nest.map_structure(reduce, value)
+
+    def _means(self, values):
+        """Means over all replicas, of which some parts are here."""
+        sums = []
+        for parts in values:
+            with tf.device(parts[0].device):
+                sums.append(operations.reduce(parts))
+        count = self.num_replicas * self.workers.count
+        means = []
+        for total in self.workers.all_reduce(sums):
+            with tf.device(total.device):
+                means.append(total / tf.cast(count, total.dtype))
+        return means
 
     def _have_mean(self, parts):
         """Whether tensors of all replicas have one; see `MirroredInputs`."""

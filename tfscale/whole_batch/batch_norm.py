@@ -31,13 +31,17 @@ class ReplicaBatchNormalization(in_place.Mixin):
     """What is put in front of the class of a layer while replicas run."""
 
     def _moments(self, inputs, mask):
-        mean, variance = super()._moments(inputs, mask)
         step = _current_step()
         if step is None:
-            return mean, variance
+            return super()._moments(inputs, mask)
         if mask is None:
+            # Keras would put those of all replicas together, one by one.
+            axis = self.axis % inputs.shape.rank
+            axes = [i for i in range(inputs.shape.rank) if i != axis]
+            mean, variance = keras.ops.moments(inputs, axes)
             count = tf.size(inputs) // inputs.shape[self.axis]
         else:
+            mean, variance = super()._moments(inputs, mask)
             count = tf.reduce_sum(tf.cast(mask, tf.int32))
         # Of no rows: anything finite, or a weight's gradient is 0 times NaN.
         mean = tf.where(count > 0, mean, tf.zeros_like(mean))

@@ -63,7 +63,7 @@ class _CompileLoss(in_place.Mixin):
             return None
         losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
-        shares = losses.shares(found, divisors, part.total(divisors))
+        shares = losses.shares(found, divisors, part.totals(divisors))
         factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
         values = [
             loss.value

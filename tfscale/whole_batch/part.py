@@ -57,6 +57,18 @@ class Part:
             self._share = tf.math.divide_no_nan(self.rows, total)
         return self._share
 
+    def totals(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The sums over the parts of a vector of float32.
+
+        That of the rows, which is needed too, goes with them.
+        """
+        if self._share is not None:
+            return self.total(numbers)
+        with_rows = tf.concat([numbers, [self.rows]], axis=0)
+        *totals, rows = tf.unstack(self.total(with_rows))
+        self._share = tf.math.divide_no_nan(self.rows, rows)
+        return tf.stack(totals)
+
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over the parts."""
         # Another replica that runs meanwhile calls the same layers.

@@ -1,0 +1,52 @@
+"""What a step of a model logs: the means of all, in one collective.
+
+Keras asks for the mean of each number by itself, one after the other. Over
+workers each would wait for all of them, for some milliseconds.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class PackedLogs:
+    """The numbers that a step has returned, and their means once asked for.
+
+    Args:
+        logs: What the step returned: a structure of values of replicas.
+        parts_of: Gives what the replicas of this worker have of a value.
+        means: Gives the means over all replicas of several lists of parts.
+    """
+
+    def __init__(
+        self,
+        logs: Any,
+        parts_of: Callable[[Any], list[tf.Tensor]],
+        means: Callable[[Sequence[list[tf.Tensor]]], list[tf.Tensor]],
+    ):
+        self._graph = tf.compat.v1.get_default_graph()
+        self._means = means
+        parts = [(value, parts_of(value)) for value in tf.nest.flatten(logs)]
+        # Kept until they are asked for: nothing else has their places.
+        self._values = [(v, p) for v, p in parts if _is_number(p)]
+        self._found: dict[int, tf.Tensor] | None = None
+
+    def take(self, value: Any) -> tf.Tensor | None:
+        """The mean of one of the numbers; None if it is something else."""
+        if self._graph is not tf.compat.v1.get_default_graph():
+            return None
+        if not any(value is each for each, _ in self._values):
+            return None
+        if self._found is None:
+            means = self._means([parts for _, parts in self._values])
+            ids = [id(each) for each, _ in self._values]
+            self._found = dict(zip(ids, means))
+        found = self._found[id(value)]
+        self._values = [pair for pair in self._values if pair[0] is not value]
+        return found
+
+
+def _is_number(parts):
+    return all(x.dtype.is_floating and x.shape.rank == 0 for x in parts)
