@@ -227,13 +227,25 @@ class FitTest(tf.test.TestCase):
             model.evaluate(dataset, callbacks=[Noting()], verbose=0)
         self.assertEqual(counts[0], 0)
 
-    @holds("seed_generator", "global_seed_generator")
+    @holds("seed_generator", "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):
+        keras.utils.clear_session()
+        self.assertIsNone(_internals.used_seed_generator())
         generator = _internals.global_seed_generator()
+        self.assertIs(_internals.used_seed_generator(), generator)
         before = generator.state.numpy()
         keras.random.normal((1,))
         self.assertIs(_internals.global_seed_generator(), generator)
         self.assertNotAllEqual(generator.state, before)
+
+    @holds("stateful_random_ops", "global_generator")
+    def test_the_global_generator_is_there_once_it_is_used(self):
+        before = _internals.global_generator()
+        self.addCleanup(tf.random.set_global_generator, before)
+        tf.random.set_global_generator(None)
+        self.assertIsNone(_internals.global_generator())
+        generator = tf.random.get_global_generator()
+        self.assertIs(_internals.global_generator(), generator)
 
 
 class CallbacksTest(tf.test.TestCase):

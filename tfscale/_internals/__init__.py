@@ -19,6 +19,7 @@ from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
 from tfscale._internals.attributes import functional_in
+from tfscale._internals.attributes import global_generator
 from tfscale._internals.attributes import inputs_of
 from tfscale._internals.attributes import inputs_structure
 from tfscale._internals.attributes import keep_side_effects_of_branches
@@ -35,6 +36,7 @@ from tfscale._internals.attributes import shared
 from tfscale._internals.attributes import shuffle_seeds
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
+from tfscale._internals.attributes import used_seed_generator
 from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_made_at_once
 from tfscale._internals.attributes import variant_of
@@ -162,6 +164,7 @@ __all__ = [
     "get_keras_mask",
     "get_update_replica_id",
     "give_data",
+    "global_generator",
     "global_seed_generator",
     "go_on_with",
     "grappler_cluster",
@@ -200,6 +203,7 @@ __all__ = [
     "standardize_inputs",
     "sublayers",
     "tf_optimizer",
+    "used_seed_generator",
     "validation_epochs",
     "value_of",
     "variables_made_at_once",

@@ -80,6 +80,18 @@ def shared(key: str, timeout_in_ms: int) -> str | None:
         return None
 
 
+def used_seed_generator() -> keras.random.SeedGenerator | None:
+    """The global seed generator of Keras, if somebody has used it."""
+    return symbols.global_state.get_global_attribute(
+        symbols.GLOBAL_SEED_GENERATOR
+    )
+
+
+def global_generator() -> tf.random.Generator | None:
+    """TensorFlow's global generator, if somebody has used it."""
+    return symbols.stateful_random_ops.global_generator
+
+
 # --- layers and models ----------------------------------------------------
 
 

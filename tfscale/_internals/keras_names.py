@@ -224,6 +224,7 @@ KERAS = {
         "_eval_epoch_iterator": "the epochs over the validation data",
     },
     "keras.src.random.seed_generator": {
+        "GLOBAL_SEED_GENERATOR": "whether it is there, which it is once used",
         "global_seed_generator": "its state is one of a run",
     },
     "keras.src.utils.progbar.Progbar.__init__": {

@@ -98,9 +98,17 @@ from tensorflow.python.ops.resource_variable_ops import (
 # What a `fit` that runs consists of, and the seeds of those given none.
 from keras.src.callbacks.callback_list import CallbackList as CallbackList
 from keras.src.random.seed_generator import (
+    GLOBAL_SEED_GENERATOR as GLOBAL_SEED_GENERATOR,
+)
+from keras.src.random.seed_generator import (
     global_seed_generator as global_seed_generator,
 )
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+
+# isort: split
+# TensorFlow's global generator, which the public function makes if there is
+# none: in the strategy in scope, to which it then belongs.
+from tensorflow.python.ops import stateful_random_ops as stateful_random_ops
 
 # isort: split
 # What a step of replicas gets, each of them a value of its own.

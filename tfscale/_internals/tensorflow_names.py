@@ -122,6 +122,9 @@ TENSORFLOW = {
     "tensorflow.python.ops.resource_variable_ops": {
         "ResourceVariable": "of no strategy: a position in the data",
     },
+    "tensorflow.python.ops.stateful_random_ops": {
+        "global_generator": "its state is one of a run, if it was used",
+    },
     # --- graphs and functions --------------------------------------------
     "tensorflow.python.framework.func_graph": {
         "FuncGraph": "a graph to be let go of, which captures from others",

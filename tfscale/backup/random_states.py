@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,16 +14,16 @@ def random_states() -> dict[str, Any]:
     """The states as they are, for `json_arrays.split`.
 
     Those of generators that are attributes of layers are variables of the
-    model. What stateful operations of `tf.random` keep in their kernels cannot
-    be read.
+    model. A global one that nobody has used is left unmade: it would belong to
+    the strategy in scope. What stateful operations of `tf.random` keep in their
+    kernels cannot be read.
     """
-    generator = _global_generator()
+    seeds = _internals.used_seed_generator()
+    generator = _internals.global_generator()
     name, keys, place, has_gauss, gauss = np.random.get_state()
     return {
-        "keras": _internals.value_of(
-            _internals.global_seed_generator().state
-        ).numpy(),
-        "tensorflow": generator.state.numpy() if generator else None,
+        "keras": seeds and _values(seeds),
+        "tensorflow": generator and _values(generator),
         "python": random.getstate(),
         "numpy": [name, keys, int(place), int(has_gauss), float(gauss)],
     }
@@ -30,17 +31,39 @@ def random_states() -> dict[str, Any]:
 
 def set_random_states(states: dict[str, Any]) -> None:
     """Sets what `random_states` returned."""
-    _internals.global_seed_generator().state.assign(states["keras"])
+    if states["keras"] is not None:
+        _set(_internals.global_seed_generator(), states["keras"])
     if states["tensorflow"] is not None:
-        tf.random.get_global_generator().state.assign(states["tensorflow"])
+        if _internals.global_generator() is None:
+            tf.random.set_global_generator(
+                tf.random.Generator.from_state(
+                    states["tensorflow"][0], alg="philox"
+                )
+            )
+        _set(tf.random.get_global_generator(), states["tensorflow"])
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(states["numpy"]))
 
 
-def _global_generator():
-    """TensorFlow's, which is not made where operations are deterministic."""
-    try:
-        return tf.random.get_global_generator()
-    except RuntimeError:
-        return None
+def _values(generator):
+    return np.stack([each.numpy() for each in _components(generator)])
+
+
+def _set(generator, values):
+    components = _components(generator)
+    for index, component in enumerate(components):
+        component.assign(values[index % len(values)])
+
+
+def _components(generator):
+    """Its states, of which one that was made under a strategy has several.
+
+    They are not those of the strategy in scope, if that is another one.
+    """
+    state = generator.state
+    if isinstance(state, keras.Variable):
+        state = _internals.value_of(state)
+    if isinstance(state, _internals.DistributedVariable):
+        return state.values
+    return [state]
