@@ -1,0 +1,291 @@
+"""Every two features together, in microbatches and in the whole batch.
+
+All combinations of the features would take days; of every two values of
+different features there is a row that has both. Faults of three at once are
+left to whoever finds one.
+"""
+
+import collections
+import dataclasses
+import itertools
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+FEATURES = {
+    "microbatches": (1, 2, 3, 4, 8),
+    "clipping": (None, "clipnorm", "clipvalue", "global_clipnorm"),
+    "kind": ("functional", "call", "train_step", "compute_loss"),
+    "reduction": ("sum_over_batch_size", "sum", "mean_with_sample_weight"),
+    "precision": ("float32", "mixed_float16", "mixed_bfloat16"),
+    "average": (False, True),
+    "schedule": (False, True),
+    "mask": (False, True),
+    "weights": (False, True),
+    "regularizers": (False, True),
+    "outputs": (1, 2),
+    "ragged": (False, True),
+    "replicas": (1, 2),
+    "statistics": (False, True),
+    "eagerly": (False, True),
+}
+# What the last digit of an activation is: gradients of a microbatch are
+# rounded to it.
+RTOL = {"float32": 1e-6, "mixed_float16": 2e-3, "mixed_bfloat16": 2e-2}
+
+Row = collections.namedtuple("Row", FEATURES)
+
+
+def can_be(row):
+    """Threads of replicas do not run operation by operation."""
+    return not (row.get("eagerly") and row.get("replicas") == 2)
+
+
+def pairs_of(row):
+    """Every two features of a row, with their values."""
+    return set(itertools.combinations(row.items(), 2))
+
+
+def covering_rows():
+    """Few rows, by the greedy way: the next one has the most new pairs.
+
+    Source: Cohen et al., The AETG System (1997), section 4.
+    """
+    choices = random.Random(0)
+    names = list(FEATURES)
+    missing = {
+        pair
+        for a, b in itertools.combinations(names, 2)
+        for x, y in itertools.product(FEATURES[a], FEATURES[b])
+        for pair in [((a, x), (b, y))]
+        if can_be(dict(pair))
+    }
+    rows = []
+    while missing:
+        found = [_candidate(missing, names, choices) for _ in range(40)]
+        row = max(found, key=lambda each: len(pairs_of(each) & missing))
+        missing -= pairs_of(row)
+        rows.append(Row(**row))
+    return rows
+
+
+def _candidate(missing, names, choices):
+    row = dict(choices.choice(sorted(missing, key=repr)))
+    rest = [name for name in names if name not in row]
+    choices.shuffle(rest)
+    for name in rest:
+        values = [v for v in FEATURES[name] if can_be({**row, name: v})]
+        choices.shuffle(values)
+
+        def new(value, name=name):
+            # In the order of the features, as `missing` has them.
+            whole = {**row, name: value}
+            ordered = {n: whole[n] for n in names if n in whole}
+            return len(pairs_of(ordered) & missing)
+
+        row[name] = max(values, key=new)
+    return {name: row[name] for name in names}
+
+
+ROWS = covering_rows()
+
+# The first rows of a batch have no weight, or nothing but padding; others are
+# short, and the last ones long. 35 rows leave three for the last step: fewer
+# than there are microbatches.
+RANDOM = np.random.RandomState(0)
+PLACES = np.arange(35) % 16
+LENGTHS = np.select([PLACES < 2, PLACES < 8], [0, 1], 4)
+TOKENS = np.where(
+    np.arange(4) < LENGTHS[:, None], RANDOM.randint(1, 7, (35, 4)), 0
+)
+TARGETS = RANDOM.normal(loc=1.0, size=(35, 4, 3)).astype("float32")
+WEIGHTS = RANDOM.uniform(0.1, 2.0, (35, 4)).astype("float32")
+WEIGHTS[PLACES < 2] = 0.0
+
+
+class Nothing(keras.layers.Layer):
+    """Zeros, so that what comes in is looked at and makes no difference."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.supports_masking = True
+
+    def call(self, inputs):
+        return 0.0 * inputs
+
+
+class Activity(keras.regularizers.L2):
+    """In float32: Keras cannot add up losses of two dtypes."""
+
+    def __call__(self, x):
+        return super().__call__(tf.cast(x, tf.float32))
+
+
+class OwnCall(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x, training=False):
+        return self.inner(x, training=training)
+
+
+class OwnStep(keras.Model):
+    """Part of its loss may be made without `compute_loss`."""
+
+    adds = False
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight)
+            if self.adds:
+                for each in keras.tree.flatten(y_pred):
+                    square = tf.square(tf.cast(each, tf.float32))
+                    loss += tf.reduce_mean(square)
+            loss = self.optimizer.scale_loss(loss)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        for each in keras.tree.flatten(y_pred):
+            loss += tf.reduce_mean(tf.abs(tf.cast(each, tf.float32)))
+        return loss
+
+
+def build(row):
+    keras.config.set_dtype_policy(row.precision)
+    try:
+        return _build(row)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def _build(row):
+    x = keras.Input((4,), dtype="int32")
+    h = keras.layers.Embedding(7, 5, mask_zero=row.mask, name="a")(x)
+    if row.statistics:
+        normalize = keras.layers.BatchNormalization(momentum=0.6, name="n")
+        h = keras.layers.Add(name="s")([h, Nothing(name="z")(normalize(h))])
+    regularizers = {}
+    if row.regularizers:
+        regularizers = dict(
+            kernel_regularizer="l2",
+            activity_regularizer=Activity(0.1),
+        )
+    dense = keras.layers.Dense(4, "tanh", name="b", **regularizers)
+    h = dense(h)
+    outputs = [
+        keras.layers.Dense(3, name=f"out{i}")(h) for i in range(row.outputs)
+    ]
+    outputs = outputs if row.outputs > 1 else outputs[0]
+    kinds = {"train_step": OwnStep, "compute_loss": OwnLoss}
+    model = kinds.get(row.kind, keras.Model)(x, outputs)
+    # Of replicas it would have to be what they add up to.
+    model.adds = row.replicas == 1
+    if row.kind == "call":
+        model = OwnCall(model)
+        model(TOKENS[:1])
+    return model
+
+
+def optimizer(row):
+    rate = 0.05
+    if row.schedule:
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.5)
+    options = {}
+    if row.clipping:
+        options[row.clipping] = 2.0 if row.reduction == "sum" else 0.05
+    if row.average:
+        options |= dict(
+            use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2
+        )
+    found = keras.optimizers.Adam(rate, epsilon=1e-2, **options)
+    if row.precision == "mixed_float16":
+        return keras.optimizers.LossScaleOptimizer(found, initial_scale=8.0)
+    return found
+
+
+def job(row):
+    rows = 35 if row.ragged else 32
+    data = dict(x=TOKENS[:rows], y=TARGETS[:rows], batch_size=16)
+    if row.weights:
+        data["sample_weight"] = WEIGHTS[:rows]
+    if row.outputs > 1:
+        for name in ("y", "sample_weight"):
+            if name in data:
+                data[name] = [data[name], data[name][::-1].copy()]
+
+    def loss():
+        first = keras.losses.MeanSquaredError(row.reduction)
+        return first if row.outputs == 1 else [first, "mae"]
+
+    options = {} if row.outputs == 1 else dict(loss_weights=[0.3, 2.0])
+    return same_numbers.Job(
+        lambda: build(row),
+        data,
+        lambda: optimizer(row),
+        loss,
+        compile=lambda: dict(run_eagerly=row.eagerly, **options),
+    )
+
+
+def only_the_loss(outcome):
+    """Of several losses in a graph Keras weighs the last batch otherwise."""
+    return dataclasses.replace(outcome, logs={"loss": outcome.logs["loss"]})
+
+
+class PairsTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        (f"{i}_{row.kind}_{row.microbatches}_on_{row.replicas}", row)
+        for i, row in enumerate(ROWS)
+    )
+    def test_whole_batch(self, row):
+        made = job(row)
+        compile_ = made.compile
+        one_by_one = dataclasses.replace(
+            made, compile=lambda: dict(compile_(), run_eagerly=True)
+        )
+        # One microbatch on one device is plain Keras, of which lookups are
+        # another matter.
+        is_plain = row.microbatches == row.replicas == 1
+        train = same_numbers.plain if is_plain else same_numbers.on_one_device
+        expected = train(one_by_one)
+        callback = tfscale.callbacks.GradientAccumulation(row.microbatches)
+        made = dataclasses.replace(made, fit=dict(callbacks=[callback]))
+        if row.replicas > 1:
+            actual = same_numbers.on_zero(made, row.replicas, zero_stage=0)
+        else:
+            actual = same_numbers.plain(made)
+        # A step of three rows, and one of 16.
+        iterations = int(actual.model.optimizer.iterations.numpy())
+        self.assertEqual(iterations, 3 if row.ragged else 2)
+        same_numbers.assert_same(
+            self,
+            only_the_loss(expected),
+            only_the_loss(actual),
+            RTOL[row.precision],
+        )
+
+    def test_every_two_values_are_in_a_row(self):
+        found = set().union(*(pairs_of(row._asdict()) for row in ROWS))
+        for a, b in itertools.combinations(FEATURES, 2):
+            for x, y in itertools.product(FEATURES[a], FEATURES[b]):
+                if can_be({a: x, b: y}):
+                    self.assertIn(((a, x), (b, y)), found)
+
+
+if __name__ == "__main__":
+    absltest.main()
