@@ -12,26 +12,26 @@ import tfscale
 from tfscale import data
 
 
-def rows():
+def rows(batch_size=4):
     return data.pipeline(
         data.arrays(
             np.arange(12, dtype="float32")[:, None], np.ones((12, 1), "float32")
         ),
-        batch_size=4,
+        batch_size=batch_size,
         seed=5,
     )
 
 
 class PlacedInputsTest(tf.test.TestCase):
     def test_fit_begins_with_the_first_epoch_and_leaves_none_out(self):
-        def fit(strategy, *callbacks):
+        def fit(strategy, *callbacks, batch_size=4):
             with strategy.scope():
                 model = keras.Sequential(
                     [keras.Input((1,)), keras.layers.Dense(1)]
                 )
                 model.compile(keras.optimizers.SGD(1e-3), "mse")
             model.set_weights([np.ones((1, 1)), np.zeros(1)])
-            pipeline = rows()
+            pipeline = rows(batch_size)
             model.fit(pipeline, epochs=2, verbose=0, callbacks=callbacks)
             self.assertEqual(pipeline.position.value, (5, 2, 0))
             return model.get_weights()
@@ -47,6 +47,12 @@ class PlacedInputsTest(tf.test.TestCase):
             for one, other in zip(found, expected, strict=True):
                 self.assertAllClose(one, other, rtol=1e-6)
 
+        # The only batch of an epoch, too, is looked at first.
+        expected = fit(tf.distribute.get_strategy(), batch_size=12)
+        found = fit(tfscale.MeshStrategy(mesh), batch_size=12)
+        for one, other in zip(found, expected, strict=True):
+            self.assertAllClose(one, other, rtol=1e-6)
+
     def test_an_epoch_that_was_taken_is_over_also_without_its_end(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
         pipeline = rows()
@@ -57,6 +63,12 @@ class PlacedInputsTest(tf.test.TestCase):
             next(iterator)
         iter(distributed)
         self.assertEqual(pipeline.position.value.epoch, 1)
+        whole = rows(batch_size=12)
+        distributed_whole = strategy.experimental_distribute_dataset(whole)
+        for epoch in (1, 2):
+            next(iter(distributed_whole))
+            iter(distributed_whole)
+            self.assertEqual(whole.position.value.epoch, epoch)
         iterator = iter(distributed)
         next(iterator)
         pipeline.position.assign(epoch=2, index=0)  # is what counts

@@ -53,6 +53,7 @@ from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
+from tfscale._internals.fitting import is_looking_at_data
 from tfscale._internals.fitting import is_running
 from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
@@ -171,6 +172,7 @@ __all__ = [
     "inputs_of",
     "inputs_structure",
     "is_compiled_by_xla",
+    "is_looking_at_data",
     "is_running",
     "keep_side_effects_of_branches",
     "known_batches",

@@ -109,7 +109,7 @@ KERAS = {
     },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": {
         "_aggregate_additional_loss": "without the scale for replicas",
-        "_maybe_symbolic_build": "left out where nothing is to be built",
+        "_maybe_symbolic_build": "left out if all is built; looks at a batch",
     },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
     ".make_predict_function": {

@@ -4,7 +4,8 @@ A pipeline of `tfscale.data` moves its position on when it hands out the last
 batch of an epoch. TensorFlow reads up to four batches ahead for replicas, and
 Keras looks at the first batch before it trains: by that a short epoch is over.
 So what is taken batch by batch is counted, and if an iterator was let go of
-before its last batch, the position is put back where that iterator began.
+before its last batch, or Keras looked at its only one, the position is put back
+where that iterator began.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import in_place
 
 
@@ -50,7 +52,7 @@ class _PlacedDataset(Iterable):
 class _CountedIterator(Iterator):
     def __next__(self):
         batch = super().__next__()
-        self.taker.count += 1
+        self.taker.taken()
         return batch
 
 
@@ -62,13 +64,19 @@ class _Taker:
         self._start = dataset.position.value
         self._num_assigned = dataset.position.num_assigned
         self._left = dataset.batches_left
-        self.count = 0
+        self._count = 0
+        self._was_looked_at = False
+
+    def taken(self):
+        self._count += 1
+        if self._left == 1:
+            self._was_looked_at = _internals.is_looking_at_data()
 
     def put_back(self):
         position, start = self._position, self._start
         moved = start._replace(epoch=start.epoch + 1, index=0)
         if (
-            0 < self.count < self._left
+            (0 < self._count < self._left or self._was_looked_at)
             and position.num_assigned == self._num_assigned
             and position.value == moved
         ):

@@ -33,8 +33,7 @@ class Position(tf.Module):
     `tfscale.MeshStrategy`, `fit` looks at the first batches of an iterator that
     it then throws away; epochs of 4 batches or fewer are read to their end by
     that, and the first one is skipped. A callback that assigns `epoch` when one
-    begins prevents it, as `BackupAndRestore` does. An epoch of a single batch
-    is skipped under `MeshStrategy` too.)
+    begins prevents it, as `BackupAndRestore` does.)
 
     To continue `fit` in the middle of an epoch, give it the rest of that epoch
     first, and say that it is the rest: Keras expects a whole epoch otherwise,
