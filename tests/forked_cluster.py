@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 
 from tests import source_files
 
@@ -120,7 +119,7 @@ def _become(module, cluster, job, index, is_spare, folder, log):
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else bool(error.code)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

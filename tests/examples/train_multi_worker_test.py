@@ -34,6 +34,7 @@ class TrainMultiWorkerTest(absltest.TestCase):
         for value in map(float, found[0]):
             self.assertBetween(value, 3.0, 8.0)
         self.assertIn("[worker 0] Saved", said)
+        self.assertNotIn("is gone", said)
         keras.models.load_model(path)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfscale.cluster import ports
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.company import Company
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.environment import cluster_from_environment
@@ -120,8 +121,10 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         coordinate(cluster, timeout)
         _coordinated = cluster
     else:
+        company = Company(cluster, timeout)
         _joined = Joined(cluster, _join(cluster))
         atexit.register(leave, len(cluster.addresses), _joined.index)
+        atexit.register(company.leave)
 
 
 def joined() -> Joined | None:

@@ -175,6 +175,9 @@ class Launcher:
     def _end_all(self, number=signal.SIGTERM):
         """Ends those who run: a signal, a grace, SIGKILL."""
         children = self._children.values()
+        if self._running() and not self._signal:
+            names = ", ".join(child.name for child in self._running())
+            _say(f"ending the others: {names}")
         for child in children:
             if child.exit_code is None:
                 child.send(number)

@@ -1,0 +1,80 @@
+"""A worker that is killed: who says what of it, and how soon."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl.testing import absltest
+
+from tests import forked_cluster
+from tests.source_files import REPOSITORY
+
+PROGRAM = "tests.cluster.lost_worker"
+# What TensorFlow said of it, in some 60 lines.
+CASCADE = "Collective ops is aborted|Graph execution error|Traceback"
+
+
+def killed_at(text):
+    """When the worker was killed, by its own clock."""
+    return float(re.search(r"the last words, at ([\d.]+)", text).group(1))
+
+
+class LostWorkerTest(absltest.TestCase):
+    def test_the_launcher_names_it_and_ends_the_others(self):
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tfscale.launch", "--num_workers=2"),
+                *("-m", PROGRAM, "unused"),
+            ],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        output, reported_at = "", None
+        with process.stdout:
+            for line in process.stdout:
+                output += line
+                if "as the first" in line:
+                    reported_at = time.time()
+        self.assertEqual(process.wait(), 128 + signal.SIGKILL, output)
+        ended_at = time.time()
+        _, said, report = output.partition("[launch] worker 1 was killed by ")
+        self.assertTrue(said, output)
+        self.assertRegex(report, r"SIGKILL, as the first. Its last lines:\n")
+        self.assertIn("    the last words, at", report)
+        self.assertIn("[launch] ending the others: worker 0", report)
+        self.assertNotRegex(output, CASCADE)
+        self.assertLess(reported_at - killed_at(output), 15.0)
+        self.assertLess(ended_at - killed_at(output), 15.0)
+
+    def test_without_a_launcher_the_others_name_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            codes = forked_cluster.run(PROGRAM, {"worker": 3}, folder)
+            ended_at = time.time()
+            logs = {}
+            for name in codes:
+                with open(os.path.join(folder, f"{name}.log")) as file:
+                    logs[name] = file.read()
+        self.assertEqual(codes, {"worker0": 1, "worker1": 1, "worker2": -9})
+        self.assertLess(ended_at - killed_at(logs["worker2"]), 15.0)
+        for name in ("worker0", "worker1"):
+            with self.subTest(name):
+                last = logs[name].splitlines()[-1]
+                self.assertRegex(
+                    last, r"Received: worker 2 at localhost:\d+ is gone"
+                )
+                self.assertNotRegex(logs[name], CASCADE)
+
+
+if __name__ == "__main__":
+    absltest.main()

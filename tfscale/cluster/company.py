@@ -1,0 +1,134 @@
+"""Workers know at once, and in words, that one of them is gone.
+
+TensorFlow notices after seven seconds, and says so in a traceback of pages.
+Here each worker has a connection with worker 0, which the kernel closes when
+either ends, however that is; worker 0 passes on what it learns:
+
+    worker 0          worker 1          worker 2
+       │  "bye" ◄─── ends well
+       │                              ✗ killed, its connection closes
+    says who       ◄── "lost c:2222"
+                      says who
+
+It is said once in the log, and again in place of the traceback if TensorFlow's
+error of it ends the program.
+"""
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+
+import tensorflow as tf
+
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.coordinator import coordinator_of
+from tfscale.cluster.presence import Presence
+from tfscale.cluster.presence import Roster
+
+# How TensorFlow says that a worker is gone.
+_OF_LOSS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.UnavailableError,
+)
+# Where all fail in the same way, what each one says is enough.
+_SECONDS_TO_END_TOO = 1.0
+# TensorFlow's connections may close a moment before these.
+_SECONDS_TO_KNOW = 1.0
+
+
+class Company:
+    """The other workers, as long as all are there.
+
+    To be made after the pre-flight, before TensorFlow needs the port.
+
+    Args:
+        cluster: All workers.
+        timeout: Seconds after which a worker that is not there is an error.
+
+    Raises:
+        ConnectionError: If one is missing.
+    """
+
+    def __init__(self, cluster: Cluster, timeout: float):
+        self._cluster = cluster
+        self._ends = threading.Event()
+        self._lock = threading.Lock()
+        self._lost: list[str] = []
+        self._knows = threading.Event()
+        first = coordinator_of(cluster)
+        self._connections: dict[str, socket.socket]
+        if cluster.address == first:
+            roster = Roster(first)
+            others = [a for a in cluster.addresses if a != first]
+            roster.wait_for(others, timeout)
+            self._connections = roster.connections
+        else:
+            presence = Presence(cluster.address, first, timeout)
+            self._connections = {first: presence.connection}
+        for address, connection in self._connections.items():
+            threading.Thread(
+                target=self._listen, args=(address, connection), daemon=True
+            ).start()
+        self._say_at_the_end(sys.excepthook)
+
+    def leave(self) -> None:
+        """Says that this worker ends now; well, unless an error ends it."""
+        self._ends.set()
+        if getattr(sys, "last_value", None) is None:
+            self._tell("bye")
+
+    def _tell(self, words):
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # It may be gone already.
+                connection.sendall(words.encode() + b"\n")
+
+    def _listen(self, address, connection):
+        words = ""
+        try:
+            for line in connection.makefile():
+                words = line.strip()
+                if words.startswith("lost "):
+                    self._note(words.removeprefix("lost "))
+        except OSError:
+            words = ""  # Its machine is gone.
+        if words != "bye":
+            self._note(address)
+
+    def _note(self, address):
+        with self._lock:
+            if address in self._lost:
+                return
+            self._lost.append(address)
+        self._knows.set()
+        self._tell(f"lost {address}")
+        if len(self._lost) == 1 and not self._ends.wait(_SECONDS_TO_END_TOO):
+            logging.error(self._words())
+
+    def _words(self):
+        names = [
+            f"{job} {index} at {address}"
+            for job, addresses in self._cluster.jobs.items()
+            for index, address in enumerate(addresses)
+            if address == self._lost[0]
+        ]
+        return (
+            "All workers must be there until all have ended. Received: "
+            f"{names[0]} is gone. What it printed last says why. Start all of "
+            "them again, which `python -m tfscale.launch --max_restarts` does; "
+            "with `tfscale.callbacks.BackupAndRestore` they go on where the "
+            "last backup was made."
+        )
+
+    def _say_at_the_end(self, before):
+        def say(kind, error, traceback):
+            if issubclass(kind, _OF_LOSS) and self._knows.wait(
+                _SECONDS_TO_KNOW
+            ):
+                print(self._words(), file=sys.stderr, flush=True)
+            else:
+                before(kind, error, traceback)
+
+        sys.excepthook = say
