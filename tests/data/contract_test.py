@@ -127,6 +127,20 @@ SOURCES = {
         ),
         lambda record: record["number"],
     ),
+    "pack": (
+        lambda: data.pack([[number, 0] for number in range(_N)], length=1),
+        lambda x, y, weight: tf.cast(x["tokens"][0], tf.int64),
+    ),
+    "mix": (
+        lambda: data.mix(
+            {
+                "early": (data.arrays(np.arange(20)), 0.7),
+                "late": (data.arrays(np.arange(20, _N)), 0.3),
+            },
+            exhausted="renormalise",
+        ),
+        None,
+    ),
     "arrays_by_batch": (
         lambda: data.arrays(np.arange(_N)),
         None,
@@ -143,6 +157,7 @@ SOURCES = {
         lambda x: x + 0,
     ),
 }
+_CACHES = ("memory", "file")
 WINDOWED = (
     "tfrecords",
     "gzip",
@@ -250,7 +265,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
     def test_order_without_shuffle_is_the_sources(self, name):
         pipeline = _pipeline(name, batch_size=4, shuffle=False)
         order = _real(_batches(pipeline))
-        if name in ("files", "image_folder"):
+        if name in ("files", "image_folder", "mix"):
             self.assertCountEqual(order, range(_N))
         else:
             self.assertEqual(order, list(range(_N)))
@@ -332,7 +347,10 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         for one, other in zip(whole[3:], rest, strict=True):
             keras.tree.map_structure(self.assertAllEqual, one, other)
 
-    @parameterized.parameters(*itertools.product(SOURCES, ("memory", "file")))
+    @parameterized.parameters(
+        # A mixture is not cached, and says so.
+        *itertools.product((n for n in SOURCES if n != "mix"), _CACHES)
+    )
     def test_a_cache_changes_nothing(self, name, cache):
         plain = _pipeline(name, batch_size=8)
         cached = _pipeline(

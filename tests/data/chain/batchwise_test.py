@@ -100,6 +100,16 @@ def _python(record):
     return tf.ensure_shape(number, [])
 
 
+@functools.cache
+def _state():
+    with tf.init_scope():
+        return tf.Variable(3)
+
+
+def _stateful(record):
+    return tf.strings.to_number(record, tf.int32) + _state().read_value()
+
+
 def _printed(record):
     tf.debugging.check_numerics(tf.strings.to_number(record), "never")
     tf.debugging.assert_less(tf.strings.to_number(record), 1e9)
@@ -179,6 +189,7 @@ FUNCTIONS = {
     "ragged": (_LINES, _ragged, "it uses"),
     "python": (_NUMBERS, _python, "PyFunc"),
     "assertion": (_NUMBERS, _printed, "it uses"),
+    "stateful": (_NUMBERS, _stateful, "ReadVariableOp"),
 }
 REFUSED = ("random",)
 

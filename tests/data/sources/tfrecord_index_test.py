@@ -1,5 +1,6 @@
 """The index of TFRecord files: found by headers, side by side, and kept."""
 
+import concurrent.futures
 import os
 import time
 from unittest import mock
@@ -64,6 +65,25 @@ class ScanTest(absltest.TestCase):
         self.assertEqual(one.offsets.tolist(), other.offsets.tolist())
         self.assertEqual(one.sizes.tolist(), other.sizes.tolist())
         self.assertIsNone(other.damage)
+
+    def test_headers_far_apart_are_read_one_by_one_and_checked(self):
+        # More than the few by which it is seen that they are far apart.
+        sizes = np.random.default_rng(0).integers(70_000, 90_000, size=80)
+        records = [bytes(int(size)) for size in sizes]
+        path = _write(os.path.join(self.folder, "a.tfrecord"), records)
+        index = tfrecord_index.scan(path)
+        self.assertEqual(index.sizes.tolist(), (sizes + 16).tolist())
+        self.assertIsNone(index.damage)
+        with open(path, "r+b") as file:
+            file.seek(index.offsets[75] + 9)  # in the length's checksum
+            file.write(b"\x00\x00")
+        damaged = tfrecord_index.scan(path)
+        self.assertEqual(damaged.sizes.tolist(), (sizes[:75] + 16).tolist())
+        self.assertEqual(damaged.damage[0], index.offsets[75])
+        os.truncate(path, int(index.offsets[70]) + 5)
+        cut = tfrecord_index.scan(path)
+        self.assertLen(cut.offsets, 70)
+        self.assertRegex(cut.damage[1], "ends within")
 
     def test_damage_is_the_same_through_gfile(self):
         whole = _write(os.path.join(self.folder, "a"), [b"record"] * 9)
@@ -147,6 +167,29 @@ class IndexFilesTest(absltest.TestCase):
         found = index_files.index_files(paths, scan, None)
         self.assertLess(time.monotonic() - begin, 10)  # one by one: 20 s
         self.assertEqual([index.path for index in found], paths)
+
+    def test_workers_with_one_directory_share_the_work(self):
+        # In one order each would read what the others are reading.
+        paths = [os.path.join(self.folder, f"many-{n}") for n in range(400)]
+        for path in paths:
+            _write(path, [b"x"])
+        scanned = []
+
+        def scan(path):
+            scanned.append(path)
+            time.sleep(0.005)
+            return tfrecord_index.scan(path)
+
+        def worker(_):
+            found = index_files.index_files(paths, scan, self.kept)
+            return [(index.path, len(index.offsets)) for index in found]
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            one, other = pool.map(worker, range(2))
+        self.assertEqual(one, [(path, 1) for path in paths])
+        self.assertEqual(one, other)
+        self.assertCountEqual(set(scanned), paths)
+        self.assertLess(len(scanned), 1.75 * len(paths))
 
     def test_one_file_that_cannot_be_read_ends_it(self):
         def scan(path):

@@ -5,12 +5,16 @@ file, so it is worth keeping where files are many, large or far away:
 
     index_dir/3f9a...e1.npz    sizes of the records, and of which file: its
                                path, length and time, which must be the same
+
+Workers that start together and keep what they find in one place share the work:
+each begins with other files, and what is kept meanwhile is not read again.
 """
 
 import concurrent.futures
 import hashlib
 import io
 import os
+import random
 import time
 import uuid
 import zipfile
@@ -51,13 +55,16 @@ def index_files(
     def one(path):
         return _kept_or_scanned(path, scan, index_dir)
 
+    # Other files first on every worker. A generator of its own: the program's
+    # random numbers are not ours to draw, and may have one seed everywhere.
+    order = random.SystemRandom().sample(range(len(paths)), len(paths))
     begin, progress = time.monotonic(), None
     with concurrent.futures.ThreadPoolExecutor(
         min(_SIDE_BY_SIDE, len(paths))
     ) as pool:
-        todo = [pool.submit(one, path) for path in paths]
+        todo = {number: pool.submit(one, paths[number]) for number in order}
         try:
-            done = concurrent.futures.as_completed(todo)
+            done = concurrent.futures.as_completed(todo.values())
             for number, future in enumerate(done, 1):
                 future.result()  # an error ends it
                 if progress or time.monotonic() - begin > _SOON:
@@ -68,7 +75,7 @@ def index_files(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-        return [future.result() for future in todo]
+        return [todo[number].result() for number in range(len(paths))]
 
 
 def _kept_or_scanned(path, scan, index_dir):

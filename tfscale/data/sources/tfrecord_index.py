@@ -8,6 +8,7 @@ a record, or whose length is damaged, is found before the first step.
 
 import dataclasses
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def scan(path: str) -> FileIndex:
         A `FileIndex`, up to the first damage to the framing.
     """
     end = tf.io.gfile.stat(path).length
-    walk = _walk_chunks if "://" in path else _walk_mapped
+    walk = _walk_chunks if "://" in path else _walk_local
     offsets, headers, at = walk(path, end)
     damage: tuple[int, str] | None = None
     if at < end:
@@ -84,37 +85,63 @@ def scan(path: str) -> FileIndex:
     return FileIndex(path, offsets, ends - offsets, damage)
 
 
-def _walk_mapped(path, end):
+def _walk_local(path, end):
     """Offsets of the records, their headers, and the offset behind the last.
 
     The last one may be of a record that is not all there.
     """
     offsets, at, last = [], 0, end - _FRAME
+    headers = np.zeros([0, _HEADER], np.uint8)
     if last < 0:
-        return offsets, np.zeros([0, _HEADER], np.uint8), at
-    length_at, append = _LENGTH.unpack_from, offsets.append
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        while at <= last and len(offsets) < _FEW:
-            append(at)
-            at += _FRAME + length_at(data, at)[0]
-        if at > _FEW * _FAR:
-            # The system need not read on from each header.
-            data.madvise(mmap.MADV_RANDOM)
-        while at <= last:
-            append(at)
-            at += _FRAME + length_at(data, at)[0]
-        bytes_ = np.frombuffer(data, np.uint8)
-        places = np.array(offsets, np.int64)[:, None] + np.arange(_HEADER)
-        headers = bytes_[places]
-        del bytes_  # or the map cannot be closed
+        return offsets, headers, at
+    with open(path, "rb") as file:
+        number = file.fileno()
+        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as data:
+            at = _walk_mapped(data, offsets, at, last, _FEW)
+            far = at > _FEW * _FAR
+            if not far:
+                at = _walk_mapped(data, offsets, at, last, None)
+            bytes_ = np.frombuffer(data, np.uint8)
+            places = np.array(offsets, np.int64)[:, None] + np.arange(_HEADER)
+            headers = bytes_[places]
+            del bytes_  # or the map cannot be closed
+        if far:
+            at, rest = _walk_far(number, offsets, at, last)
+            headers = np.concatenate([headers, _rows(rest)])
     return offsets, headers, at
 
 
+def _walk_mapped(data, offsets, at, last, most):
+    """Goes on until there are `most` records; returns where it is then."""
+    length_at, append = _LENGTH.unpack_from, offsets.append
+    while at <= last and (most is None or len(offsets) < most):
+        append(at)
+        at += _FRAME + length_at(data, at)[0]
+    return at
+
+
+def _walk_far(number, offsets, at, last):
+    """The rest of a file where each header is on a page of its own.
+
+    A page that is mapped costs more than a call that copies 12 bytes, and who
+    waits for it waits alone: the interpreter's lock is held. In such a call it
+    is not, and other files go on.
+    """
+    headers, read, length_of = [], os.pread, _LENGTH.unpack_from
+    while at <= last:
+        header = read(number, _HEADER, at)
+        offsets.append(at)
+        headers.append(header)
+        at += _FRAME + length_of(header)[0]
+    return at, headers
+
+
+def _rows(headers):
+    return np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
+
+
 def _walk_chunks(path, end):
-    """As `_walk_mapped`, through `tf.io.gfile`."""
+    """As `_walk_local`, through `tf.io.gfile`."""
     offsets, headers, at = [], [], 0
     with tf.io.gfile.GFile(path, "rb") as file:
         chunks = _Chunks(file)
@@ -123,8 +150,7 @@ def _walk_chunks(path, end):
             offsets.append(at)
             headers.append(header)
             at += _FRAME + _LENGTH.unpack_from(header)[0]
-    rows = np.frombuffer(b"".join(headers), np.uint8)
-    return offsets, rows.reshape(-1, _HEADER), at
+    return offsets, _rows(headers), at
 
 
 class _Chunks:
