@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests import same_numbers
+from tfscale.callbacks import GradientAccumulation
 from tfscale.optimizers import LARS
 
 
@@ -121,9 +122,19 @@ class MeshTest(tf.test.TestCase):
             ".*down/kernel": ("model", None),
         }
         expected = same_numbers.on_one_device(job())
+        # Nor are those of a microbatch or a stage the norms of a step.
+        accumulating = dataclasses.replace(
+            job(), fit=dict(callbacks=[GradientAccumulation(2)])
+        )
         for actual in (
             same_numbers.on_zero(job(), data=2, zero_stage=0),
             same_numbers.on_zero(job(), data=2, model=2, layouts=layouts),
+            same_numbers.plain(accumulating),
+            same_numbers.on_zero(
+                accumulating, data=2, model=2, layouts=layouts
+            ),
+            same_numbers.on_mesh(job(), num_stages=2, num_microbatches=2),
+            same_numbers.on_mesh(job(), 2, 2, num_ranks=2, layouts=layouts),
         ):
             same_numbers.assert_same(self, expected, actual)
 
