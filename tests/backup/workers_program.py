@@ -15,6 +15,7 @@ import time
 import traceback
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tfscale
@@ -23,6 +24,7 @@ from tests.distribute.workers_program import die_with_parent
 from tests.distribute.workers_program import free_ports
 
 _SECONDS = 120
+NUMBERS = 96
 
 
 class At(keras.callbacks.Callback):
@@ -92,6 +94,40 @@ def train(index, count, folder, result, steps=None, number=None):
         )
 
 
+class Total(keras.metrics.Metric):
+    """Adds up a power of the numbers that were trained on."""
+
+    def __init__(self, power):
+        super().__init__(name=f"total_{power}")
+        self._power = power
+        self._total = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self._total.assign_add(keras.ops.sum(y_true**self._power))
+
+    def result(self):
+        return keras.ops.copy(self._total)
+
+
+def count(index, count, folder, result, batch_size, steps=None, number=None):
+    """Trains on distinct integers, in so many workers of a device each."""
+    tfscale.initialize()
+    with tfscale.MeshStrategy(tfscale.device_mesh(data=count)).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(
+            keras.optimizers.SGD(1e-6), "mse", metrics=[Total(1), Total(2)]
+        )
+    numbers = np.arange(1.0, NUMBERS + 1, dtype="float32")[:, None]
+    rows = tfscale.data.pipeline(
+        tfscale.data.arrays(numbers, numbers), batch_size=batch_size, seed=3
+    )
+    seen = At(steps, lambda: os.kill(os.getpid(), number))
+    backup = tfscale.callbacks.BackupAndRestore(folder, save_freq=1)
+    history = model.fit(rows, epochs=2, verbose=0, callbacks=[seen, backup])
+    with open(f"{result}_{index}", "w") as file:
+        json.dump({"history": history.history, "made": seen.made}, file)
+
+
 def start(index, ports, arguments):
     child = os.fork()
     if child:
@@ -106,7 +142,8 @@ def start(index, ports, arguments):
                     "task": {"type": "worker", "index": index},
                 }
             )
-        train(index, len(ports), **arguments)
+        program = count if "batch_size" in arguments else train
+        program(index, len(ports), **arguments)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -158,6 +195,11 @@ def main():
     shutil.copytree(runs, f"{folder}/alone_runs")
     run(2, folder=runs, result=f"{folder}/end")
     run(1, folder=f"{folder}/alone_runs", result=f"{folder}/alone")
+    killed = dict(steps=3, number=int(signal.SIGKILL))
+    sizes = dict(folder=f"{folder}/sizes", result=f"{folder}/counted")
+    for workers, batch_size in ((1, 12), (4, 8), (2, 6)):
+        run(workers, killed, batch_size=batch_size, **sizes)
+    run(3, batch_size=12, **sizes)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import tempfile
 
 from absl.testing import absltest
 
+from tests.backup import workers_program
 from tests.backup.jobs import assert_close
 from tests.source_files import REPOSITORY
 
@@ -59,6 +60,15 @@ class WorkersTest(absltest.TestCase):
                 alone["weights"], whole["weights"], strict=True
             ):
                 assert_close(value, expected, 1e-5)
+        with self.subTest("each number once, in 1, 4, 2 and 3 workers"):
+            # Of which all but the last were killed within the first epoch.
+            counted = found["counted_0"]
+            self.assertBetween(counted["made"][0][1], 1, 12)
+            numbers = range(1, workers_program.NUMBERS + 1)
+            for power in (1, 2):
+                once = float(sum(n**power for n in numbers))
+                totals = counted["history"][f"total_{power}"]
+                self.assertEqual(totals, [once, once])
 
 
 if __name__ == "__main__":
