@@ -1,6 +1,7 @@
 """Trains in real workers that are killed, stopped, and started again.
 
     python -m tests.backup.workers_program FOLDER
+    python -m tfscale.launch ... -m tests.backup.workers_program FOLDER
 
 It imports TensorFlow once, and becomes each worker by a fork before TensorFlow
 has started.
@@ -176,7 +177,25 @@ def run(count, of_one=None, **arguments):
         time.sleep(0.02)
 
 
+def launched():
+    """One of the workers that the launcher starts; the last is killed."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    index, workers = config["task"]["index"], len(config["cluster"]["worker"])
+    killed = dict(steps=3, number=int(signal.SIGKILL))
+    count(
+        index,
+        workers,
+        folder=f"{sys.argv[1]}/runs",
+        result=f"{sys.argv[1]}/counted_by_{workers}",
+        batch_size=12,
+        **(killed if workers == 2 and index == 1 else {}),
+    )
+
+
 def main():
+    if "TF_CONFIG" in os.environ:
+        launched()
+        return
     folder = sys.argv[1]
     runs = f"{folder}/runs"
     run(2, folder=f"{folder}/whole", result=f"{folder}/whole")

@@ -62,13 +62,35 @@ class WorkersTest(absltest.TestCase):
                 assert_close(value, expected, 1e-5)
         with self.subTest("each number once, in 1, 4, 2 and 3 workers"):
             # Of which all but the last were killed within the first epoch.
-            counted = found["counted_0"]
-            self.assertBetween(counted["made"][0][1], 1, 12)
-            numbers = range(1, workers_program.NUMBERS + 1)
-            for power in (1, 2):
-                once = float(sum(n**power for n in numbers))
-                totals = counted["history"][f"total_{power}"]
-                self.assertEqual(totals, [once, once])
+            self.assert_each_number_once(found["counted_0"])
+
+    def assert_each_number_once(self, counted):
+        self.assertBetween(counted["made"][0][1], 1, 12)  # and not before
+        numbers = range(1, workers_program.NUMBERS + 1)
+        for power in (1, 2):
+            once = float(sum(n**power for n in numbers))
+            totals = counted["history"][f"total_{power}"]
+            self.assertEqual(totals, [once, once])
+
+    def test_the_launcher_goes_on_without_a_worker_that_was_killed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.run(
+                [
+                    *(sys.executable, "-m", "tfscale.launch"),
+                    *("--min_workers=1", "--max_workers=2"),
+                    *("--grace_seconds=1", "-m"),
+                    *("tests.backup.workers_program", folder),
+                ],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+            )
+            said = process.stdout + process.stderr
+            self.assertEqual(process.returncode, 0, said)
+            with open(f"{folder}/counted_by_1_0") as file:
+                self.assert_each_number_once(json.load(file))
+        self.assertIn("without worker 1: 1 workers, 1 at least", said)
 
 
 if __name__ == "__main__":

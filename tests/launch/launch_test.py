@@ -10,9 +10,14 @@ import subprocess
 import sys
 import time
 
+from absl import app
+from absl import flags
 from absl.testing import absltest
+from absl.testing import flagsaver
+from absl.testing import parameterized
 
 from tests.source_files import REPOSITORY
+from tfscale.launch import __main__ as command
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
 
@@ -141,6 +146,21 @@ time.sleep(60)
         self.assertNotIn("] pid", output)
 
 
+class FlagsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        dict(min_workers=2),
+        dict(min_workers=3, max_workers=2),
+        dict(min_workers=1, max_workers=2, num_workers=2),
+    )
+    def test_fewest_and_most_workers_go_together(self, **values):
+        flags.FLAGS.mark_as_parsed()
+        with (
+            flagsaver.flagsaver(**values),
+            self.assertRaisesRegex(app.UsageError, "--min_workers and --max"),
+        ):
+            command.main(["launch", "program.py"])
+
+
 class LauncherTest(_LaunchTest):
     """The launcher without a process of its own."""
 
@@ -148,11 +168,11 @@ class LauncherTest(_LaunchTest):
         """The exit code and what was printed by and of all processes."""
         command = [sys.executable, self.program(text)]
 
-        def make_tasks(attempt):
+        def make_tasks(attempt, lost):
             return [
-                Task(job, index, self.environ(job, index, attempt))
+                Task(job, index, self.environ(job, index, attempt), place)
                 for job, count in jobs.items()
-                for index in range(count)
+                for index, place in enumerate(set(range(count)) - set(lost))
             ]
 
         output = io.StringIO()
@@ -212,6 +232,28 @@ time.sleep(0.2)
         self.assertIn("starting again in 0.05 s, number 1 of at most 3", output)
         self.assertIn("starting again in 0.1 s, number 2", output)
         self.assertIn("[worker 0] attempt 2", output)
+
+    def test_those_who_are_left_start_again_down_to_the_fewest(self):
+        code, output = self.launch(
+            """
+attempt = int(os.environ["ATTEMPT"])
+print("attempt", attempt)
+if index == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+""",
+            {"worker": 4},
+            min_workers=2,
+            max_restarts=1,
+            first_pause=0.05,
+        )
+        self.assertEqual(code, 128 + signal.SIGKILL)
+        self.assertIn("without worker 1: 3 workers, 2 at least", output)
+        self.assertIn("without worker 1: 2 workers, 2 at least", output)
+        self.assertIn("number 1 of at most 1 restarts", output)
+        counts = [output.count(f"attempt {attempt}") for attempt in range(5)]
+        self.assertLen([n for n in counts if n], 4)
+        self.assertNotIn("[worker 2] attempt 2", output)
 
     def test_restarts_come_to_an_end(self):
         code, output = self.launch(

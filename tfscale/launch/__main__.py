@@ -26,6 +26,19 @@ from tfscale.launch.launcher import Task
 NUM_WORKERS = flags.DEFINE_integer(
     "num_workers", None, "Workers on this machine.", lower_bound=1
 )
+MIN_WORKERS = flags.DEFINE_integer(
+    "min_workers",
+    None,
+    "With --max_workers: a worker of this machine that fails is left out, and "
+    "the others start again, as long as so many are left.",
+    lower_bound=1,
+)
+MAX_WORKERS = flags.DEFINE_integer(
+    "max_workers",
+    None,
+    "Workers on this machine to begin with, in place of --num_workers.",
+    lower_bound=1,
+)
 NUM_PS = flags.DEFINE_integer(
     "num_ps",
     0,
@@ -77,6 +90,7 @@ def main(arguments):
     if not program:
         raise app.UsageError("Say which program to run, behind the flags.")
     command = [sys.executable, *(["-m"] if MODULE.value else []), *program]
+    _check_elastic()
     cluster = _cluster_of_several_machines()
     if cluster is not None:
         preflight(
@@ -86,19 +100,39 @@ def main(arguments):
             say=lambda text: print(f"[launch] {text}", file=sys.stderr),
         )
 
-    def make_tasks(attempt):
+    def make_tasks(attempt, lost):
         del attempt
         if cluster is not None:
             return [_task(cluster, 0)]
-        return _local_tasks(NUM_WORKERS.value or 1, NUM_PS.value)
+        workers = MAX_WORKERS.value or NUM_WORKERS.value or 1
+        places = [place for place in range(workers) if place not in lost]
+        return _local_tasks(places, NUM_PS.value)
 
     launcher = Launcher(
         command,
         make_tasks,
         max_restarts=MAX_RESTARTS.value,
         grace=GRACE.value,
+        min_workers=MIN_WORKERS.value,
     )
     sys.exit(launcher.run())
+
+
+def _check_elastic():
+    least, most = MIN_WORKERS.value, MAX_WORKERS.value
+    if least is None and most is None:
+        return
+    if least is None or most is None or least > most:
+        raise app.UsageError(
+            "--min_workers and --max_workers go together, the first at most "
+            f"the second. Received: --min_workers={least}, --max_workers="
+            f"{most}."
+        )
+    if NUM_WORKERS.value or NUM_PS.value or HOSTS.value:
+        raise app.UsageError(
+            "--min_workers and --max_workers are for the workers of this "
+            "machine. Leave --num_workers, --num_ps and --hosts out."
+        )
 
 
 def _cluster_of_several_machines():
@@ -112,7 +146,7 @@ def _cluster_of_several_machines():
         if index is None:
             index = _own_index(HOSTS.value)
         return Cluster({"worker": tuple(HOSTS.value)}, "worker", index)
-    if NUM_WORKERS.value or NUM_PS.value:
+    if NUM_WORKERS.value or NUM_PS.value or MAX_WORKERS.value:
         return None
     return cluster_from_environment()
 
@@ -144,8 +178,8 @@ def _is_own_address(host):
     return True
 
 
-def _local_tasks(num_workers, num_ps):
-    jobs = {"worker": num_workers}
+def _local_tasks(places, num_ps):
+    jobs = {"worker": len(places)}
     if num_ps:
         jobs = {"chief": 1, **jobs, "ps": num_ps}
     ports = iter(_free_ports(sum(jobs.values())))
@@ -154,7 +188,10 @@ def _local_tasks(num_workers, num_ps):
         for job, count in jobs.items()
     }
     return [
-        _task(Cluster(addresses, job, index), index)
+        _task(
+            Cluster(addresses, job, index),
+            places[index] if job == "worker" else index,
+        )
         for job, count in jobs.items()
         for index in range(count)
     ]
@@ -184,7 +221,7 @@ def _task(cluster, local_index):
             if visible:
                 names = [names[i] for i in own]
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    return Task(cluster.job, cluster.index, environ)
+    return Task(cluster.job, cluster.index, environ, local_index)
 
 
 def _free_ports(count):

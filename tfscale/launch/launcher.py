@@ -2,7 +2,8 @@
 
     start ──► all exit with 0 ──────────────────────────────► 0
       ▲   ──► one fails ──► report it, end the others ──► its exit code
-      └────── --max_restarts, after a pause ──┘
+      ├────── without it, if there are more than --min_workers ──┤
+      └────── --max_restarts, after a pause ─────────────────────┘
       SIGTERM, SIGINT: passed on; who is there after the grace is killed
 
 With parameter servers each process stands for itself: a worker that fails is
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -31,11 +33,14 @@ class Task:
         job: "worker", "chief" or "ps".
         index: Its number in the job.
         environ: All of its environment variables.
+        place: Number of what it has of the machine, such as its GPUs; stays
+            the same if others are left out.
     """
 
     job: str
     index: int
     environ: Mapping[str, str]
+    place: int = 0
 
     @property
     def name(self) -> str:
@@ -48,29 +53,35 @@ class Launcher:
 
     Args:
         command: Program and arguments, the same for all.
-        make_tasks: Called before each start, with the number of the attempt;
-            returns the tasks. So each attempt can have ports of its own.
+        make_tasks: Called before each start, with the number of the attempt and
+            the places whose workers were lost; returns the tasks. So each
+            attempt can have ports of its own.
         max_restarts: How often a failure is followed by another start: of all
             tasks or, with parameter servers, of the worker that failed.
         grace: Seconds between SIGTERM and SIGKILL.
         first_pause: Seconds before the first restart; each pause is twice as
             long as the one before, 60 s at most.
+        min_workers: Below so many a worker that fails is not left out; None
+            if it never is.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        make_tasks: Callable[[int], Sequence[Task]],
+        make_tasks: Callable[[int, Collection[int]], Sequence[Task]],
         *,
         max_restarts: int = 0,
         grace: float = 15.0,
         first_pause: float = 1.0,
+        min_workers: int | None = None,
     ):
         self._command = list(command)
         self._make_tasks = make_tasks
         self._max_restarts = max_restarts
         self._grace = grace
         self._first_pause = first_pause
+        self._min_workers = min_workers
+        self._lost = []
         self._num_restarts = 0
         self._signal = None
         self._children = {}
@@ -89,7 +100,8 @@ class Launcher:
         try:
             while True:
                 code = self._run_once()
-                if code == 0 or self._signal or not self._may_restart():
+                is_over = code == 0 or self._signal
+                if is_over or not (self._goes_on() or self._may_restart()):
                     return 128 + self._signal if self._signal else code
         finally:
             self._end_all()
@@ -98,6 +110,18 @@ class Launcher:
 
     def _note_signal(self, number, frame):
         self._signal = number
+
+    def _goes_on(self):
+        """Whether those who are left start again without who has failed."""
+        if self._min_workers is None or self._num_workers <= self._min_workers:
+            return False
+        self._lost.append(self._first.place)
+        _say(
+            f"starting again in {self._first_pause:g} s without "
+            f"{self._first.name}: {self._num_workers - 1} workers, "
+            f"{self._min_workers} at least"
+        )
+        return self._pause(self._first_pause)
 
     def _may_restart(self):
         if self._num_restarts >= self._max_restarts:
@@ -108,13 +132,18 @@ class Launcher:
             f"starting again in {pause:g} s, number {self._num_restarts} of at "
             f"most {self._max_restarts} restarts"
         )
-        end = time.monotonic() + pause
+        return self._pause(pause)
+
+    def _pause(self, seconds):
+        end = time.monotonic() + seconds
         while time.monotonic() < end and not self._signal:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return not self._signal
 
     def _run_once(self):
-        tasks = self._make_tasks(self._num_restarts)
+        attempt = self._num_restarts + len(self._lost)
+        tasks = self._make_tasks(attempt, self._lost)
+        self._num_workers = len(tasks)
         for task in tasks:  # one by one: those that run can be ended
             self._children[task] = self._start(task)
         has_servers = any(task.job == "ps" for task in tasks)
@@ -138,6 +167,7 @@ class Launcher:
         if failed:
             first = min(failed, key=lambda t: self._children[t].ended_at)
             self._report(first, codes[first])
+            self._first = first
             return _as_exit_code(codes[first])
         return None if None in codes.values() else 0
 
