@@ -35,10 +35,17 @@ class PortsTest(absltest.TestCase):
     def test_a_chief_that_never_comes_is_an_error(self):
         listener, address = _listener()
         listener.close()
-        with self.assertRaisesRegex(
-            ConnectionError, f"must have a chief. Received: no .* {address}"
+        with (
+            mock.patch.object(ports, "_SECONDS_WITHOUT_WORDS", 0.02),
+            self.assertLogs(level="WARNING") as said,
+            self.assertRaisesRegex(
+                ConnectionError, f"must have a chief. Received: no .* {address}"
+            ),
         ):
             ports.ChiefPort(address, 0.1)
+        # For up to 600 s it had said nothing.
+        (line,) = said.output
+        self.assertIn(f"Waiting for the chief at {address}.", line)
 
     def test_a_machine_that_falls_silent_is_an_error_in_time(self):
         # Its port is not closed, so it may come back, but not for ever.

@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+# After how many it is said who is waited for.
+_SECONDS_WITHOUT_WORDS = 10.0
 # A machine that does not answer at all may come back; a closed port does not.
 _SECONDS_OF_SILENCE = 60.0
 
@@ -99,7 +101,7 @@ def wait_for_all(addresses: Collection[str], timeout: float) -> None:
                 f"after {timeout:g} s, still missing: {found}. Start them, or "
                 "correct the addresses."
             )
-        if waited > 10.0 and not said:
+        if waited > _SECONDS_WITHOUT_WORDS and not said:
             said = True
             logging.warning("Waiting for %s.", found)
         time.sleep(0.02)
@@ -118,9 +120,13 @@ class ChiefPort:
 
     def __init__(self, address: str, timeout: float):
         self._address = address
-        end = time.monotonic() + timeout
+        start, said = time.monotonic(), False
         while not answers(address):
-            if time.monotonic() > end:
+            waited = time.monotonic() - start
+            if waited > _SECONDS_WITHOUT_WORDS and not said:
+                said = True
+                logging.warning("Waiting for the chief at %s.", address)
+            if waited > timeout:
                 raise ConnectionError(
                     "Workers and parameter servers must have a chief. "
                     f"Received: no answer from {address} for {timeout:g} s. "

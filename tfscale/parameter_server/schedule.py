@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from tfscale.cluster.cluster import Cluster
 _STEPS_PER_WORKER = 8
 # How long a step may wait for a worker that comes back.
 _SECONDS_WITHOUT_WORKERS = 600.0
+# After how many of waiting for one step it is said who is not there.
+_SECONDS_WITHOUT_WORDS = 15.0
 _OF_LOST_WORKERS = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
@@ -99,15 +103,36 @@ class Schedule:
         is lost in between, the step is made again by another one.
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
-        while True:
-            try:
-                with explained(self._cluster):
-                    return fetch()
-            except _OF_LOST_WORKERS as error:
-                lost = "/job:worker" in str(error)
-                if not lost or time.monotonic() > end:
-                    raise
-            time.sleep(0.05)
+        words = threading.Timer(_SECONDS_WITHOUT_WORDS, self._say_who_is_lost)
+        words.daemon = True
+        words.start()
+        try:
+            while True:
+                try:
+                    with explained(self._cluster):
+                        return fetch()
+                except _OF_LOST_WORKERS as error:
+                    lost = "/job:worker" in str(error)
+                    if not lost or time.monotonic() > end:
+                        raise
+                time.sleep(0.05)
+        finally:
+            words.cancel()
+
+    def _say_who_is_lost(self):
+        lost = [
+            f"worker {index} at {address}"
+            for index, address in enumerate(self._cluster.jobs["worker"])
+            if not ports.answers(address)
+        ]
+        if lost:
+            logging.warning(
+                "Training goes on as soon as a worker is there. Received: no "
+                "answer from %s. Start it again at the same address, as "
+                "`python -m tfscale.launch --max_restarts` does, or end the "
+                "program.",
+                ", ".join(lost),
+            )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,66 @@
+"""A chief without workers says who is not there; nobody had, for 600 s."""
+
+import socket
+import threading
+import types
+from unittest import mock
+
+from absl.testing import absltest
+
+from tfscale.cluster import Cluster
+from tfscale.parameter_server import schedule
+
+
+class _Result:
+    """Of a step that waits for a worker."""
+
+    def __init__(self):
+        self.is_over = threading.Event()
+
+    def fetch(self):
+        self.is_over.wait(30.0)
+        return [1.0]
+
+
+class ScheduleTest(absltest.TestCase):
+    def test_who_is_waited_for_is_said_while_the_step_waits(self):
+        with (
+            socket.create_server(("localhost", 0)) as there,
+            socket.create_server(("localhost", 0)) as gone,
+        ):
+            addresses = tuple(
+                f"localhost:{s.getsockname()[1]}" for s in (there, gone)
+            )
+            gone.close()
+            result = _Result()
+            strategy = types.SimpleNamespace(
+                coordinator=types.SimpleNamespace(
+                    schedule=lambda function, args: result
+                ),
+                cluster=Cluster(
+                    {"chief": ("c:1",), "worker": addresses, "ps": ("p:1",)},
+                    "chief",
+                    0,
+                ),
+                num_workers=2,
+            )
+
+            def warning(text, *args):
+                said.append(text % args)
+                result.is_over.set()
+
+            said = []
+            with (
+                mock.patch.object(schedule, "_SECONDS_WITHOUT_WORDS", 0.05),
+                mock.patch.object(schedule.logging, "warning", warning),
+            ):
+                steps = schedule.Schedule(strategy)
+                steps.put(lambda: None)
+        self.assertTrue(result.is_over.is_set())
+        self.assertLen(said, 1)
+        self.assertIn(f"no answer from worker 1 at {addresses[1]}.", said[0])
+        self.assertEqual(steps.sums, [1.0])
+
+
+if __name__ == "__main__":
+    absltest.main()
