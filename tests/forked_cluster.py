@@ -41,7 +41,7 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
     Returns:
         The exit code of each, by name.
     """
-    addresses = iter(_free_addresses(sum(jobs.values())))
+    addresses = iter(free_addresses(sum(jobs.values())))
     cluster = {
         job: [next(addresses) for _ in range(count)]
         for job, count in jobs.items()
@@ -69,7 +69,8 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def _free_addresses(count):
+def free_addresses(count):
+    """Addresses of this machine that nobody uses now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("localhost", 0))
