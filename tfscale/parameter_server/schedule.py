@@ -103,9 +103,10 @@ class Schedule:
         is lost in between, the step is made again by another one.
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
-        words = threading.Timer(_SECONDS_WITHOUT_WORDS, self._say_who_is_lost)
-        words.daemon = True
-        words.start()
+        is_over = threading.Event()
+        threading.Thread(
+            target=self._say_who_is_lost, args=(is_over,), daemon=True
+        ).start()
         try:
             while True:
                 try:
@@ -117,9 +118,11 @@ class Schedule:
                         raise
                 time.sleep(0.05)
         finally:
-            words.cancel()
+            is_over.set()
 
-    def _say_who_is_lost(self):
+    def _say_who_is_lost(self, is_over):
+        if is_over.wait(_SECONDS_WITHOUT_WORDS):
+            return
         lost = [
             f"worker {index} at {address}"
             for index, address in enumerate(self._cluster.jobs["worker"])
