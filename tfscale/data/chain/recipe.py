@@ -118,6 +118,7 @@ class Recipe:
             spec.dtype.size * (spec.shape.num_elements() or 0) for spec in specs
         )
 
+    @tf.autograph.experimental.do_not_convert
     def checked(self, index, record):
         """The record with the shape of the first one, which is checked.
 
