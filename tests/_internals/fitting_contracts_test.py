@@ -1,6 +1,7 @@
 """What backups rely on in a `fit` of Keras, and in its callbacks."""
 
 import contextlib
+import itertools
 import os
 
 import keras
@@ -166,6 +167,25 @@ class FitTest(tf.test.TestCase):
         for shuffle in (False, True):
             _, shuffles, _ = found_in_fit(look, shuffle=shuffle)
             self.assertEqual(shuffles, shuffle)
+
+    @holds("generator_data_adapter", "GeneratorDataAdapter")
+    @holds("GeneratorDataAdapter.__init__", "generator")
+    @holds("data_adapter_utils", "NUM_BATCHES_FOR_TENSOR_SPEC")
+    def test_the_first_batches_of_a_generator_are_kept(self):
+        taken = []
+
+        def rows():
+            for row in X:
+                taken.append(row)
+                yield row, row
+
+        adapter = fitting.GeneratorDataAdapter(rows())
+        count = fitting.NUM_BATCHES_KEPT
+        self.assertLess(count, len(X))
+        for _ in range(2):
+            kept = list(itertools.islice(adapter.generator(), count))
+            self.assertAllEqual([row for row, _ in kept], X[:count])
+            self.assertLen(taken, count)
 
     @holds("TensorFlowTrainer.fit", "_initial_epoch", "_eval_epoch_iterator")
     def test_a_fit_begins_where_it_is_told_and_keeps_its_validation(self):

@@ -36,6 +36,20 @@ def true_positives():
     return keras.metrics.TruePositives(name="true")
 
 
+class Rows(keras.metrics.Metric):
+    """Counts rows, and returns the variable in which it does."""
+
+    def __init__(self):
+        super().__init__(name="rows")
+        self.rows = self.add_variable((), "zeros", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows.assign_add(tf.cast(tf.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.rows
+
+
 def build(kind=keras.Sequential, data=None, metrics=list):
     same_numbers.reset()
     scope = contextlib.nullcontext()
@@ -49,9 +63,11 @@ def build(kind=keras.Sequential, data=None, metrics=list):
 
 def on_batches(**axes):
     """What the methods return for 5 rows, and for fewer than replicas."""
-    model = build(**axes, metrics=lambda: [true_positives()])
+    model = build(**axes, metrics=lambda: [true_positives(), Rows()])
     return [
         model.train_on_batch(X, Y, return_dict=True),
+        # All replicas had counted, and outside it was the sum.
+        {name: x + 0.0 for name, x in model.get_metrics_result().items()},
         model.test_on_batch(X[:1], Y[:1], return_dict=True),
         model.predict_on_batch(X),
         model.predict_on_batch(X[:1]),

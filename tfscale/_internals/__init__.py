@@ -51,10 +51,12 @@ from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import element_spec_of
+from tfscale._internals.fitting import first_batches_of_generator
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_looking_at_data
 from tfscale._internals.fitting import is_running
+from tfscale._internals.fitting import keras_looks_at_data
 from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
@@ -156,6 +158,7 @@ __all__ = [
     "distribute_utils",
     "eager_context",
     "element_spec_of",
+    "first_batches_of_generator",
     "flat_losses",
     "flatten_layers",
     "functional_in",
@@ -175,6 +178,7 @@ __all__ = [
     "is_looking_at_data",
     "is_running",
     "keep_side_effects_of_branches",
+    "keras_looks_at_data",
     "known_batches",
     "list_local_devices",
     "looks_at_data",

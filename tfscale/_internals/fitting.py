@@ -3,6 +3,7 @@
 Each name is listed in `keras_names`, with why.
 """
 
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals.symbols import CallbackList
+from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import EpochIterator
+from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PerReplicaSpec
 
 # What callbacks of Keras keep for later steps, beside public attributes.
@@ -67,6 +70,41 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
         "The callback works in `fit` of its model. Received: `on_train_begin` "
         "outside of it. In a loop of your own use `tf.train.Checkpoint`."
     )
+
+
+def _callers() -> Iterator[types.FrameType]:
+    """The frames of this thread, from the innermost on."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def first_batches_of_generator() -> tf.data.Dataset | None:
+    """What Keras has kept of a Python generator, as it makes its dataset.
+
+    That is when an `EpochIterator` is made, on the stack of this thread: its
+    strategy is given the dataset, and nothing else of the generator.
+
+    Returns:
+        A dataset of up to two batches, of which none is taken from the
+        generator; or None if no generator is at work.
+    """
+    for frame in _callers():
+        epochs = frame.f_locals.get("self")
+        if isinstance(epochs, EpochIterator):
+            adapter = epochs.data_adapter
+            if not isinstance(adapter, GeneratorDataAdapter):
+                return None
+            kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
+            return GeneratorDataAdapter(kept).get_tf_dataset()
+    return None
+
+
+def keras_looks_at_data() -> bool:
+    """Whether Keras draws a batch only to see what it is like."""
+    look = keras.Model._maybe_symbolic_build.__code__
+    return any(frame.f_code is look for frame in _callers())
 
 
 def is_running(epochs: EpochIterator) -> bool:

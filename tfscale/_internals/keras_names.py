@@ -211,6 +211,16 @@ KERAS = {
         "_distributed_dataset": "what a replica gets of a step",
         "_distribute_strategy": "which is to distribute another dataset",
     },
+    "keras.src.trainers.data_adapters.generator_data_adapter": {
+        "GeneratorDataAdapter": "a Python generator that a user gave to `fit`",
+    },
+    "keras.src.trainers.data_adapters.generator_data_adapter"
+    ".GeneratorDataAdapter.__init__": {
+        "generator": "what is kept of it, and then the rest",
+    },
+    "keras.src.trainers.data_adapters.data_adapter_utils": {
+        "NUM_BATCHES_FOR_TENSOR_SPEC": "how many batches are kept of it",
+    },
     "keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter"
     ".__init__": {
         "_dataset": "the dataset that a user gave to `fit`",

@@ -103,6 +103,12 @@ from keras.src.random.seed_generator import (
 from keras.src.random.seed_generator import (
     global_seed_generator as global_seed_generator,
 )
+from keras.src.trainers.data_adapters.data_adapter_utils import (
+    NUM_BATCHES_FOR_TENSOR_SPEC as NUM_BATCHES_KEPT,  # noqa: F401
+)
+from keras.src.trainers.data_adapters.generator_data_adapter import (
+    GeneratorDataAdapter as GeneratorDataAdapter,
+)
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 
 # isort: split

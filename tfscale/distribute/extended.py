@@ -84,13 +84,17 @@ class MeshExtended(ModelRanks):
             results = super()._call_for_each_replica(fn, args, kwargs)
             return tf.nest.map_structure(self._of_first_replica, results)
         call = super()._call_for_each_replica
+        fn = _behind_its_data(fn)
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
         if self._num_replicas_in_sync == 1 or isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return call(fn, args, kwargs)
-        with whole_batch_step.prepared(fn, self.batch_norms) as step:
+        prepared = whole_batch_step.prepared(
+            fn, self.batch_norms, is_divided(args)
+        )
+        with prepared as step:
             return call(step, args, kwargs)
 
     def _of_first_replica(self, value):
@@ -240,6 +244,27 @@ class MeshExtended(ModelRanks):
         if self.gradients_are_reduced:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+
+def _behind_its_data(fn):
+    """What replicas run, of which nothing happens before its data is there.
+
+    At the end of a dataset whose batches have a static shape Keras takes one
+    more, which fails. What needs no more of it than its shape would go ahead:
+    the optimizer counts a step, and metrics a batch without a loss.
+    """
+    if tf.executing_eagerly() or isinstance(
+        fn, tf.types.experimental.PolymorphicFunction
+    ):
+        return fn
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        data = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
+            return fn(*args, **kwargs)
+
+    return run
 
 
 def _check_in_scope(variable):

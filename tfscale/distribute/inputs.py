@@ -1,5 +1,6 @@
 """How replicas get their batches: on CPUs, from where tf.data makes them."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale.distribute.generator_inputs import unread
 from tfscale.distribute.placed_inputs import placed
 
 
@@ -45,6 +47,10 @@ class MirroredInputs(_internals.MirroredExtended):
         return super()._input_workers_with_options(options)
 
     def _experimental_distribute_dataset(self, dataset, options):
+        distribute = functools.partial(self._distributed, options=options)
+        return unread(distribute(dataset), distribute)
+
+    def _distributed(self, dataset, options):
         if options or not self._takes_ordinary_iterator:
             distributed = super()._experimental_distribute_dataset(
                 dataset, options

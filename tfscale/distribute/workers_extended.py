@@ -114,7 +114,7 @@ class WorkersExtended(MeshExtended):
             return options
         return inputs.ordinary_iterator()
 
-    def _experimental_distribute_dataset(self, dataset, options):
+    def _distributed(self, dataset, options):
         common_order.check(dataset, self.workers.agreement)
         distributed = _internals.get_distributed_dataset(
             dataset,

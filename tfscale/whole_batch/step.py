@@ -20,7 +20,9 @@ from tfscale.whole_batch.part import Part
 
 @contextlib.contextmanager
 def prepared(
-    fn: Callable, batch_norms: Iterable[keras.layers.BatchNormalization]
+    fn: Callable,
+    batch_norms: Iterable[keras.layers.BatchNormalization],
+    is_divided: bool,
 ) -> Iterator[Callable]:
     """Within it, what a step computes of each part is that of the batch.
 
@@ -28,6 +30,7 @@ def prepared(
         fn: What `strategy.run` was given. Whose batch it takes is known of a
             step of a model (`model.train_step`), and of no other function.
         batch_norms: All that were made under the strategy.
+        is_divided: Whether replicas have parts of a batch, or all the same.
 
     Yields:
         What to run in its place, in every replica.
@@ -40,6 +43,10 @@ def prepared(
             step = functools.wraps(fn)(
                 functools.partial(_run_on_part, model, fn)
             )
+            if not is_divided:
+                step = functools.wraps(fn)(
+                    functools.partial(_run_counting_once, model, step)
+                )
         # Of what `fit` builds nobody knows which layer makes a variable.
         layers = {*batch_norms, *_batch_norms_of(model)}
         for layer in layers:
@@ -73,6 +80,18 @@ def _batch_norms_of(model):
 def _run_noting(fn, *args, **kwargs):
     with batch_norm.noting():
         return fn(*args, **kwargs)
+
+
+def _run_counting_once(model, fn, *args, **kwargs):
+    """Has the first replica count a batch that all of them have."""
+    logs = fn(*args, **kwargs)
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for variable in model.metrics_variables:
+        if variable.aggregation == "sum":
+            value = tf.convert_to_tensor(variable)
+            variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
+    return logs
 
 
 def _run_on_part(model, fn, *args, **kwargs):
