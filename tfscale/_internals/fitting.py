@@ -13,8 +13,8 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
+from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PerReplicaSpec

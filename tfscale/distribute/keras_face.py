@@ -34,6 +34,14 @@ class KerasFace(keras.Model):
             f"{type(self).__name__!r} object has no attribute {name!r}."
         )
 
+    def _class(self):
+        # An HDF5 file of the old format names it, as what is to be made again.
+        if _internals.writes_old_format():
+            return self.model.__class__
+        return type(self)
+
+    __class__: Any = property(_class)
+
     def __dir__(self):
         # Keras saves all that is listed here. The model inside would be there
         # twice: its layers and its optimizer are also those of the outside.
@@ -129,18 +137,10 @@ class KerasFace(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """The configuration of the plain Keras model, with its class.
 
-        Raises:
-            ValueError: If Keras writes it to an HDF5 file of the old format,
-                which would name a class that nobody can load.
+        In an HDF5 file of Keras' old format it stands by itself.
         """
         if _internals.writes_old_format():
-            raise ValueError(
-                "Keras' old HDF5 format takes plain models only. Received: a "
-                f"{type(self).__name__}, of which nothing was written; but "
-                "Keras has opened the file, and what was in it is gone. Call "
-                "`save` of the model itself, or `keras.saving.save_model` "
-                "with `model.model`, or end the path in '.keras'."
-            )
+            return self.model.get_config()
         config = keras.saving.serialize_keras_object(self.model)
         # What is saved has it once, for the whole.
         config.pop("compile_config", None)
