@@ -92,6 +92,7 @@ CHANGED_OF_KERAS = {
         "in_place.putting of self.optimizer",
     ),
     ("tfscale/distribute/inputs.py", "in_place.put of distributed"),
+    ("tfscale/distribute/generator_inputs.py", "in_place.put of distributed"),
     ("tfscale/distribute/placed_inputs.py", "in_place.put of distributed"),
     ("tfscale/distribute/placed_inputs.py", "in_place.put of iterator"),
     ("tfscale/distribute/workers_extended.py", "in_place.put of model"),
