@@ -407,35 +407,17 @@ class PublicNamesTest(absltest.TestCase):
 # A process for each command would import TensorFlow again, for seconds. So one
 # imports it and becomes each command by a fork, before TensorFlow has started.
 _FORKED_COMMANDS = """
-import json, os, runpy, sys, traceback
+import functools, json, runpy, sys
 import keras, tensorflow, tfscale
+from tests import forked_processes
 
-def run(module, *flags):
-    sys.argv = [module, *flags]
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as error:
-        if error.code and not isinstance(error.code, int):
-            print(error.code, file=sys.stderr)
-        return bool(error.code)
-    except BaseException:
-        traceback.print_exc()
-        return True
+def run(command):
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 for command in json.load(sys.stdin):
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.dup2(write, 1)
-        os.dup2(write, 2)
-        status = run(*command)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as file:
-        said = file.read()
-    print(json.dumps([os.waitpid(child, 0)[1], said]), flush=True)
+    found = forked_processes.output_of(functools.partial(run, command))
+    print(json.dumps(found), flush=True)
 """
 
 

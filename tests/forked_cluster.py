@@ -10,19 +10,18 @@ A fork is safe as long as TensorFlow has not started. All of them die with the
 test, whatever happens to it.
 """
 
-import ctypes
+import functools
 import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 
+from tests import forked_processes
 from tests import source_files
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run(module, jobs, folder, spares=(), timeout=120.0):
@@ -41,7 +40,7 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
     Returns:
         The exit code of each, by name.
     """
-    addresses = iter(free_addresses(sum(jobs.values())))
+    addresses = iter(forked_processes.free_addresses(sum(jobs.values())))
     cluster = {
         job: [next(addresses) for _ in range(count)]
         for job, count in jobs.items()
@@ -69,19 +68,24 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def free_addresses(count):
-    """Addresses of this machine that nobody uses now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    addresses = [f"localhost:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return addresses
+def results(module, jobs, spares=()):
+    """Runs a module likewise, which writes `folder/results.json`.
+
+    Returns:
+        The exit codes, and what is in that file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        codes = run(module, jobs, folder, spares)
+        path = os.path.join(folder, "results.json")
+        if codes["chief0"] or not os.path.exists(path):
+            with open(os.path.join(folder, "chief0.log")) as log:
+                raise RuntimeError(f"{codes} {log.read()}")
+        with open(path) as file:
+            return codes, json.load(file)
 
 
 def _main():
-    _die_with(os.getppid())
+    forked_processes.die_with(os.getppid())
     module, cluster, tasks, folder, timeout = json.load(sys.stdin)
     import keras  # noqa: F401
     import numpy  # noqa: F401
@@ -93,11 +97,11 @@ def _main():
     for job, index, is_spare in tasks:
         name = f"{job}{index}"
         log = os.path.join(folder, f"{name}{'_again' * is_spare}.log")
-        parent = os.getpid()
-        pid = os.fork()
-        if not pid:
-            _die_with(parent)
-            _become(module, cluster, job, index, is_spare, folder, log)
+        pid = forked_processes.fork(
+            functools.partial(
+                _become, module, cluster, job, index, is_spare, folder, log
+            )
+        )
         children[pid] = f"{name}{'_again' * is_spare}"
     print(json.dumps(_wait(children, timeout)), flush=True)
 
@@ -109,22 +113,12 @@ def _become(module, cluster, job, index, is_spare, folder, log):
     name = os.path.join(folder, f"{job}{index}")
     task = {"type": job, "index": index}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    code = 0
-    try:
-        while is_spare and not os.path.exists(f"{name}.spare"):
-            time.sleep(0.05)
-        with open(f"{name}.pid", "w") as pid_file:
-            pid_file.write(str(os.getpid()))
-        sys.argv = [module, folder]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else bool(error.code)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    while is_spare and not os.path.exists(f"{name}.spare"):
+        time.sleep(0.05)
+    with open(f"{name}.pid", "w") as pid_file:
+        pid_file.write(str(os.getpid()))
+    sys.argv = [module, folder]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _wait(children, timeout):
@@ -146,12 +140,6 @@ def _wait(children, timeout):
             os.waitpid(pid, 0)
             codes[name] = "had to be killed"
     return codes
-
-
-def _die_with(parent):
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -15,31 +15,14 @@ import numpy as np
 from tests.source_files import REPOSITORY
 
 _SERVER = """
-import json, os, sys, traceback
+import functools, json, sys
 import keras, numpy, tensorflow, tfscale
+from tests import forked_processes
 from tests.backup import trainings
 
 for line in sys.stdin:
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.dup2(write, 1)
-        os.dup2(write, 2)
-        status = 0
-        try:
-            trainings.train(**json.loads(line))
-        except SystemExit as error:
-            status = error.code
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as file:
-        said = file.read()
-    print(json.dumps([os.waitpid(child, 0)[1], said]), flush=True)
+    train = functools.partial(trainings.train, **json.loads(line))
+    print(json.dumps(forked_processes.output_of(train)), flush=True)
 """
 
 

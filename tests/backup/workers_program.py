@@ -13,16 +13,15 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tests import forked_processes
 from tests.backup import trainings
-from tests.distribute.workers_program import die_with_parent
-from tests.distribute.workers_program import free_ports
+from tfscale.cluster import Cluster
 
 _SECONDS = 120
 NUMBERS = 96
@@ -129,48 +128,32 @@ def count(index, count, folder, result, batch_size, steps=None, number=None):
         json.dump({"history": history.history, "made": seen.made}, file)
 
 
-def start(index, ports, arguments):
-    child = os.fork()
-    if child:
-        return child
-    die_with_parent()
-    status = 1
-    try:
-        if len(ports) > 1:
-            os.environ["TF_CONFIG"] = json.dumps(
-                {
-                    "cluster": {"worker": [f"localhost:{p}" for p in ports]},
-                    "task": {"type": "worker", "index": index},
-                }
-            )
+def start(index, addresses, arguments):
+    def work():
+        if len(addresses) > 1:
+            cluster = Cluster({"worker": addresses}, "worker", index)
+            os.environ["TF_CONFIG"] = cluster.to_tf_config()
         program = count if "batch_size" in arguments else train
-        program(index, len(ports), **arguments)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        program(index, len(addresses), **arguments)
+
+    return forked_processes.fork(work)
 
 
 def run(count, of_one=None, **arguments):
     """Runs workers to their end, or until one is killed: then kills all."""
-    ports = free_ports(count)
+    addresses = forked_processes.free_addresses(count)
     children = {}
     for index in range(count):
         # One of them is killed, or asked to stop.
         own = of_one if of_one and index == count - 1 else {}
-        children[start(index, ports, {**arguments, **own})] = index
+        children[start(index, addresses, {**arguments, **own})] = index
     end = time.monotonic() + _SECONDS
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             print(arguments, "worker", children.pop(pid), status, flush=True)
         if (pid and status) or time.monotonic() > end:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            forked_processes.kill(children)
             if not of_one or of_one["number"] != signal.SIGKILL:
                 sys.exit("A worker has failed, or took too long.")
             return

@@ -7,18 +7,9 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.cluster import preflight
-
-
-def _free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return tuple(f"localhost:{port}" for port in ports)
 
 
 def _run_all(addresses, facts, delays=()):
@@ -46,19 +37,19 @@ def _run_all(addresses, facts, delays=()):
 
 class PreflightTest(parameterized.TestCase):
     def test_all_meet_though_they_come_one_after_the_other(self):
-        addresses = _free_addresses(4)
+        addresses = forked_processes.free_addresses(4)
         errors = _run_all(addresses, [{"version": "1"}] * 4, (0, 0.5, 0.1, 0))
         self.assertEqual(errors, [None] * 4)
 
     def test_the_ports_are_free_again(self):
-        (address, other) = _free_addresses(2)
+        (address, other) = forked_processes.free_addresses(2)
         _run_all((address, other), [{}] * 2)
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("", int(address.split(":")[1])))
 
     def test_another_version_is_named_everywhere(self):
-        addresses = _free_addresses(3)
+        addresses = forked_processes.free_addresses(3)
         facts = [{"version of Keras": v} for v in ("3.15", "3.14", "3.15")]
         for error in _run_all(addresses, facts):
             self.assertRegex(
@@ -72,7 +63,7 @@ class PreflightTest(parameterized.TestCase):
         ("no-such-host.invalid:2222", "its name cannot be resolved"),
     )
     def test_who_is_not_there_is_named(self, missing, reason):
-        (own,) = _free_addresses(1)
+        (own,) = forked_processes.free_addresses(1)
         cluster = Cluster({"worker": (own, missing)}, "worker", 0)
         said, start = [], time.monotonic()
         with self.assertRaisesRegex(
@@ -84,7 +75,7 @@ class PreflightTest(parameterized.TestCase):
         self.assertIn(missing, line)
 
     def test_a_port_in_use_is_named_at_once(self):
-        own, other = _free_addresses(2)
+        own, other = forked_processes.free_addresses(2)
         with socket.socket() as server:
             server.bind(("", int(own.split(":")[1])))
             server.listen()
@@ -92,7 +83,7 @@ class PreflightTest(parameterized.TestCase):
                 preflight(Cluster({"worker": (own, other)}, "worker", 0), {})
 
     def test_something_else_at_the_port_is_no_worker(self):
-        own, other = _free_addresses(2)
+        own, other = forked_processes.free_addresses(2)
         with socket.socket() as server:
             server.bind(("localhost", int(other.split(":")[1])))
             server.listen()

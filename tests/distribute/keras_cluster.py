@@ -12,14 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests import forked_cluster
+from tests import forked_processes
 
 X = np.ones((8, 3), "float32")
 
 
 def parameter_servers():
     """A strategy with a worker and a server in this process."""
-    worker, server = forked_cluster.free_addresses(2)
+    worker, server = forked_processes.free_addresses(2)
     spec = tf.train.ClusterSpec({"worker": [worker], "ps": [server]})
     servers = [tf.distribute.Server(spec, job, 0) for job in ("worker", "ps")]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(

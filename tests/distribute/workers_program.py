@@ -10,12 +10,8 @@ has started: importing it takes longer than all that workers do.
 """
 
 import contextlib
-import ctypes
-import json
 import os
 import pickle
-import signal
-import socket
 import sys
 import time
 import traceback
@@ -26,27 +22,14 @@ import keras
 import tensorflow as tf
 
 import tfscale
+from tests import forked_processes
 from tests import same_numbers
 from tests.distribute import workers_cases
 from tests.distribute import workers_rows
+from tfscale.cluster import Cluster
 from tfscale.cluster.leaving import leave
 
-_PR_SET_PDEATHSIG = 1
 _SECONDS = 600
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def die_with_parent():
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def train(rows, index):
@@ -112,34 +95,21 @@ def only(rows):
     return {name: row for name, row in rows.items() if name in names}
 
 
-def start(index, count, ports, folder):
+def start(index, addresses, folder):
     """Forks a worker; returns its process id."""
-    child = os.fork()
-    if child:
-        return child
-    die_with_parent()
-    status = 1
-    try:
-        os.environ["TF_CONFIG"] = json.dumps(
-            {
-                "cluster": {"worker": [f"localhost:{p}" for p in ports]},
-                "task": {"type": "worker", "index": index},
-            }
-        )
-        work(index, count, folder)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+    def begin():
+        cluster = Cluster({"worker": addresses}, "worker", index)
+        os.environ["TF_CONFIG"] = cluster.to_tf_config()
+        work(index, len(addresses), folder)
+
+    return forked_processes.fork(begin)
 
 
 def run(count, folder):
     """Runs so many workers to their end; returns whether all ended well."""
-    ports = free_ports(count)
-    children = {start(i, count, ports, folder) for i in range(count)}
+    addresses = forked_processes.free_addresses(count)
+    children = {start(i, addresses, folder) for i in range(count)}
     end = time.monotonic() + _SECONDS
     failed = False
     while children:
@@ -148,9 +118,7 @@ def run(count, folder):
             children.discard(pid)
             failed |= status != 0
         if failed or time.monotonic() > end:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            forked_processes.kill(children)
             return False
         time.sleep(0.02)
     return True

@@ -1,9 +1,5 @@
 """With one worker, parameter servers give the numbers of one device."""
 
-import json
-import os
-import tempfile
-
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -40,17 +36,10 @@ class OneWorkerTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with tempfile.TemporaryDirectory() as folder:
-            cls.codes = forked_cluster.run(
-                "tests.parameter_server.one_worker",
-                {"chief": 1, "worker": 1, "ps": 2},
-                folder,
-            )
-            if cls.codes["chief0"]:
-                with open(os.path.join(folder, "chief0.log")) as log:
-                    raise RuntimeError(f"{cls.codes} {log.read()}")
-            with open(os.path.join(folder, "results.json")) as file:
-                cls.results = json.load(file)
+        cls.codes, cls.results = forked_cluster.results(
+            "tests.parameter_server.one_worker",
+            {"chief": 1, "worker": 1, "ps": 2},
+        )
 
     @parameterized.parameters(*ROWS)
     def test_the_numbers_are_those_of_one_device(self, row):

@@ -1,9 +1,5 @@
 """Two workers train at the same time; what is counted is counted once."""
 
-import json
-import os
-import tempfile
-
 from absl.testing import absltest
 
 from tests import forked_cluster
@@ -14,19 +10,11 @@ class TwoWorkersTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with tempfile.TemporaryDirectory() as folder:
-            cls.codes = forked_cluster.run(
-                "tests.parameter_server.two_workers",
-                {"chief": 1, "worker": 2, "ps": 1},
-                folder,
-                spares=[("worker", 1)],
-            )
-            path = os.path.join(folder, "results.json")
-            if not os.path.exists(path):
-                with open(os.path.join(folder, "chief0.log")) as log:
-                    raise RuntimeError(f"{cls.codes} {log.read()}")
-            with open(path) as file:
-                cls.results = json.load(file)
+        cls.codes, cls.results = forked_cluster.results(
+            "tests.parameter_server.two_workers",
+            {"chief": 1, "worker": 2, "ps": 1},
+            spares=[("worker", 1)],
+        )
 
     def test_it_converges(self):
         found = self.results["both"]

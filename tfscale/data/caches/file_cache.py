@@ -12,17 +12,17 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
-from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfscale.data.caches import row_file
-from tfscale.data.caches import string_file
+from tfscale.data.caches.record_file import RecordFile
+from tfscale.data.caches.row_file import RowFile
+from tfscale.data.caches.string_file import StringFile
 
 _ABOUT = "about.json"
 
@@ -45,7 +45,7 @@ class FileCache:
         try:
             with open(os.path.join(directory, _ABOUT)) as file:
                 num_records = json.load(file)["num_records"]
-            self._file = _format(flat).open(directory, flat, num_records)
+            self._file = _format(flat)(directory, flat, num_records)
             sizes = self._file.sizes()
             found = {
                 name: os.path.getsize(os.path.join(directory, name))
@@ -100,17 +100,8 @@ class FileCache:
         return keras.tree.pack_sequence_as(self._spec, self._file.read(index))
 
 
-class _Format(NamedTuple):
-    """How records are written, and what reads them."""
-
-    open: Callable[..., Any]
-    write: Callable[..., int]
-
-
-def _format(specs: list[tf.TensorSpec]) -> _Format:
-    if row_file.suits(specs):
-        return _Format(row_file.RowFile, row_file.write)
-    return _Format(string_file.StringFile, string_file.write)
+def _format(specs: list[tf.TensorSpec]) -> type[RecordFile]:
+    return RowFile if row_file.suits(specs) else StringFile
 
 
 def place(cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset) -> str:

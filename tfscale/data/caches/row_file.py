@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
+from tfscale.data.caches.record_file import RecordFile
+
 _SUMS = "sums.bin"
 _SUM_BYTES = 8
 _WRITTEN = 256  # records at a time
@@ -27,24 +29,11 @@ def suits(specs: Sequence[tf.TensorSpec]) -> bool:
     )
 
 
-class RowFile:
-    """Rows that `write` has written.
-
-    Args:
-        directory: String.
-        specs: List of `tf.TensorSpec`: a record.
-        num_records: Integer.
-    """
-
-    def __init__(
-        self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
-    ):
-        self._directory = directory
-        self._specs = specs
-        self._num_records = num_records
+class RowFile(RecordFile):
+    """Records of a fixed size: a row in each file."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes that each file must have, by its name."""
+        """Those of the parts, and of the fingerprints."""
         sizes = {
             f"{number}.bin": self._num_records
             * spec.dtype.size
@@ -55,14 +44,7 @@ class RowFile:
         return {**sizes, _SUMS: sums}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """The parts of records; for tf.data.
-
-        Args:
-            index: int64 scalar, or vector for a batch of records.
-
-        Returns:
-            List of tensors.
-        """
+        """A gather from each file, compared with the fingerprints."""
         rows = tf.reshape(index, [-1])
         parts = [
             tf.gather(
@@ -74,15 +56,9 @@ class RowFile:
             self._mapped(_SUMS, tf.uint8, [len(self._specs) * _SUM_BYTES]), rows
         )
         wrong = tf.reduce_any(kept != _sums(parts), axis=1)
-        check = tf.raw_ops.Assert(
-            condition=tf.logical_not(tf.reduce_any(wrong)),
-            data=[
-                "A record of a cache is damaged. Received: cache",
-                self._directory,
-                "record",
-                tf.boolean_mask(rows, wrong)[:1],
-                "Delete that directory.",
-            ],
+        check = self._check(
+            tf.logical_not(tf.reduce_any(wrong)),
+            tf.boolean_mask(rows, wrong)[:1],
         )
         with tf.control_dependencies([check]):
             return [
@@ -98,43 +74,35 @@ class RowFile:
         )
         return tf.ensure_shape(rows, [self._num_records, *shape])
 
-
-def write(
-    directory: str,
-    records: tf.data.Dataset,
-    specs: Sequence[tf.TensorSpec],
-    disk: Callable[[], AbstractContextManager],
-) -> int:
-    """Writes the files of rows.
-
-    Args:
-        directory: String, where there is nothing yet.
-        records: `tf.data.Dataset` of lists of parts.
-        specs: List of `tf.TensorSpec`: a record.
-        disk: What everything that writes is done within.
-
-    Returns:
-        Integer, how many records there were.
-    """
-    names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
-    batches = records.batch(_WRITTEN).map(lambda *parts: (parts, _sums(parts)))
-    count = 0
-    with contextlib.ExitStack() as stack:
-        with disk():
-            # Without buffers, so that closing cannot fail.
-            files = [
-                stack.enter_context(
-                    open(os.path.join(directory, name), "wb", buffering=0)
-                )
-                for name in names
-            ]
-        # Reading fails for other reasons than writing, and says so itself.
-        for parts, sums in batches.as_numpy_iterator():
+    @classmethod
+    def write(
+        cls,
+        directory: str,
+        records: tf.data.Dataset,
+        specs: Sequence[tf.TensorSpec],
+        disk: Callable[[], AbstractContextManager],
+    ) -> int:
+        """Writes rows, some hundreds at a time."""
+        names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
+        batches = records.batch(_WRITTEN).map(
+            lambda *parts: (parts, _sums(parts))
+        )
+        count = 0
+        with contextlib.ExitStack() as stack:
             with disk():
-                for file, part in zip(files, [*parts, sums], strict=True):
-                    _write_all(file, part.tobytes())
-            count += len(sums)
-    return count
+                # Without buffers, so that closing cannot fail.
+                files = [
+                    stack.enter_context(
+                        open(os.path.join(directory, name), "wb", buffering=0)
+                    )
+                    for name in names
+                ]
+            for parts, sums in batches.as_numpy_iterator():
+                with disk():
+                    for file, part in zip(files, [*parts, sums], strict=True):
+                        _write_all(file, part.tobytes())
+                count += len(sums)
+        return count
 
 
 def _write_all(file, data):

@@ -8,24 +8,19 @@ from contextlib import AbstractContextManager
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.caches.record_file import RecordFile
+
 _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
 _FRAME = 16  # bytes that TFRecord adds to a record
 
 
-class StringFile:
-    """Records that `write` has written.
-
-    Args:
-        directory: String.
-        specs: List of `tf.TensorSpec`: a record.
-        num_records: Integer.
-    """
+class StringFile(RecordFile):
+    """Records of any size: their parts, serialized."""
 
     def __init__(
         self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
     ):
-        self._directory = directory
-        self._specs = specs
+        super().__init__(directory, specs, num_records)
         self._path = os.path.join(directory, _RECORDS)
         offsets = np.load(os.path.join(directory, _OFFSETS))
         if len(offsets) != num_records + 1:
@@ -34,18 +29,11 @@ class StringFile:
         self._offsets = tf.constant(offsets)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes that each file must have, by its name."""
+        """That of the records: where they end."""
         return {_RECORDS: self._end}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """The parts of records; for tf.data.
-
-        Args:
-            index: int64 scalar, or vector for a batch of records.
-
-        Returns:
-            List of tensors.
-        """
+        """Records one by one, from where each begins."""
         if index.shape.rank == 0:
             return self._read_one(index)
         return tf.map_fn(
@@ -73,16 +61,7 @@ class StringFile:
             .take(1)
             .get_single_element()
         )
-        check = tf.raw_ops.Assert(
-            condition=tf.equal(failed, 0),
-            data=[
-                "A record of a cache is damaged. Received: cache",
-                self._directory,
-                "record",
-                index,
-                "Delete that directory.",
-            ],
-        )
+        check = self._check(tf.equal(failed, 0), index)
         with tf.control_dependencies([check]):
             parts = tf.io.parse_tensor(value, tf.string)
         return [
@@ -92,40 +71,30 @@ class StringFile:
             )
         ]
 
+    @classmethod
+    def write(
+        cls,
+        directory: str,
+        records: tf.data.Dataset,
+        specs: Sequence[tf.TensorSpec],
+        disk: Callable[[], AbstractContextManager],
+    ) -> int:
+        """Writes records, and then where each one begins."""
+        del specs
 
-def write(
-    directory: str,
-    records: tf.data.Dataset,
-    specs: Sequence[tf.TensorSpec],
-    disk: Callable[[], AbstractContextManager],
-) -> int:
-    """Writes the file of records and where each one begins.
+        def serialize(*parts):
+            return tf.io.serialize_tensor(
+                tf.stack([tf.io.serialize_tensor(part) for part in parts])
+            )
 
-    Args:
-        directory: String, where there is nothing yet.
-        records: `tf.data.Dataset` of lists of parts.
-        specs: List of `tf.TensorSpec`: a record.
-        disk: What everything that writes is done within.
-
-    Returns:
-        Integer, how many records there were.
-    """
-    del specs
-
-    def serialize(*parts):
-        return tf.io.serialize_tensor(
-            tf.stack([tf.io.serialize_tensor(part) for part in parts])
-        )
-
-    sizes = []
-    # Reading fails for other reasons than writing, and says so itself.
-    writer = tf.io.TFRecordWriter(os.path.join(directory, _RECORDS))
-    for value in records.map(serialize).as_numpy_iterator():
+        sizes = []
+        writer = tf.io.TFRecordWriter(os.path.join(directory, _RECORDS))
+        for value in records.map(serialize).as_numpy_iterator():
+            with disk():
+                writer.write(value)
+            sizes.append(len(value) + _FRAME)
         with disk():
-            writer.write(value)
-        sizes.append(len(value) + _FRAME)
-    with disk():
-        writer.close()
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        np.save(os.path.join(directory, _OFFSETS), offsets)
-    return len(sizes)
+            writer.close()
+            offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            np.save(os.path.join(directory, _OFFSETS), offsets)
+        return len(sizes)

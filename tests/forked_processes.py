@@ -1,0 +1,80 @@
+"""Processes that are forked where TensorFlow is imported, but has not started.
+
+Importing it takes longer than most of what they do.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def free_addresses(count):
+    """So many addresses of this machine at which nobody listens."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [f"localhost:{one.getsockname()[1]}" for one in sockets]
+
+
+def fork(work):
+    """Has a child do `work`; returns its process id.
+
+    It dies with this process. Its exit code is 0, or that of a `SystemExit`,
+    or 1 after another exception, which it prints.
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        die_with(parent)
+        work()
+        code = 0
+    except SystemExit as error:
+        code = error.code
+        if code and not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # as at the end of a program
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def output_of(work):
+    """The wait status of a child that does `work`, and what it printed."""
+    read, write = os.pipe()
+
+    def speak():
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        work()
+
+    child = fork(speak)
+    os.close(write)
+    with os.fdopen(read) as file:
+        said = file.read()
+    return os.waitpid(child, 0)[1], said
+
+
+def die_with(parent):
+    """Has this process killed when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill(children):
+    """Kills what is left of children, and waits for them."""
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
