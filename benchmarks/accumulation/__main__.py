@@ -8,84 +8,56 @@ Memory is what TensorFlow's BFC allocator counts at its peak above what is
 there between steps: weights and slots.
 """
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 
 from absl import app
 from absl import flags
 
-_BATCH = flags.DEFINE_integer("batch", 32, "Sequences in a batch.")
-_BLOCKS = flags.DEFINE_integer("blocks", 8, "Blocks of the GPT.")
-_LENGTH = flags.DEFINE_integer("length", 64, "Tokens in a sequence.")
-_WIDTH = flags.DEFINE_integer("width", 256, "Features of a token.")
+from benchmarks import gpt_flags
+from benchmarks import processes
+
 _MICROBATCHES = flags.DEFINE_list("microbatches", ["2", "4", "8"], "How many.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns of each process.")
 _STEPS = flags.DEFINE_integer("steps", 4, "Steps of a turn.")
 
 
-class _Worker:
-    """A process that trains, and waits for its turn."""
-
-    def __init__(self, microbatches):
-        config = {
-            "blocks": _BLOCKS.value,
-            "width": _WIDTH.value,
-            "length": _LENGTH.value,
-            "batch": _BATCH.value,
+def _worker(microbatches):
+    """A process that trains when it is its turn."""
+    return processes.Turns(
+        "benchmarks.accumulation.worker",
+        {
+            **gpt_flags.sizes(),
             "stages": 0,
             "steps": _STEPS.value,
             "microbatches": microbatches,
-        }
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-m", "benchmarks.accumulation.worker"),
-                json.dumps(config),
-            ],
-            env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.turns = []
-
-    def turn(self):
-        """Has it train, and adds what it measured."""
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self.turns.append(json.loads(self._process.stdout.readline()))
-
-    def end(self):
-        """Ends the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        },
+        env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"},
+    )
 
 
 def main(argv):
     del argv
     counts = [1, *map(int, _MICROBATCHES.value)]
-    workers = {count: _Worker(count) for count in counts}
+    workers = {count: _worker(count) for count in counts}
+    turns = {count: [] for count in counts}
     try:
         for _ in range(_ROUNDS.value):
-            for worker in workers.values():
-                worker.turn()
+            for count, worker in workers.items():
+                turns[count].append(worker.ask())
     finally:
         for worker in workers.values():
             worker.end()
     print("| microbatches | processor time | ratio | memory | ratio |")
     print("|---|---|---|---|---|")
-    whole = workers[1].turns
-    for count, worker in workers.items():
-        seconds = statistics.median(t["seconds"] for t in worker.turns)
+    whole = turns[1]
+    for count, own in turns.items():
+        seconds = statistics.median(turn["seconds"] for turn in own)
         ratio = statistics.median(
             turn["seconds"] / first["seconds"]
-            for turn, first in zip(worker.turns, whole)
+            for turn, first in zip(own, whole)
         )
-        memory = worker.turns[-1]["bytes"]
+        memory = own[-1]["bytes"]
         print(
             f"| {count} | {seconds * 1e3:.0f} ms | {ratio:.3f} "
             f"| {memory / 2**20:.0f} MiB "

@@ -8,7 +8,6 @@ the same `fit`, and with `tf.train.Checkpoint.write` between the steps of the
 next one.
 """
 
-import json
 import os
 import signal
 import statistics
@@ -19,6 +18,8 @@ import time
 
 from absl import app
 from absl import flags
+
+from benchmarks import processes
 
 _MEASURES = ("overhead", "stall", "memory", "position", "restart")
 _ONLY = flags.DEFINE_multi_enum("only", _MEASURES, _MEASURES, "What.")
@@ -43,18 +44,11 @@ def main(argv):
 
 
 def _worker(what, **config):
-    done = subprocess.run(
-        [
-            sys.executable,
-            *("-m", "benchmarks.backup.worker"),
-            json.dumps({"what": what, **config}),
-        ],
-        stdout=subprocess.PIPE,
+    return processes.measure(
+        "benchmarks.backup.worker",
+        {"what": what, **config},
         stderr=subprocess.DEVNULL,
-        check=True,
-        text=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _size():

@@ -7,14 +7,12 @@ one intra-op thread, one inter-op thread for each device. In it the algorithms
 take turns, so that a machine that slows down slows all of them down.
 """
 
-import json
 import statistics
-import subprocess
-import sys
 
 from absl import app
 from absl import flags
 
+from benchmarks import processes
 from tfscale.collectives.planning.contents import OPERATIONS
 
 _DEVICES = flags.DEFINE_list("devices", ["2", "3", "4", "6", "8"], "How many.")
@@ -37,17 +35,8 @@ def main(argv):
                 "sizes": [int(kib) << 10 for kib in _SIZES.value],
                 "rounds": _ROUNDS.value,
             }
-            worker = subprocess.run(
-                [
-                    sys.executable,
-                    *("-m", "benchmarks.collectives.worker"),
-                    json.dumps(config),
-                ],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            _print_table(operation, num_devices, json.loads(worker.stdout))
+            found = processes.measure("benchmarks.collectives.worker", config)
+            _print_table(operation, num_devices, found)
 
 
 def _print_table(operation, num_devices, rows):

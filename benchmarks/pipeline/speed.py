@@ -7,23 +7,19 @@ the other, which gives the time to the first step, and then take turns, a few
 steps at a time, so that a machine that slows down slows all of them down.
 """
 
-import json
 import statistics
-import subprocess
-import sys
 
 from absl import app
 from absl import flags
+
+from benchmarks import gpt_flags
+from benchmarks import processes
 
 _STAGES = flags.DEFINE_multi_string(
     "pipeline",
     ["2,8,1f1b", "2,8,gpipe", "2,4,1f1b", "2,32,1f1b", "1,1,1f1b", "1,8,1f1b"],
     "Configurations: stages, microbatches, schedule.",
 )
-_BLOCKS = flags.DEFINE_integer("blocks", 8, "Blocks of the GPT.")
-_WIDTH = flags.DEFINE_integer("width", 256, "Width of the GPT.")
-_LENGTH = flags.DEFINE_integer("length", 64, "Tokens in a sequence.")
-_BATCH = flags.DEFINE_integer("batch", 32, "Sequences in a batch.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "How often each takes its turn.")
 _STEPS = flags.DEFINE_integer("steps", 4, "Steps of one turn.")
 
@@ -40,36 +36,17 @@ class Worker:
             "stages": stages,
             "microbatches": microbatches,
             "schedule": schedule,
-            "blocks": _BLOCKS.value,
-            "width": _WIDTH.value,
-            "length": _LENGTH.value,
-            "batch": _BATCH.value,
+            **gpt_flags.sizes(),
         }
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.pipeline.worker",
-                json.dumps(config),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.first = self._answer()
+        self._process = processes.Turns("benchmarks.pipeline.worker", config)
+        self.first = self._process.answer()
         self.steps = []
 
     def run(self, steps):
         """Takes some steps, and notes how long one took."""
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self._process.ask(steps)
         self.steps.append(answer["step"])
         self.peak = answer["peak"]
-
-    def _answer(self):
-        return json.loads(self._process.stdout.readline())
 
 
 def bound(stages, microbatches):

@@ -20,12 +20,10 @@ import sys
 from absl import app
 from absl import flags
 
+from benchmarks import gpt_flags
+
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each takes its turn.")
 _STEPS = flags.DEFINE_integer("steps", 6, "Steps of one turn.")
-_BLOCKS = flags.DEFINE_integer("blocks", 8, "Blocks of the GPT.")
-_WIDTH = flags.DEFINE_integer("width", 256, "Width of the GPT.")
-_LENGTH = flags.DEFINE_integer("length", 64, "Tokens in a sequence.")
-_BATCH = flags.DEFINE_integer("batch", 32, "Sequences in a step.")
 _ONLY = flags.DEFINE_list("only", None, "Which strategies, by name.")
 
 # name: title, devices of a process, flags of the launcher (None: without it)
@@ -74,10 +72,7 @@ class Trained:
                 "name": name,
                 "devices": devices,
                 "port": listener.getsockname()[1],
-                **{
-                    flag.name: flag.value
-                    for flag in (_BLOCKS, _WIDTH, _LENGTH, _BATCH)
-                },
+                **gpt_flags.sizes(),
                 "rounds": rounds,
                 "steps": _STEPS.value,
             }

@@ -8,7 +8,6 @@ the other and then take turns, a few steps at a time, so that a machine that
 slows down slows all of them down.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -16,6 +15,8 @@ import sys
 
 from absl import app
 from absl import flags
+
+from benchmarks import processes
 
 _MODEL = flags.DEFINE_enum("model", "mlp", ["mlp", "gpt"], "What to train.")
 _RANKS = flags.DEFINE_integer("ranks", 2, "Model ranks.", lower_bound=2)
@@ -50,34 +51,20 @@ class Worker:
         self.system, self.devices = system, devices
         self.name = f"{_NAMES[system, devices > 1]}, {devices}"
         config = {"system": system, "model": _MODEL.value, "devices": devices}
-        self._process = subprocess.Popen(
-            [
-                _JAX_PYTHON.value if system == "jax" else sys.executable,
-                *("-m", "benchmarks.tensor_parallel.worker"),
-                json.dumps(config),
-            ],
+        self._process = processes.Turns(
+            "benchmarks.tensor_parallel.worker",
+            config,
+            python=_JAX_PYTHON.value if system == "jax" else sys.executable,
             env=_environment(system, devices),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
         )
-        self.first = self._answer()
+        self.first = self._process.answer()
         self.steps, self.cores = [], []
 
     def run(self, steps):
         """Takes some steps, and notes how long one took."""
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self._process.ask(steps)
         self.steps.append(answer["step"])
         self.cores.append(answer["cores"])
-
-    def _answer(self):
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} has died.")
-        return json.loads(line)
 
 
 def _environment(system, devices):
