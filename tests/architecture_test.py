@@ -88,7 +88,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
     ("tfscale/distribute/optimizer.py", "in_place.put of optimizer"),
     (
-        "tfscale/parameter_server/model.py",
+        "tfscale/parameter_server/trainer.py",
         "in_place.putting of self.optimizer",
     ),
     ("tfscale/distribute/inputs.py", "in_place.put of distributed"),

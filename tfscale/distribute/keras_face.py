@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import loading
@@ -81,6 +82,47 @@ class KerasFace(keras.Model):
     ) -> Any:
         """The model itself, run where it is called."""
         return self.model(inputs, training=training, mask=mask)
+
+    def compile(
+        self,
+        optimizer: keras.Optimizer | str = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str | None = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
+        """See `keras.Model.compile`; to be called in the strategy's scope.
+
+        Raises:
+            ValueError: If called outside of the scope, or if steps cannot be
+                run like that, see the class.
+        """
+        if tf.distribute.get_strategy() is not self.distribute_strategy:
+            raise ValueError(
+                "`compile` must be called in the scope of the strategy that "
+                "the model was made in, because optimizer and metrics make "
+                "variables. Received: a call outside. Put it, and what makes "
+                "the optimizer, under `with strategy.scope():`."
+            )
+        self._compile_in_scope(
+            optimizer=optimizer,
+            loss=loss,
+            loss_weights=loss_weights,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
+
+    def _compile_in_scope(self, *, run_eagerly, jit_compile, **arguments):
+        """Compiles this model and the one inside; in a subclass."""
+        raise NotImplementedError
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.Model.summary`; that of the model inside."""

@@ -57,17 +57,6 @@ def check_model(model: Any) -> None:
     _check_on_servers(model.variables, "the model")
 
 
-def check_in_scope(strategy: tf.distribute.Strategy) -> None:
-    """Refuses to compile outside of the scope."""
-    if tf.distribute.get_strategy() is not strategy:
-        raise ValueError(
-            "`compile` must be called in the scope of the strategy that the "
-            "model was made in, because optimizer and metrics make variables. "
-            "Received: a call outside. Put it, and what makes the optimizer, "
-            "under `with strategy.scope():`."
-        )
-
-
 def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
     """Refuses steps that workers cannot run."""
     if run_eagerly:

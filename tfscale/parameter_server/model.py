@@ -1,30 +1,27 @@
 """A Keras model whose steps run on workers that do not wait for each other."""
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
-from tfscale import in_place
-from tfscale.distribute.keras_face import KerasFace
 from tfscale.parameter_server import checks
-from tfscale.parameter_server.schedule import Schedule
-from tfscale.parameter_server.summed_rows import SummedRows
-from tfscale.parameter_server.worker_dataset import WorkerIterator
+from tfscale.parameter_server.trainer import ParameterServerTrainer
 from tfscale.parameter_server.worker_dataset import WorkersOwnDataset
-from tfscale.parameter_server.worker_scope import WorkerScope
 
 
 # What is saved as this class loads as the plain model, see keras_face.py.
 @keras.saving.register_keras_serializable(package="tfscale")
-class ParameterServerModel(KerasFace):
+class ParameterServerModel(ParameterServerTrainer):
     """Trains a Keras model on the workers of a `ParameterServerStrategy`.
 
     `compile`, `fit`, `evaluate`, `predict` and the `*_on_batch` methods are
     those of Keras. What is saved is the plain model.
+
+    `compile` is called in the strategy's scope, with an optimizer that was made
+    there and is right where steps do not wait for each other: one that
+    accumulates gradients, scales losses, or overwrites weights with averages in
+    training is refused.
 
     `fit` takes a `tf.data.Dataset` without end, made behind the strategy, and
     `steps_per_epoch`. Its batches are dealt out: of W workers each one makes
@@ -72,62 +69,24 @@ class ParameterServerModel(KerasFace):
     ValueError: `ParameterServerModel` must be made in the scope of a...
     """
 
-    # What Keras' loops call, made by the methods below.
-    train_function: Any
-    test_function: Any
-    predict_function: Any
-    steps_per_execution: int
-
     def __init__(self, model: keras.Model):
         checks.check_strategy(tf.distribute.get_strategy())
         checks.check_model(model)
-        super().__init__(name=model.name, dtype=model.dtype_policy)
-        self.model = model
-        self.built = True
-        self._schedule = Schedule(self.distribute_strategy)
+        super().__init__(model)
         if model.compiled:
             self._compile_around()
 
-    def compile(
-        self,
-        optimizer: keras.Optimizer | str = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str | None = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """See `keras.Model.compile`; to be called in the strategy's scope.
-
-        Raises:
-            ValueError: If called outside of the scope, or if the optimizer
-                was made there, or cannot be right where steps do not wait for
-                each other: one that accumulates gradients, scales losses, or
-                overwrites weights with averages in training.
-        """
-        strategy = self.distribute_strategy
-        checks.check_in_scope(strategy)
+    def _compile_in_scope(self, *, run_eagerly, jit_compile, **arguments):
         checks.check_steps(run_eagerly, jit_compile)
-        self.model.compile(
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
-        )
+        self.model.compile(jit_compile=jit_compile, **arguments)
         self._compile_around()
 
     def _compile_around(self):
         self._metrics_are_checked = False
         model = self.model
         checks.check_optimizer(model)
-        super().compile(
+        keras.Model.compile(
+            self,
             optimizer=model.optimizer,
             steps_per_execution=model.steps_per_execution,
             jit_compile=False,
@@ -159,144 +118,3 @@ class ParameterServerModel(KerasFace):
             return super().predict(x, *args, **kwargs)
         finally:
             self.steps_per_execution = before
-
-    @property
-    def metrics(self) -> list[keras.Metric]:
-        """The metrics of the model inside."""
-        return self.model.metrics
-
-    def reset_metrics(self) -> None:
-        """See `keras.Model`."""
-        self._schedule.reset()
-        self.model.reset_metrics()
-
-    def get_metrics_result(self) -> dict[str, Any]:
-        """See `keras.Model`; waits for all steps that are under way."""
-        self._schedule.join()
-        sums = self._schedule.sums
-        if sums is not None:
-            for variable, value in zip(self._metric_variables(), sums):
-                variable.assign(value)
-        return self.model.get_metrics_result()
-
-    def train_step(self, data: Any) -> Any:
-        """A step on a batch, that of the model inside; on a worker."""
-        return self.model.train_step(data)
-
-    def test_step(self, data: Any) -> Any:
-        """A step on a batch, that of the model inside; on a worker."""
-        return self.model.test_step(data)
-
-    def predict_step(self, data: Any) -> Any:
-        """Predictions for a batch, by the model inside; on a worker."""
-        return self.model.predict_step(data)
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function hands a step to a worker."""
-        if self.train_function is None or force:
-            self.train_function = self._scheduling(self.train_step)
-        return self.train_function
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function hands a step to a worker."""
-        if self.test_function is None or force:
-            self.test_function = self._scheduling(self.test_step)
-        return self.test_function
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """See `keras.Model`; the function hands batches to workers."""
-        if self.predict_function is not None and not force:
-            return self.predict_function
-        strategy = self.distribute_strategy
-
-        @tf.function(reduce_retracing=True)
-        def on_batch(batch):
-            return strategy.run(self.predict_step, args=(batch,))
-
-        def function(batches):
-            outputs = self._schedule.run(on_batch, list(batches))
-            return tf.nest.map_structure(
-                lambda *parts: tf.concat(parts, 0), *outputs
-            )
-
-        self.predict_function = function
-        return function
-
-    def _scheduling(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The function that Keras calls for a step of `fit` or `evaluate`."""
-        strategy = self.distribute_strategy
-        metrics = self._metric_variables()
-        counters = self._counters()
-
-        def on_worker(data):
-            with self._adapted(), WorkerScope(metrics, counters) as scope:
-                step(data)
-            return scope.finish()
-
-        @tf.function
-        def from_iterator(iterator):
-            return strategy.run(on_worker, args=(next(iterator),))
-
-        @tf.function(reduce_retracing=True)
-        def on_batch(batch):
-            return strategy.run(on_worker, args=(batch,))
-
-        training = step == self.train_step
-
-        def function(iterator):
-            if training and isinstance(iterator, WorkerIterator):
-                for _ in range(self.steps_per_execution):
-                    self._schedule.put(from_iterator, iterator.on_workers)
-                return self._logs()
-            self._schedule.put(on_batch, next(iterator))
-            for _ in range(self.steps_per_execution - 1):
-                batch = next(iterator, None)
-                if batch is None:
-                    break
-                self._schedule.put(on_batch, batch)
-            if not isinstance(iterator, WorkerIterator):
-                self._schedule.join()  # the batch of `train_on_batch`
-            return self._logs()
-
-        return function
-
-    def _adapted(self):
-        """Within it a step is traced, with the optimizer as it has to be."""
-        if self.optimizer is None:
-            return contextlib.nullcontext()
-        return in_place.putting(self.optimizer, SummedRows)
-
-    def _logs(self):
-        """What the steps that are over make of the metrics."""
-        state = zip(self._metric_variables(), self._schedule.sums)
-        with keras.StatelessScope(list(state)):
-            return self.model.get_metrics_result()
-
-    def _metric_variables(self):
-        return [v for metric in self.metrics for v in metric.variables]
-
-    def _counters(self):
-        """Variables of integers, which steps count up."""
-        of_metrics = {id(v) for v in self._metric_variables()}
-        found = [*self.model.non_trainable_variables]
-        if self.optimizer is not None:
-            found += self.optimizer.variables
-        return [
-            v
-            for v in found
-            if id(v) not in of_metrics and v.dtype.startswith(("int", "uint"))
-        ]
-
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """See `keras.Model`; without a batch, which would be on a worker."""
-        spec = data_batch
-        if iterator is not None:
-            spec = _internals.element_spec_of(iterator)
-        with self.distribute_strategy.scope():
-            if self.optimizer is not None and not self.optimizer.built:
-                self.optimizer.build(self.model.trainable_variables)
-        _internals.build(self.model, spec)
-        if not self._metrics_are_checked:
-            self.reset_metrics()
-            checks.check_metrics(self.metrics)
-            self._metrics_are_checked = True

@@ -48,7 +48,10 @@ class PipelineModel(PipelineTrainer):
 
     A loss that is not finite ends training with a `FloatingPointError`, before
     any variable is changed; not so with a `LossScaleOptimizer`, which skips
-    such steps. Calling the model itself, `model(x)`, runs without a pipeline.
+    such steps. With `jit_compile="auto"` XLA compiles the stages where Keras
+    would have it compile the model on one device: on accelerators, if all
+    layers can and there are no model ranks. Calling the model itself,
+    `model(x)`, runs without a pipeline.
 
     Args:
         model: A built Sequential or functional model, made in the scope of
@@ -143,31 +146,7 @@ class PipelineModel(PipelineTrainer):
         if model.compiled:
             self.compile(**resuming.compile_arguments(model))
 
-    def compile(
-        self,
-        optimizer: keras.Optimizer | str = "rmsprop",
-        loss: Any = None,
-        loss_weights: Any = None,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str | None = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """See `keras.Model.compile`; to be called in the strategy's scope.
-
-        With `jit_compile="auto"` XLA compiles the stages where Keras would
-        have it compile the model on one device: on accelerators, if all
-        layers can and there are no model ranks.
-        """
-        if tf.distribute.get_strategy() is not self.distribute_strategy:
-            raise ValueError(
-                "`compile` must be called in the scope of the strategy that "
-                "the model was made in, because optimizer and metrics make "
-                "variables. Received: a call outside. Put it, and what makes "
-                "the optimizer, under `with strategy.scope():`."
-            )
+    def _compile_in_scope(self, *, run_eagerly, jit_compile, **arguments):
         num_ranks = self.distribute_strategy.extended.num_model_ranks
         if num_ranks > 1 and jit_compile not in ("auto", False, None):
             raise ValueError(
@@ -182,29 +161,21 @@ class PipelineModel(PipelineTrainer):
                 for row in self.distribute_strategy.device_rows
                 for name in row
             )
-        super().compile(
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
+        keras.Model.compile(
+            self,
+            **arguments,
             run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
             jit_compile=False,  # not the step, but its stages
-            auto_scale_loss=auto_scale_loss,
         )
         # So that what is saved is a compiled model, with the same optimizer.
         # Keras' own method: the model's may set what it was given before.
-        keras.Model.compile(
-            self.model,
-            optimizer=self.optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            jit_compile=jit_compile,
-            auto_scale_loss=False,
-        )
+        plain = {
+            **arguments,
+            "optimizer": self.optimizer,
+            "steps_per_execution": 1,
+            "auto_scale_loss": False,
+        }
+        keras.Model.compile(self.model, **plain, jit_compile=jit_compile)
         self._programs = Programs(
             self._plan,
             self.distribute_strategy,
