@@ -11,16 +11,11 @@ from tfscale import _internals
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
+from tfscale.distribute.optimizer_checks import NOT_ELEMENTWISE
 from tfscale.optimizers.lars import LARS
 from tfscale.parameter_server.strategy import ParameterServerStrategy
 
-# Their updates need the whole of a variable.
-_NOT_ELEMENTWISE = (
-    LARS,
-    keras.optimizers.Adafactor,
-    keras.optimizers.Lamb,
-    keras.optimizers.Muon,
-)
+_NOT_ELEMENTWISE = (LARS, *NOT_ELEMENTWISE)
 _OF_STEPS = (BackupAndRestore, GradientAccumulation, GradientNoiseScale)
 
 

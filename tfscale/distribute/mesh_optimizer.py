@@ -1,0 +1,96 @@
+"""Makes a Keras optimizer right over replicas and on sharded variables.
+
+Keras clips, unscales and checks gradients before it sums them over replicas,
+takes the norm of a shard for that of a variable, and lets each model rank
+decide by itself whether its gradients are finite. An optimizer that is made in
+the scope of a `MeshStrategy` is of another class, in which it goes like this:
+
+    sum over replicas ─► clip by norms over all ranks ─► Keras' own `apply`,
+    with clipping and sums left out, and updates made on shards
+"""
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import in_place
+from tfscale import rank_context
+from tfscale.whole_batch import part
+
+# A reference to the `MeshExtended` that the variables of each optimizer belong
+# to, which keep it. It is no attribute: Keras compares those in copies.
+_EXTENDED: weakref.WeakKeyDictionary[keras.Optimizer, Any] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def set_extended(optimizer: keras.Optimizer, extended: Any) -> None:
+    """Notes which `MeshExtended` the variables of an optimizer belong to."""
+    _EXTENDED[optimizer] = weakref.ref(extended)
+
+
+def extended_of(optimizer: keras.Optimizer) -> Any:
+    """The `MeshExtended` that the variables of an optimizer belong to."""
+    return _EXTENDED[optimizer]()
+
+
+class MeshOptimizer(in_place.Mixin):
+    """An optimizer of a `MeshStrategy`, put in the place of Keras' class."""
+
+    def apply(self, grads, trainable_variables=None):
+        """See `keras.optimizers.Optimizer`; in replica context."""
+        extended = extended_of(self)
+        if not tf.distribute.has_strategy():
+            raise ValueError(
+                "`optimizer.apply` must be called by the replicas of the "
+                f"strategy in whose scope {self.name!r} was made. Received: a "
+                "call outside of `strategy.run` and of the strategy's scope. "
+                "Put the step into a function and call "
+                "`strategy.run(step, args=(x, y))`."
+            )
+        if tf.distribute.in_cross_replica_context():
+            if extended.optimizer_states.are_sharded:
+                raise ValueError(
+                    "With zero_stage=1 `optimizer.apply` must be called by the "
+                    "replicas. Received: a call outside of `strategy.run`. Put "
+                    "it into the function that `strategy.run` is given."
+                )
+            return super().apply(grads, trainable_variables)
+        if rank_context.current().applies_gradients:
+            return super().apply(grads, trainable_variables)
+        variables = trainable_variables or self._trainable_variables
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        grads = self.summed_gradients(grads, variables)
+        # Within the branch of a step whose gradients are finite no replica
+        # meets another one.
+        in_branch = isinstance(self, keras.optimizers.LossScaleOptimizer)
+        with (
+            rank_context.within(
+                applies_gradients=True, applies_in_branch=in_branch
+            ),
+            extended.reduced_gradients(),
+        ):
+            result = super().apply(grads, trainable_variables)
+        if in_branch:
+            extended.optimizer_states.all_gather(variables)
+        return result
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # They are sums. `ReplicaContext.all_reduce` would put them through one
+        # operation, and so all stages' gradients on one device, where their
+        # slots would be read to and written from in each step.
+        if extended_of(self).gradients_are_reduced:
+            return list(grads_and_vars)
+        return super()._all_reduce_sum_gradients(grads_and_vars)
+
+    def summed_gradients(self, grads, variables):
+        """Gradients as `apply` of Keras is to have them."""
+        extended = extended_of(self)
+        if extended.gradients_are_reduced:
+            return grads
+        part.warn_of_undivided()
+        return extended.sum_gradients(grads, variables)

@@ -1,0 +1,80 @@
+"""Optimizers that would be wrong with sharded slots, refused in words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfscale.distribute import clipping
+from tfscale.optimizers.lars import LARS
+
+# Their updates need the whole of a variable.
+NOT_ELEMENTWISE = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+
+
+def check(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    extended: Any,
+) -> None:
+    """Refuses an optimizer that cannot update shards by themselves.
+
+    Args:
+        optimizer: The Keras optimizer.
+        variables: What it is to update.
+        extended: The `MeshExtended` that they belong to.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    sharded = [
+        v
+        for v in variables
+        if clipping.is_sharded(v)
+        or extended.optimizer_states.dim_of(v) is not None
+    ]
+    if not sharded:
+        return
+    if isinstance(inner, NOT_ELEMENTWISE):
+        raise ValueError(
+            "An optimizer whose slots are divided must update each element by "
+            f"itself. Received: {type(inner).__name__}, which needs the whole "
+            "of a variable at once. Use AdamW, Lion, SGD or another one that "
+            "is elementwise, or neither a layout map that shards something nor "
+            "zero_stage=1."
+        )
+    if isinstance(inner, LARS) and inner is not optimizer:
+        raise ValueError(
+            "LARS needs norms of whole variables before a step is known to be "
+            "finite. Received: LARS in a LossScaleOptimizer, and variables "
+            "that are divided. Use `mixed_bfloat16`, which needs no loss "
+            "scaling, or neither a layout map that shards something nor "
+            "zero_stage=1."
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "Slots can be divided, over model ranks or with zero_stage=1, "
+            "under one optimizer for all variables. Received: a "
+            "MultiOptimizer, each part of which would clip by itself. Use one "
+            "of its optimizers for all."
+        )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "`gradient_accumulation_steps` does not work where slots are "
+            "divided, over model ranks or with zero_stage=1. Received: "
+            f"{inner.gradient_accumulation_steps}. Wrap the "
+            "model in `tfscale.PipelineModel`, whose `num_microbatches` does "
+            "the same."
+        )
+    constrained = [
+        v.path for v in sharded if getattr(v, "constraint", None) is not None
+    ]
+    if inner is not optimizer and constrained:
+        raise ValueError(
+            "Variables with a constraint whose slots are divided cannot be "
+            f"trained with loss scaling. Received: {constrained[0]!r}. Use "
+            "`mixed_bfloat16`, or neither divide the variable in the layout "
+            "map nor set zero_stage=1."
+        )
