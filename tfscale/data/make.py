@@ -1,7 +1,6 @@
 """`pipeline`: from what the user states to a `tf.data.Dataset`."""
 
 import dataclasses
-import functools
 import os
 import warnings
 from collections.abc import Callable
@@ -11,23 +10,21 @@ import keras
 import tensorflow as tf
 
 from tfscale.data import arguments
+from tfscale.data import first_record
+from tfscale.data import worker_part
 from tfscale.data.caches import memory
 from tfscale.data.chain import batchwise
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
 from tfscale.data.chain import service as service_lib
+from tfscale.data.chain import window_size
 from tfscale.data.chain.epoch_plan import make_plan
 from tfscale.data.chain.position import Position
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
-from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import Source
 from tfscale.data.sources.source import StreamSource
-
-_WINDOW_RECORDS = 512
-_WINDOW_BYTES = 16 << 20  # or more records, where they are small
-_COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
 
 
 def pipeline(
@@ -151,7 +148,7 @@ def pipeline(
     if service is not None:
         service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
-    source, sizes = _sharded(source, shard, context)
+    source, sizes = worker_part.of_worker(source, shard, context)
     plan = make_plan(
         num_records=source.num_records,
         batch_size=batch_size,
@@ -166,14 +163,14 @@ def pipeline(
         findings = lints.lint(source.dataset, ram_budget=budget)
         for finding in findings + lints.lint_order(source.dataset):
             warnings.warn(str(finding), stacklevel=2)
-    raw = _first_record(source)
+    raw = first_record.read(source)
     if parse is None and parse_batch is not None:
         parse = batchwise.of_one(parse_batch)
     parsers = [f for f in (source.decode, parse) if f is not None]
-    first = _through(raw, parsers)
+    first = first_record.through(raw, parsers)
     lints.check_functions(raw, parsers, _with_seed(augment))
     spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
-    window = _window(source, shuffle, shuffle_window, budget)
+    window = window_size.choose(source, shuffle, shuffle_window, budget)
     recipe = Recipe(
         source=source,
         plan=plan,
@@ -205,95 +202,11 @@ def pipeline(
     return ResumableDataset(dataset, recipe, position)
 
 
-def _sharded(source, shard, context):
-    if shard not in ("records", "files"):
-        raise ValueError(
-            f'`shard` must be "records" or "files". Received: shard={shard!r}.'
-        )
-    workers = context.num_input_pipelines
-    if shard == "records" or workers == 1:
-        return source, None
-    if source.split is None:
-        raise ValueError(
-            "Only a source of several files can be sharded by files. "
-            f"Received: shard='files' with {source.kind}. Use shard='records'."
-        )
-    own, sizes = source.split(workers, context.input_pipeline_id)
-    if 0 in sizes:
-        raise ValueError(
-            "Every worker must have a file of its own with shard='files'. "
-            f"Received: {workers} workers, of which {sizes.count(0)} would "
-            "have no record. Use shard='records', or write more files."
-        )
-    return own, sizes
-
-
-def _first_record(source):
-    if source.num_records == 0:
-        raise ValueError(
-            "The dataset is empty: there is nothing to train on. "
-            f"Received: {source.kind} without a record."
-        )
-    try:
-        return source.first()
-    except StopIteration:
-        raise ValueError(
-            "The dataset is empty: there is nothing to train on. Received: "
-            f"{source.kind} that ends before its first record, where "
-            f"{source.num_records} were promised."
-        ) from None
-
-
-def _through(record, functions):
-    """What functions make of a record, as eager tensors."""
-    dataset = tf.data.Dataset.from_tensors(record)
-    for function in functions:
-        dataset = dataset.map(functools.partial(_returning, function))
-    parts = tf.nest.flatten(dataset.element_spec)
-    if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
-        raise TypeError(
-            "A record must be a structure of dense tensors after `parse`. "
-            f"Received: {dataset.element_spec}. Return something from `parse`,"
-            " and make what is ragged or sparse dense there, with "
-            "`to_tensor(shape=...)` or `tf.sparse.to_dense`."
-        )
-    return dataset.get_single_element()
-
-
-def _returning(function, *record):
-    result = function(*record)
-    if result is None:
-        raise TypeError(
-            "`parse` must return the record that it makes. Received: None. Is "
-            "there a `return`?"
-        )
-    return result
-
-
 def _with_seed(augment):
     if augment is None:
         return None
     seed = tf.zeros([2], tf.int64)
     return lambda *record: augment(*record, seed=seed)
-
-
-def _window(source, shuffle, window, budget):
-    if isinstance(source, IndexedSource) or not shuffle:
-        return window or _WINDOW_RECORDS
-    record = getattr(source, "record_bytes", 0) or memory.size_of(
-        source.first()
-    )
-    fit = int(budget // (record * _COPIES + 1))
-    if window is not None and min(window, source.num_records) > fit:
-        raise ValueError(
-            "The shuffle window must fit the memory budget. Received: "
-            f"shuffle_window={window} records of {record:.0f} bytes, of which "
-            f"{_COPIES} windows live at a time, and a budget of {budget} "
-            f"bytes. Use {fit} or less, or a larger `ram_budget`."
-        )
-    if window is None:
-        window = max(_WINDOW_RECORDS, int(_WINDOW_BYTES // (record + 1)))
-    return max(min(window, fit), 1)
 
 
 def _options(deterministic, num_threads, ram_budget, context):

@@ -1,0 +1,61 @@
+"""The first record, by which a pipeline learns what its functions make."""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.data.sources.source import Source
+
+
+def read(source: Source) -> Any:
+    """The first record of a source, as it is.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if source.num_records == 0:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. "
+            f"Received: {source.kind} without a record."
+        )
+    try:
+        return source.first()
+    except StopIteration:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. Received: "
+            f"{source.kind} that ends before its first record, where "
+            f"{source.num_records} were promised."
+        ) from None
+
+
+def through(record: Any, functions: Sequence[Callable[..., Any]]) -> Any:
+    """What functions make of a record, one after the other: eager tensors.
+
+    Raises:
+        TypeError: If it is no structure of dense tensors.
+    """
+    dataset = tf.data.Dataset.from_tensors(record)
+    for function in functions:
+        dataset = dataset.map(functools.partial(_returning, function))
+    parts = tf.nest.flatten(dataset.element_spec)
+    if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
+        raise TypeError(
+            "A record must be a structure of dense tensors after `parse`. "
+            f"Received: {dataset.element_spec}. Return something from `parse`,"
+            " and make what is ragged or sparse dense there, with "
+            "`to_tensor(shape=...)` or `tf.sparse.to_dense`."
+        )
+    return dataset.get_single_element()
+
+
+def _returning(function, *record):
+    result = function(*record)
+    if result is None:
+        raise TypeError(
+            "`parse` must return the record that it makes. Received: None. Is "
+            "there a `return`?"
+        )
+    return result
