@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 
 import keras
 import tensorflow as tf
@@ -18,6 +19,12 @@ from tfscale._internals import check
 
 DOOR = "tfscale/_internals/"
 _BY_NAME = ("delattr", "getattr", "hasattr", "setattr")
+# They reach all attributes of an object at once, or hide which one it is.
+_OF_ALL = ("__dict__", "__getattribute__", "__setattr__")
+_INDIRECT = ("attrgetter", "dir", "getattr_static", "getmembers", "vars")
+# Objects that are made in the module, and `object`, by which a frozen one is.
+_OURS = ("object", "self", "_thread")
+_PRIVATE_MODULE = re.compile(r"^(keras|keras_hub)\.src\b|^tensorflow\.python\b")
 # Public, but for the name: of every `NamedTuple`, and of `os`.
 PUBLIC = {"_asdict", "_exit", "_replace"}
 
@@ -50,23 +57,50 @@ def attribute_named(call):
 def foreign_attributes(tree):
     """`line: expression` of each private attribute of another object.
 
-    Not of those that a class of the same module sets.
+    Not of those that a class of the same module sets, but for such as have the
+    name of one of Keras or TensorFlow.
     """
     own = {
         name
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for name in own_attributes(node)[0]
-    }
+    } - ALL_NAMES
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             of = ast.unparse(node.value)
             is_own = of in ("self", "cls") or of.startswith("super(")
+            if node.attr in _OF_ALL and not is_own and of not in _OURS:
+                yield f"{node.lineno}: {ast.unparse(node)}"
             allowed = is_own or node.attr in PUBLIC | own
             if is_private(node.attr) and not allowed:
                 yield f"{node.lineno}: {ast.unparse(node)}"
-        elif isinstance(node, ast.Call) and is_private(attribute_named(node)):
+        elif isinstance(node, ast.Call) and (
+            is_private(attribute_named(node))
+            or ast.unparse(node.func).rpartition(".")[2] in _INDIRECT
+        ):
             yield f"{node.lineno}: {ast.unparse(node)}"
+    yield from hidden_names(tree)
+
+
+def hidden_names(tree):
+    """Strings that are private names, where attributes are read by a variable.
+
+    And paths of private modules, wherever they are.
+    """
+    reads_by_variable = any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in _BY_NAME
+        and not attribute_named(node)
+        for node in ast.walk(tree)
+    )
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and (
+            _PRIVATE_MODULE.search(text)
+            or (reads_by_variable and re.fullmatch(r"_[a-z]\w*", text))
+        ):
+            yield f"{node.lineno}: {text!r}"
 
 
 @functools.cache
@@ -155,6 +189,16 @@ class DoorTest(parameterized.TestCase):
         "hasattr(layer, f'_{name}')",
         "setattr(layer, '_losses', [])",
         "layer._losses = []",
+        "layer.__dict__['_losses']",
+        "vars(layer)['_losses']",
+        "operator.attrgetter('_losses')(layer)",
+        "inspect.getattr_static(layer, name)",
+        "layer.__getattribute__(name)",
+        "importlib.import_module('keras.src.layers')",
+        "f'keras_hub.src.models.{name}'",
+        "for name in ['_losses']: getattr(layer, name)",
+        # A class of the module has an attribute of that name too.
+        "class A:\n  def f(self): self._losses = layer._losses",
     )
     def test_such_an_attribute_is_seen(self, code):
         self.assertLen(list(foreign_attributes(ast.parse(code))), 1)

@@ -27,6 +27,7 @@ from tfscale._internals.attributes import make_value_anew
 from tfscale._internals.attributes import name_scope_callers
 from tfscale._internals.attributes import nodes_of
 from tfscale._internals.attributes import noted_losses
+from tfscale._internals.attributes import obj_type
 from tfscale._internals.attributes import outputs_structure
 from tfscale._internals.attributes import own_generators
 from tfscale._internals.attributes import own_variables
@@ -68,6 +69,10 @@ from tfscale._internals.fitting import shuffles_arrays
 from tfscale._internals.fitting import source_of
 from tfscale._internals.fitting import validation_epochs
 from tfscale._internals.fitting import watch
+from tfscale._internals.instances import altered
+from tfscale._internals.instances import attributes_of
+from tfscale._internals.instances import held_by
+from tfscale._internals.instances import view
 from tfscale._internals.layers import ATTENTION_PARTS
 from tfscale._internals.layers import ATTENTION_REPEATS
 from tfscale._internals.layers import METHODS_OF_SHAPES
@@ -75,6 +80,7 @@ from tfscale._internals.layers import NORMALIZATION_PARTS
 from tfscale._internals.layers import attention_dense
 from tfscale._internals.layers import attention_gate
 from tfscale._internals.layers import causal_padding
+from tfscale._internals.layers import is_hub_attention
 from tfscale._internals.layers import moments
 from tfscale._internals.layers import num_attention_axes
 from tfscale._internals.layers import weight_of
@@ -138,10 +144,12 @@ __all__ = [
     "StructuredFunctionWrapper",
     "SyncOnReadVariable",
     "Watcher",
+    "altered",
     "apply_mask",
     "asks_for_xla",
     "attention_dense",
     "attention_gate",
+    "attributes_of",
     "autocast",
     "automatic_names",
     "build",
@@ -172,10 +180,12 @@ __all__ = [
     "global_seed_generator",
     "go_on_with",
     "grappler_cluster",
+    "held_by",
     "inputs_of",
     "inputs_structure",
     "is_compiled_by_xla",
     "is_looking_at_data",
+    "is_hub_attention",
     "is_running",
     "keep_side_effects_of_branches",
     "keras_looks_at_data",
@@ -191,6 +201,7 @@ __all__ = [
     "noted_losses",
     "num_attention_axes",
     "numpy_dataset",
+    "obj_type",
     "operation_fn",
     "outputs_structure",
     "own_generators",
@@ -214,6 +225,7 @@ __all__ = [
     "value_of",
     "variables_made_at_once",
     "variant_of",
+    "view",
     "watch",
     "weight_of",
     "with_flat_losses",

@@ -60,6 +60,11 @@ def predicts(function: Any) -> bool:
     return name.endswith("make_predict_function.<locals>.one_step_on_data")
 
 
+def obj_type(model: keras.Model) -> str:
+    """In which way Keras looks for what is to be saved of a model."""
+    return model._obj_type()
+
+
 def writes_old_format() -> bool:
     """Whether Keras asks for configurations for an HDF5 file."""
     return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))

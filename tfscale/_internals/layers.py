@@ -3,6 +3,7 @@
 Each name is listed in the tables beside, with why.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,6 +43,23 @@ def moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of a batch, as the layer takes them."""
     return layer._moments(x, mask)
+
+
+def is_hub_attention(layer: keras.Layer, families: Sequence[str]) -> bool:
+    """Whether all of an attention is as one of keras_hub's families has it.
+
+    Args:
+        layer: The layer, perhaps of a subclass.
+        families: Names such as "llama".
+    """
+    modules = {
+        getattr(layer.__class__, name).__module__
+        for name in ("call", *ATTENTION_PARTS)
+        if hasattr(layer.__class__, name)
+    }
+    return len(modules) == 1 and modules <= {
+        f"keras_hub.src.models.{name}.{name}_attention" for name in families
+    }
 
 
 def attention_dense(layer: keras.Layer, name: str) -> keras.Layer:

@@ -11,11 +11,7 @@ from tfscale import _internals
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """All that a model has, that of `compile` first."""
-    values = [model.optimizer]
-    for value in vars(model).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        values += value if isinstance(value, list | tuple) else [value]
+    values = [model.optimizer, *_internals.held_by(model)]
     found = {
         id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
     }

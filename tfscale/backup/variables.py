@@ -7,7 +7,6 @@ depend on what else was made before.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,19 +87,13 @@ def variables_of(model: keras.Model) -> list[Entry]:
 def _of_tensorflow(model) -> Iterator[tf.Variable]:
     """Variables and states of generators that are attributes of layers."""
     for layer in _internals.flatten_layers(model):
-        for attribute in vars(layer).values():
-            values: Iterable[Any] = [attribute]
-            if isinstance(attribute, dict):
-                values = attribute.values()
-            elif isinstance(attribute, list | tuple):
-                values = attribute
-            for value in values:
-                if isinstance(value, tf.Variable):
-                    yield value
-                elif isinstance(value, tf.random.Generator):
-                    yield value.state
-                elif isinstance(value, tf.Module):
-                    yield from value.variables
+        for value in _internals.held_by(layer):
+            if isinstance(value, tf.Variable):
+                yield value
+            elif isinstance(value, tf.random.Generator):
+                yield value.state
+            elif isinstance(value, tf.Module):
+                yield from value.variables
 
 
 def hold(entries: list[Entry], worker: int = 0) -> list[Part]:

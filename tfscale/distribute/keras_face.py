@@ -50,7 +50,7 @@ class KerasFace(keras.Model):
 
     def _obj_type(self):
         """See `keras.Model`: in which way to look for what is to be saved."""
-        return self.model._obj_type()
+        return _internals.obj_type(self.model)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:

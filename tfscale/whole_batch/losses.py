@@ -95,7 +95,7 @@ def compiled_losses(
         entry._replace(loss=recorder(entry), loss_weights=None)
         for entry in _internals.flat_losses(compile_loss)
     ]
-    recording_loss = view(
+    recording_loss = _internals.view(
         compile_loss, **_internals.with_flat_losses(recording)
     )
     # Its trackers of the single losses are not to see the zeros.
@@ -143,18 +143,6 @@ def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
                 "with `PipelineModel(model, num_microbatches=1)`.",
                 stacklevel=2,
             )
-
-
-def view(instance, **members):
-    """The same object, state and all, but for some members.
-
-    The object itself must not change, not even for as long as it is called:
-    model ranks call it at the same time, one going on where another one waits.
-    """
-    kind = type(type(instance).__name__, (type(instance),), members)
-    view = object.__new__(kind)
-    object.__setattr__(view, "__dict__", instance.__dict__)
-    return view
 
 
 def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
@@ -212,4 +200,4 @@ def _recording(loss, returned):
         returned.append(values)
         return values
 
-    return view(loss, call=call)
+    return _internals.view(loss, call=call)

@@ -19,7 +19,6 @@ from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
-from tfscale.whole_batch import losses
 
 
 class PipelineTrainer(KerasFace):
@@ -130,7 +129,7 @@ class PipelineTrainer(KerasFace):
         """
         if not wrapping.is_own(self.model, "compute_loss"):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
-        compute_loss = losses.view(
+        compute_loss = _internals.view(
             self.model,
             **_internals.with_losses(
                 lambda: self._compile_loss,

@@ -165,7 +165,7 @@ def _described(functional, training):
         if not isinstance(operation, keras.Layer):
             own = {
                 name: repr(value)
-                for name, value in vars(operation).items()
+                for name, value in _internals.attributes_of(operation).items()
                 if name != "name" and name[0] != "_"
             }
             what = (type(operation), repr(own))

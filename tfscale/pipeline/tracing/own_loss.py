@@ -67,7 +67,7 @@ class OwnLoss:
             totals.append(tf.identity(tf.add_n(values)))
             return totals[-1]
 
-        view = losses.view(
+        view = _internals.view(
             self.model,
             **_internals.with_losses(
                 lambda: compiled if self.compile_loss else None,

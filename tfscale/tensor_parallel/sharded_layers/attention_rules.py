@@ -46,19 +46,7 @@ def is_attention(layer) -> bool:
         return hasattr(layer, "model_parallel_dims")
     if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
         return True
-    return _is_of(layer, _HUB_FAMILIES)
-
-
-def _is_of(layer, families):
-    """Whether all of an attention is as a family of keras_hub has it."""
-    modules = {
-        getattr(layer.__class__, name).__module__
-        for name in ("call", *_PARTS)
-        if hasattr(layer.__class__, name)
-    }
-    return len(modules) == 1 and modules <= {
-        f"keras_hub.src.models.{name}.{name}_attention" for name in families
-    }
+    return _internals.is_hub_attention(layer, _HUB_FAMILIES)
 
 
 def make_rule(layer) -> rules.Rule | None:
@@ -140,7 +128,7 @@ class _Attention(rules.Rule):
             # The cache has all heads.
             changed = {
                 name: dense_rules.make_rule(dense).run
-                for name, dense in layer.__dict__.items()
+                for name, dense in _internals.attributes_of(layer).items()
                 if any(dense is column for column in self._columns)
             }
             return _call(layer, changed, args, kwargs)
@@ -172,7 +160,7 @@ class _Attention(rules.Rule):
     def own_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
         layer, changed = self.layer, {}
-        if _is_of(layer, _GEMMA):
+        if _internals.is_hub_attention(layer, _GEMMA):
             ranks = collectives.num_ranks()
             changed = {name: getattr(layer, name) // ranks for name in _COUNTS}
         # Weights that all heads have in common.
@@ -197,7 +185,7 @@ class _GroupedAttention(_Attention):
     def own_heads(self):
         layer, changed = self.layer, super().own_heads()
         keys = _dense(layer, "key"), _dense(layer, "value")
-        for name, dense in layer.__dict__.items():
+        for name, dense in _internals.attributes_of(layer).items():
             if any(dense is key for key in keys):
                 changed[name] = functools.partial(self._project, dense)
         changed.update(
@@ -268,6 +256,5 @@ def _call(layer, changed, args, kwargs):
 
     They are those of a copy, because the threads of all ranks call the layer.
     """
-    copy = object.__new__(type(layer))
-    copy.__dict__.update({**layer.__dict__, **changed})
+    copy = _internals.altered(layer, **changed)
     return layer.__class__.call(copy, *args, **kwargs)
