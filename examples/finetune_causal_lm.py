@@ -53,7 +53,7 @@ LAYOUT = flags.DEFINE_enum(
     "layout",
     "auto",
     ["auto", "backbone"],
-    "Who says how weights are divided: tfscale.auto_layout_map, or the "
+    "Who says how weights are sharded: tfscale.auto_layout_map, or the "
     "backbone's own get_layout_map (llama, gemma).",
 )
 WEIGHTS_FILE = flags.DEFINE_string(
@@ -144,7 +144,7 @@ def build_model(models):
 
 
 def make_layout_map(models, mesh):
-    """Which dims of which weights are divided over the model ranks."""
+    """Which dims of which weights are sharded over the model ranks."""
     if LAYOUT.value == "auto":
         return tfscale.auto_layout_map(lambda: build_model(models), mesh)
     kinds = {"llama": models.LlamaBackbone, "gemma": models.GemmaBackbone}

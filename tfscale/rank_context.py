@@ -32,7 +32,7 @@ class RankContext:
         reads_shards: Whether a sharded variable is this rank's shard.
         uses_for_parts: Whether whole variables are used on a part of something.
         given_shards: Tensors that stand for shards, by `id(variable)`.
-        draws_for_parts: Whether random numbers are for a part of a tensor.
+        seeds_are_for_shards: Whether random numbers are for a part of a tensor.
         model: The functional model whose decisions count, or None.
         sequence_plan: What layers divide along the sequence, or None.
         sequence_recorder: Who is asked at crossings of layers, or None.
@@ -51,7 +51,7 @@ class RankContext:
         updates_parts: Whether updates are of a replica's part of variables.
         assigns_on_trial: Whether what is assigned is only checked.
         pipeline_rank: On which stage's devices variables are made, or None.
-        made_like: As which variable they are divided, or None.
+        made_like: As which variable they are sharded, or None.
     """
 
     devices: Sequence[str] | None = None
@@ -61,7 +61,7 @@ class RankContext:
     given_shards: MutableMapping[int, Any] = dataclasses.field(
         default_factory=dict
     )
-    draws_for_parts: bool = False
+    seeds_are_for_shards: bool = False
     model: Any = None
     sequence_plan: Any = None
     sequence_recorder: Any = None

@@ -3,7 +3,7 @@
     python -m benchmarks.tensor_parallel.memory
 
 Counted are the components that there are, on the devices that they are on.
-Ideal is what is divided over the number of ranks, and all of the rest.
+Ideal is what is sharded over the number of ranks, and all of the rest.
 """
 
 import collections
@@ -16,11 +16,11 @@ _RANKS = flags.DEFINE_integer("ranks", 4, "Model ranks.", lower_bound=2)
 
 
 def count(name, num_ranks):
-    """Bytes by device, of divided variables and of the others, and of all.
+    """Bytes by device, of sharded variables and of the others, and of all.
 
     Returns:
         Two dicts from devices to bytes and two sums of whole variables, each
-        first of what is divided and then of the rest.
+        first of what is sharded and then of the rest.
     """
     import tensorflow as tf
 
@@ -62,9 +62,9 @@ def main(argv):
         f"{'':24} {'whole':>11} {'ideal':>11} {'on a device':>15} {'ratio':>7}"
     )
     for name in "mlp", "gpt":
-        (divided, rest), whole, variables = count(name, ranks)
+        (sharded, rest), whole, variables = count(name, ranks)
         for title, by_device, full, ideal, number in (
-            ("divided", divided, whole[0], whole[0] / ranks, variables[0]),
+            ("sharded", sharded, whole[0], whole[0] / ranks, variables[0]),
             ("the rest", rest, whole[1], whole[1], variables[1]),
         ):
             low, high = min(by_device.values()), max(by_device.values())
@@ -74,7 +74,7 @@ def main(argv):
                 f"{low / 2**20:6.2f} to {high / 2**20:.2f} "
                 f"{high / ideal:7.4f}"
             )
-        total = max(divided[device] + rest[device] for device in divided)
+        total = max(sharded[device] + rest[device] for device in sharded)
         print(
             f"{name}, all".ljust(24) + f" {_mib(sum(whole))} "
             f"{_mib(whole[0] / ranks + whole[1])} {_mib(total):>15}"

@@ -1,4 +1,4 @@
-"""What is trained, and how it is divided: Keras alone, on any backend."""
+"""What is trained, and how it is sharded: Keras alone, on any backend."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Layers of a model that is built by running it are divided like others."""
+"""Layers of a model that is built by running it are sharded like others."""
 
 import keras
 import numpy as np
@@ -50,7 +50,7 @@ def job():
 
 
 class LateVariablesTest(tf.test.TestCase):
-    def test_has_the_numbers_of_one_device_and_is_divided(self):
+    def test_has_the_numbers_of_one_device_and_is_sharded(self):
         outcome = same_numbers.on_ranks(job(), 2, 2, LAYOUTS)
         same_numbers.assert_same(
             self,

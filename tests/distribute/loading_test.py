@@ -27,7 +27,7 @@ OTHERS = {
 
 
 def layers_of(blocks=2, hidden=12, last_bias=True):
-    """Blocks with divided, whole, and moving variables, and a seed."""
+    """Blocks with sharded, whole, and moving variables, and a seed."""
     for n in range(blocks):
         # Only the last block is another one.
         units = hidden if n == blocks - 1 else 12

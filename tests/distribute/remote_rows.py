@@ -216,7 +216,7 @@ def zero_data_and_backup():
 
 
 def sequence_parallel():
-    """Norms and residuals divided over two machines."""
+    """Norms and residuals sharded over two machines."""
     mesh = tfscale.device_mesh(model=2, devices=[A0, B0])
     layout_map = same_numbers.layout_map_for(job(), mesh)
     same_numbers.reset()

@@ -90,7 +90,7 @@ def one_device(name):
 
 
 @functools.cache
-def divided(name, data, pipeline=None, model=1):
+def sharded(name, data, pipeline=None, model=1):
     return same_numbers.on_zero(
         JOBS[name],
         data,
@@ -118,8 +118,8 @@ def check_parts(test, outcome, data, model=1):
         )
         test.assertLen(weight.values, data * model)
         shard = weight.values[0].shape.as_list()
-        divided = (d for d, size in enumerate(shard) if size % data == 0)
-        dim = next(divided, None)
+        sharded = (d for d, size in enumerate(shard) if size % data == 0)
+        dim = next(sharded, None)
         if dim is None:
             whole.append(slot)
         else:
@@ -136,19 +136,19 @@ def check_parts(test, outcome, data, model=1):
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
     def test_of_one_device_on_two_replicas(self, name):
-        outcome = divided(name, 2)
+        outcome = sharded(name, 2)
         same_numbers.assert_same(self, one_device(name), outcome)
 
     @parameterized.parameters(*ON_RANKS)
     def test_of_one_device_on_two_replicas_of_two_ranks(self, name):
-        outcome = divided(name, 2, model=2)
+        outcome = sharded(name, 2, model=2)
         same_numbers.assert_same(self, one_device(name), outcome)
         if name != "clipnorm":  # which has no slots
             check_parts(self, outcome, 2, 2)
 
     @parameterized.parameters(*PIPELINES)
     def test_of_one_device_in_pipelines(self, name, size):
-        outcome = divided(name, *size)
+        outcome = sharded(name, *size)
         same_numbers.assert_same(self, one_device(name), outcome)
         if name != "clipnorm":  # which has no slots
             check_parts(self, outcome, size[0], size[2])
@@ -166,7 +166,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     def test_elementwise_updates_are_equal_to_the_last_bit(self, name):
         """To those of replicas that all have whole slots."""
         whole = same_numbers.on_zero(JOBS[name], 2, zero_stage=0)
-        same_numbers.assert_equal(self, whole, divided(name, 2))
+        same_numbers.assert_equal(self, whole, sharded(name, 2))
 
     def test_in_mixed_precision(self):
         job = dataclasses.replace(JOBS["adam"], build=mixed)
@@ -182,7 +182,7 @@ def mixed():
 
 class PlacementTest(tf.test.TestCase, parameterized.TestCase):
     def test_what_no_dim_divides_stays_whole(self):
-        whole = check_parts(self, divided("odd", 2), 2)
+        whole = check_parts(self, sharded("odd", 2), 2)
         self.assertEqual(
             [tuple(slot.shape) for slot in whole], [(15,)] * len(whole)
         )
@@ -190,7 +190,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_a_device_has_its_share_of_bytes(self):
         for model in (1, 2):
-            outcome = divided("adam", 2, model=model)
+            outcome = sharded("adam", 2, model=model)
             whole, held = 0, {}
             for slot in outcome.model.optimizer.variables[2:]:
                 whole += np.array(slot).nbytes
@@ -212,7 +212,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
     def test_the_summary_tells_it(self, model, text):
         lines = []
         tfscale.sharding_summary(
-            divided("adam", 2, model=model).model, print_fn=lines.append
+            sharded("adam", 2, model=model).model, print_fn=lines.append
         )
         self.assertIn(text, lines[0])
 
@@ -243,7 +243,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_of_gradients_no_more_than_a_part_is_sent(self):
         """Sums of whole gradients are nowhere in the graph of a step."""
-        model = divided("adam", 2).model
+        model = sharded("adam", 2).model
         strategy = model.distribute_strategy
         step = tf.function(
             lambda x, y: strategy.run(model.train_step, args=((x, y),))

@@ -64,7 +64,7 @@ def mixed():
 
 
 class Subclassed(keras.Model):
-    """Not functional: what stays divided is not found by analysis."""
+    """Not functional: what stays sharded is not found by analysis."""
 
     def __init__(self):
         super().__init__(name="subclassed")
@@ -152,9 +152,9 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(
             self, one_device(job), outcome, unmoved=("key_bias",)
         )
-        self.assert_divided(outcome.model, num_replicas, num_ranks)
+        self.assert_sharded(outcome.model, num_replicas, num_ranks)
 
-    def assert_divided(self, model, num_replicas, num_ranks):
+    def assert_sharded(self, model, num_replicas, num_ranks):
         found = 0
         for layer in model._flatten_layers():
             for variable in layer._trainable_variables:

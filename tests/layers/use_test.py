@@ -108,7 +108,7 @@ class RanksTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(expected, found):
             self.assertAllClose(a, b, rtol=1e-5)
 
-    def test_a_subclassed_model_that_fit_builds_is_divided(self):
+    def test_a_subclassed_model_that_fit_builds_is_sharded(self):
         class Model(keras.Model):
             def __init__(self):
                 super().__init__()
@@ -223,7 +223,7 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             layers.ColumnParallelDense(4, name="up").build((None, 4))
 
-    def test_a_mesh_over_which_nothing_is_divided(self):
+    def test_a_mesh_over_which_nothing_is_sharded(self):
         with strategy().scope():
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
             with self.assertRaisesRegex(

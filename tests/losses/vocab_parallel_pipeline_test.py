@@ -1,4 +1,4 @@
-"""Cross-entropy of divided logits in a pipeline whose stages are divided."""
+"""Cross-entropy of sharded logits in a pipeline whose stages are sharded."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of divided logits: plain cross-entropy, and nothing whole."""
+"""Cross-entropy of sharded logits: plain cross-entropy, and nothing whole."""
 
 import keras
 import numpy as np

@@ -171,7 +171,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(
             self, one_device(kind, heads), outcome, unmoved=("key_bias",)
         )
-        self.assert_divided(outcome.model, num_ranks)
+        self.assert_sharded(outcome.model, num_ranks)
 
     @parameterized.product(name=list(HUB), num_ranks=[2, 4])
     def test_of_one_device_in_keras_hub(self, name, num_ranks):
@@ -184,7 +184,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         expected = same_numbers.on_one_device(job)
         outcome = same_numbers.on_ranks(job, num_ranks, layouts=layouts)
         same_numbers.assert_same(self, expected, outcome)
-        self.assert_divided(outcome.model, num_ranks)
+        self.assert_sharded(outcome.model, num_ranks)
 
     @parameterized.parameters("gemma", "gemma3")
     def test_of_one_device_with_keys_divided_too(self, name):
@@ -192,9 +192,9 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         expected = same_numbers.on_one_device(job)
         outcome = same_numbers.on_ranks(job, 2, 2, layouts=HEADS_FIRST)
         same_numbers.assert_same(self, expected, outcome)
-        self.assert_divided(outcome.model, 2, keys=True)
+        self.assert_sharded(outcome.model, 2, keys=True)
 
-    def assert_divided(self, model, num_ranks, keys=False):
+    def assert_sharded(self, model, num_ranks, keys=False):
         layers = list(model._flatten_layers())
         self.assertIn("query", [layer.name for layer in layers])
         for layer in layers:

@@ -20,8 +20,8 @@ HEADS = (None, "model", None)
 FROM_HEADS = ("model", None, None)
 
 
-def divided(model, ranks=2):
-    """Axes of all variables that are divided, by path."""
+def sharded(model, ranks=2):
+    """Axes of all variables that are sharded, by path."""
     mesh = tfscale.device_mesh(model=ranks)
     layout_map = auto_layout_map(model, mesh)
     found = {v.path: layout_map[v.path] for v in model.variables}
@@ -69,7 +69,7 @@ class MlpTest(parameterized.TestCase):
             ],
             name="s",
         )
-        self.assertEqual(divided(model), mlp("s/a", "s/b"))
+        self.assertEqual(sharded(model), mlp("s/a", "s/b"))
 
     @parameterized.parameters(
         # Layers in between, whether they keep the pair.
@@ -86,21 +86,21 @@ class MlpTest(parameterized.TestCase):
     def test_what_may_be_in_between(self, between, keeps):
         model = chain(dense(16, "a"), *[f() for f in between], dense(4, "b"))
         if keeps:
-            self.assertEqual(divided(model), mlp("a", "b"))
+            self.assertEqual(sharded(model), mlp("a", "b"))
         else:
             with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-                divided(model)
+                sharded(model)
 
     def test_activation_over_all_units_keeps_its_layer_whole(self):
         model = chain(dense(16, "a", activation="softmax"), dense(4, "b"))
         with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-            divided(model)
+            sharded(model)
 
     def test_layers_are_in_one_pair_and_pairs_with_most_weights_first(self):
         model = chain(*[dense(n, f"d{n}") for n in (16, 64, 32, 6, 4)])
         # 8-16-64-32-6-4: 16-64-32 has the most weights, then 32-6-4.
         self.assertEqual(
-            divided(model), mlp("d64", "d32") | mlp("d6", "d4"), model.name
+            sharded(model), mlp("d64", "d32") | mlp("d6", "d4"), model.name
         )
 
     def test_gate_is_divided_as_what_it_gates(self):
@@ -108,7 +108,7 @@ class MlpTest(parameterized.TestCase):
         gate, up = dense(16, "gate")(x), dense(16, "up")(x)
         y = dense(8, "down")(keras.ops.silu(gate) * up)
         self.assertEqual(
-            divided(keras.Model(x, y)),
+            sharded(keras.Model(x, y)),
             mlp("gate", "down") | mlp("up", "down"),
         )
 
@@ -121,18 +121,18 @@ class MlpTest(parameterized.TestCase):
             [head, layers.LayerNormalization()(hidden)],
         ):
             with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-                divided(keras.Model(x, outputs))
+                sharded(keras.Model(x, outputs))
 
     def test_residual_is_no_mlp(self):
         x = keras.Input((8,))
         y = dense(4, "b")(x + dense(8, "a")(x))
         with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-            divided(keras.Model(x, y))
+            sharded(keras.Model(x, y))
 
     def test_layer_that_is_called_twice_is_in_no_pair(self):
         twice = dense(8, "twice")
         with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-            divided(chain(twice, twice))
+            sharded(chain(twice, twice))
 
     def test_einsum_dense_counts_as_dense(self):
         x = keras.Input((3, 8))
@@ -141,7 +141,7 @@ class MlpTest(parameterized.TestCase):
         )
         down = layers.EinsumDense("...d,dc->...c", 8, name="down")
         self.assertEqual(
-            divided(keras.Model(x, down(up(x)))),
+            sharded(keras.Model(x, down(up(x)))),
             {
                 "up/kernel": ("model", None),
                 "up/bias": BIAS,
@@ -157,12 +157,12 @@ class MlpTest(parameterized.TestCase):
         for layer in quantized:
             y = layer(y)
             layer.quantize("int8")
-        self.assertEqual(divided(keras.Model(x, y)), mlp("up", "down"))
+        self.assertEqual(sharded(keras.Model(x, y)), mlp("up", "down"))
 
     def test_nested_models_are_opened_up(self):
         inner = chain(dense(16, "a"), dense(8, "b"))
         outer = keras.Sequential([keras.Input((8,)), inner], name="outer")
-        self.assertEqual(divided(outer), mlp("a", "b"))
+        self.assertEqual(sharded(outer), mlp("a", "b"))
 
 
 class Block(layers.Layer):
@@ -194,11 +194,11 @@ class SubclassedTest(parameterized.TestCase):
         expected = {}
         for up, down in pairs:
             expected |= mlp(f"block/d{up}", f"block/d{down}")
-        self.assertEqual(divided(model), expected)
+        self.assertEqual(sharded(model), expected)
 
     def test_square_siblings_are_whole(self):
         with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-            divided(chain(Block((8, 8, 8, 8))))
+            sharded(chain(Block((8, 8, 8, 8))))
 
     def test_model_with_a_call_of_its_own(self):
         class Model(keras.Model):
@@ -214,10 +214,10 @@ class SubclassedTest(parameterized.TestCase):
 
         model = Model()
         with self.assertRaisesRegex(ValueError, "must be built.*'own'"):
-            divided(model)
+            sharded(model)
         model(keras.ops.ones((2, 8)))
         self.assertEqual(
-            divided(model),
+            sharded(model),
             mlp("own/b0/d0", "own/b0/d1") | mlp("own/b1/d0", "own/b1/d1"),
         )
 
@@ -226,7 +226,7 @@ class AttentionTest(parameterized.TestCase):
     def test_multi_head_attention(self):
         x = keras.Input((4, 16))
         y = layers.MultiHeadAttention(4, 3, value_dim=5, name="mha")(x, x)
-        self.assertEqual(divided(keras.Model(x, y)), attention("mha"))
+        self.assertEqual(sharded(keras.Model(x, y)), attention("mha"))
 
     @parameterized.parameters((2, True), (1, False), (4, True))
     def test_grouped_query_attention(self, key_value_heads, divides):
@@ -234,7 +234,7 @@ class AttentionTest(parameterized.TestCase):
         y = layers.GroupQueryAttention(3, 4, key_value_heads, name="gqa")(x, x)
         # Whole keys and values come without a warning, which would raise.
         self.assertEqual(
-            divided(keras.Model(x, y)),
+            sharded(keras.Model(x, y)),
             attention("gqa", shared_heads=divides),
         )
 
@@ -248,7 +248,7 @@ class AttentionTest(parameterized.TestCase):
             r"4 ranks.*the 6 heads of mha/attention_output, which 4 does not "
             r"divide \(8 would do\)",
         ):
-            self.assertEqual(divided(model, 4), mlp("up", "down"))
+            self.assertEqual(sharded(model, 4), mlp("up", "down"))
 
 
 class EmbeddingTest(parameterized.TestCase):
@@ -258,14 +258,14 @@ class EmbeddingTest(parameterized.TestCase):
         x = layers.LayerNormalization()(x)
         return keras.Model(tokens, dense(units, "head")(x))
 
-    def test_rows_are_divided(self):
+    def test_rows_are_sharded(self):
         self.assertEqual(
-            divided(self._model(rows=50, units=3)), {"tokens/embeddings": ROW}
+            sharded(self._model(rows=50, units=3)), {"tokens/embeddings": ROW}
         )
 
     def test_head_with_as_many_units_as_there_are_rows_is_too(self):
         self.assertEqual(
-            divided(self._model(rows=50, units=50)),
+            sharded(self._model(rows=50, units=50)),
             {
                 "tokens/embeddings": ROW,
                 "head/kernel": COLUMN,
@@ -276,14 +276,14 @@ class EmbeddingTest(parameterized.TestCase):
     @parameterized.parameters("positions", "segment_embedding", "Token_Type")
     def test_positions_and_the_like_are_whole(self, name):
         with self.assertRaisesRegex(ValueError, "no attention, MLP"):
-            divided(self._model(rows=50, units=3, name=name))
+            sharded(self._model(rows=50, units=3, name=name))
 
     def test_rows_that_the_axis_does_not_divide(self):
         with self.assertRaisesRegex(
             ValueError,
             r"the 51 rows of tokens, which 2 does not divide \(52 would do\)",
         ):
-            divided(self._model(rows=51, units=51))
+            sharded(self._model(rows=51, units=51))
 
     def test_reversible_embedding(self):
         def untied(rows, width, name):
@@ -292,7 +292,7 @@ class EmbeddingTest(parameterized.TestCase):
             )
 
         self.assertEqual(
-            divided(self._model(50, 3, embedding=untied)),
+            sharded(self._model(50, 3, embedding=untied)),
             {
                 "tokens/embeddings": ROW,
                 "tokens/reverse_embeddings": COLUMN,
@@ -322,7 +322,7 @@ class TransformersTest(parameterized.TestCase):
             expected |= attention(f"{name}_attention")
             expected |= mlp(f"{name}_mlp_up", f"{name}_mlp_down")
         expected |= {"logits/kernel": COLUMN, "logits/bias": BIAS}
-        self.assertEqual(divided(build_gpt(2, 16, 2, 8, 0.1)), expected)
+        self.assertEqual(sharded(build_gpt(2, 16, 2, 8, 0.1)), expected)
 
     def test_gpt2(self):
         expected = {"token_embedding/embeddings": ROW}
@@ -333,7 +333,7 @@ class TransformersTest(parameterized.TestCase):
                 f"{name}/feedforward_intermediate_dense",
                 f"{name}/feedforward_output_dense",
             )
-        self.assertEqual(divided(small_gpt2(num_heads=2)), expected)
+        self.assertEqual(sharded(small_gpt2(num_heads=2)), expected)
 
     def test_gpt2_that_four_ranks_divide_in_part(self):
         with self.assertWarnsRegex(
@@ -341,7 +341,7 @@ class TransformersTest(parameterized.TestCase):
             r"the 50 rows of token_embedding, which 4 .* \(52 would do\); "
             "the 2 heads of transformer_layer_0/self_attention",
         ):
-            found = divided(small_gpt2(num_heads=2), ranks=4)
+            found = sharded(small_gpt2(num_heads=2), ranks=4)
         expected = {}
         for index in range(2):
             name = f"transformer_layer_{index}"
@@ -373,9 +373,9 @@ class TransformersTest(parameterized.TestCase):
                     f"{name}/feedforward_output_dense",
                     biases=False,
                 )
-        self.assertEqual(divided(backbone), expected)
+        self.assertEqual(sharded(backbone), expected)
         task = keras_hub.models.LlamaCausalLM(backbone)
-        self.assertEqual(divided(task), expected)
+        self.assertEqual(sharded(task), expected)
 
     def test_bert(self):
         backbone = small(
@@ -389,7 +389,7 @@ class TransformersTest(parameterized.TestCase):
                 f"{name}/feedforward_intermediate_dense",
                 f"{name}/feedforward_output_dense",
             )
-        self.assertEqual(divided(backbone), expected)
+        self.assertEqual(sharded(backbone), expected)
 
     def test_gemma_whose_kernels_have_the_heads_first(self):
         backbone = small(
@@ -408,14 +408,14 @@ class TransformersTest(parameterized.TestCase):
                 f"{name}/ffw_gating_2/kernel": COLUMN,
                 f"{name}/ffw_linear/kernel": ROW,
             }
-        self.assertEqual(divided(backbone), expected)
+        self.assertEqual(sharded(backbone), expected)
 
     @parameterized.parameters(
         (keras_hub.models.BloomBackbone, "output_dense"),
         (keras_hub.models.GPTNeoXBackbone, "attention_output"),
     )
     def test_heads_that_are_one_dim_before_the_output(self, kind, output):
-        found = divided(small(kind, num_heads=2))
+        found = sharded(small(kind, num_heads=2))
         into = {
             "output_dense": ["query_dense", "key_dense", "value_dense"],
             "attention_output": ["query_key_value"],
@@ -453,7 +453,7 @@ class TransformersTest(parameterized.TestCase):
         )
         experts = f"transformer_layer_0/{name}_sparse_moe_block/experts"
         self.assertEqual(
-            {p: a for p, a in divided(backbone).items() if experts in p},
+            {p: a for p, a in sharded(backbone).items() if experts in p},
             {
                 f"{experts}/expert_feedforward_{each}_dense": FROM_HEADS
                 for each in (*ups, "output")
@@ -474,7 +474,7 @@ class TransformersTest(parameterized.TestCase):
                 expected[f"{path}/{each}_projector/kernel"] = COLUMN
             expected[f"{path}/output_projector/kernel"] = ROW
         self.assertEqual(
-            {p: a for p, a in divided(backbone).items() if p in expected},
+            {p: a for p, a in sharded(backbone).items() if p in expected},
             expected,
         )
 
@@ -512,13 +512,13 @@ class FunctionTest(absltest.TestCase):
         )
         for expected, found in zip(alone.weights, model.weights):
             np.testing.assert_array_equal(found, expected)
-        self.assertEqual(lines[0].count("output divided"), 1)
+        self.assertEqual(lines[0].count("output sharded"), 1)
 
     def test_what_it_returns_is_checked(self):
         with self.assertRaisesRegex(TypeError, "or a function that.*<Dense"):
-            divided(lambda: layers.Dense(2))
+            sharded(lambda: layers.Dense(2))
         with self.assertRaisesRegex(ValueError, "must be built.*'fresh'"):
-            divided(lambda: keras.Sequential([dense(3, "a")], name="fresh"))
+            sharded(lambda: keras.Sequential([dense(3, "a")], name="fresh"))
 
 
 class WarningTest(absltest.TestCase):
@@ -557,7 +557,7 @@ class MapTest(absltest.TestCase):
             {path: dim for path, dim in dims.items() if dim is not None},
             {
                 path: axes.index("model")
-                for path, axes in divided(model).items()
+                for path, axes in sharded(model).items()
             },
         )
 
@@ -574,19 +574,19 @@ class MapTest(absltest.TestCase):
         with self.assertWarnsRegex(
             UserWarning, "same/a/kernel, the path of several"
         ):
-            self.assertEqual(divided(model), {"same/b/kernel": ROW})
+            self.assertEqual(sharded(model), {"same/b/kernel": ROW})
 
     def test_axis_of_size_one_divides_everything(self):
         model = chain(dense(5, "a"), dense(3, "b"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            self.assertEqual(divided(model, ranks=1), mlp("a", "b"))
+            self.assertEqual(sharded(model, ranks=1), mlp("a", "b"))
 
 
 class ErrorsTest(absltest.TestCase):
     def test_not_a_model(self):
         with self.assertRaisesRegex(TypeError, "must be a `keras.Model`.*<Den"):
-            divided(layers.Dense(3))
+            sharded(layers.Dense(3))
 
     def test_mesh_without_a_model_axis(self):
         mesh = keras.distribution.DeviceMesh((1,), ("data",), ["cpu:0"])
@@ -596,21 +596,21 @@ class ErrorsTest(absltest.TestCase):
     def test_model_that_is_not_built(self):
         model = keras.Sequential([dense(3, "a")], name="fresh")
         with self.assertRaisesRegex(ValueError, "must be built.*'fresh'"):
-            divided(model)
+            sharded(model)
 
     def test_nothing_to_divide(self):
         model = chain(dense(3, "a"))
         with self.assertRaisesRegex(
             ValueError, "model 'm' and a model axis of size 2, but no attention"
         ):
-            divided(model)
+            sharded(model)
 
     def test_nothing_that_the_axis_divides(self):
         model = chain(dense(15, "a"), dense(8, "b"))
         with self.assertRaisesRegex(
             ValueError, r"the 15 units of a, which 2 .* \(16 would do\)"
         ):
-            divided(model)
+            sharded(model)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class SwappedTest(absltest.TestCase):
         reasons = {up: "Sort needs all", again: "Sort needs all"}
         self.assertNotIn("swapped", pairing.complaint(calls, reasons))
         swapped = pairing.complaint(calls[1:], {again: "Sort needs all"})
-        self.assertIn("'down' is divided along its inputs", swapped)
+        self.assertIn("'down' is sharded along its inputs", swapped)
         self.assertIn("they are swapped", swapped)
 
 

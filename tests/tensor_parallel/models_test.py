@@ -376,7 +376,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_close(found, 2 * expected)
 
     def test_layers_in_several_models(self):
-        # What one model leaves divided once left another one in parts.
+        # What one model leaves sharded once left another one in parts.
         x, y = VECTORS["x"], VECTORS["y"]
 
         def train(model):

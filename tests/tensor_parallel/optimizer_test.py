@@ -145,7 +145,7 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
             "constraint_and_loss_scale",
             BUILDS["constraint"],
             lambda: scaled(OPTIMIZERS.SGD()),
-            "constraint whose slots are divided.*loss scaling.*up/kernel",
+            "constraint whose slots are sharded.*loss scaling.*up/kernel",
         ),
     )
     def test_refuses(self, build, optimizer, message):

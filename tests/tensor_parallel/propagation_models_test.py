@@ -1,4 +1,4 @@
-"""Keras layers and keras_hub decoders stay divided between their projections.
+"""Keras layers and keras_hub decoders stay sharded between their projections.
 
 A model is traced twice: whole, and as a rank would trace it, where the output
 of a column-split layer is a placeholder for its part. Fed with the parts of
@@ -29,7 +29,7 @@ class TracedModel:
     """A model in a graph of its own, in which projections record their calls.
 
     Args:
-        make: Returns a model, its column-split layers with the divided dim of
+        make: Returns a model, its column-split layers with the sharded dim of
             their output, and its row-split ones with that of their input.
         inputs: Types and shapes of the model's inputs.
         given: For each call what it returns on a rank, as a type and a shape;
@@ -80,15 +80,15 @@ class TracedModel:
             retraced=True,
         )
 
-    def given(self, divided, num_ranks):
-        """What a rank gets from each call if some sources stay divided."""
+    def given(self, sharded, num_ranks):
+        """What a rank gets from each call if some sources stay sharded."""
         result = {}
         for call in self.calls:
             for tensor in call.outputs:
                 result[call.key] = tensor.dtype, tensor.shape
             for source in call.sources:
                 shape = source.tensor.shape.as_list()
-                if call.key in divided:
+                if call.key in sharded:
                     shape[source.dim] //= num_ranks
                 result[call.key] = source.tensor.dtype, shape
         return result
@@ -304,7 +304,7 @@ def decide(made, inputs, num_ranks=2, **arguments):
     whole = TracedModel(made, inputs, **arguments)
     found = whole.propagate(num_ranks)
     local = TracedModel(
-        made, inputs, whole.given(found.divided, num_ranks), **arguments
+        made, inputs, whole.given(found.sharded, num_ranks), **arguments
     )
     different = retrace.differences(
         whole.trace, local.trace, found, num_ranks=num_ranks
@@ -328,7 +328,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         whole, found, local, different = decide(
             made, inputs_of(made[0], shape), num_ranks, **arguments
         )
-        self._assert_all_divided(whole, found, local, different)
+        self._assert_all_sharded(whole, found, local, different)
         feed = {
             tensor: np.random.default_rng(place).normal(size=(BATCH, TIME, DIM))
             for place, tensor in enumerate(whole.inputs)
@@ -371,10 +371,10 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         with tf.compat.v1.Session(graph=traced.graph) as session:
             return session.run(tensors, feed)
 
-    def _assert_all_divided(self, whole, found, local, different):
+    def _assert_all_sharded(self, whole, found, local, different):
         self.assertEqual(found.gathered, {})
         self.assertEqual(
-            found.sink_divided, {call.key for call in whole.calls if call.sinks}
+            found.sink_sharded, {call.key for call in whole.calls if call.sinks}
         )
         self.assertIsNone(local.error)
         self.assertEqual(different, {})
@@ -384,9 +384,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for length, shape in (("fixed", HIDDEN_STATES), ("any", ANY_LENGTH))
         for name, make, arguments in WITH_DROPOUT
     )
-    def test_dropout_leaves_parts_divided(self, make, shape, arguments):
+    def test_dropout_leaves_parts_sharded(self, make, shape, arguments):
         made = make()
-        self._assert_all_divided(
+        self._assert_all_sharded(
             *decide(made, inputs_of(made[0], shape), **arguments)
         )
 
@@ -394,15 +394,15 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         layer, columns, rows = grouped_query(use_gate=True)
         del columns[layer._gate_dense]
         _, found, *_ = decide((layer, columns, rows), [HIDDEN_STATES] * 2)
-        self.assertEmpty(found.divided)
-        self.assertEmpty(found.sink_divided)
+        self.assertEmpty(found.sharded)
+        self.assertEmpty(found.sink_sharded)
         self.assertIn("is whole", " ".join(found.gathered.values()))
 
     def test_a_decoder_that_knows_its_own_number_of_heads(self):
         # Gemma reshapes queries to heads that it has from its config.
         made = gemma()
         _, found, _, different = decide(made, [HIDDEN_STATES])
-        self.assertLen(found.divided, 5)
+        self.assertLen(found.sharded, 5)
         names = {path.rpartition("/")[-1] for path, _ in different}
         self.assertEqual(names, {"query", "key", "value"})
         columns = made[1]
@@ -410,8 +410,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             if column.name in names:
                 del columns[column]
         _, found, _, different = decide(made, [HIDDEN_STATES])
-        self.assertLen(found.divided, 2)
-        self.assertLen(found.sink_divided, 1)
+        self.assertLen(found.sharded, 2)
+        self.assertLen(found.sink_sharded, 1)
         self.assertEmpty(different)
 
 
@@ -419,8 +419,8 @@ class RetraceTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*NOT_THE_SAME)
     def test_python_that_reads_sizes_is_found_out(self, function, reason):
         _, found, _, different = decide(between(function), [HIDDEN_STATES])
-        self.assertLen(found.divided, 1)
-        self.assertEqual(set(different), set(found.divided))
+        self.assertLen(found.sharded, 1)
+        self.assertEqual(set(different), set(found.sharded))
         self.assertIn(reason, "".join(different.values()))
 
     def test_a_failure_says_nothing_of_the_layers_behind_it(self):
@@ -434,14 +434,14 @@ class RetraceTest(tf.test.TestCase, parameterized.TestCase):
         made = model, up | behind[0], down | behind[1]
         _, found, local, different = decide(made, [HIDDEN_STATES])
         self.assertIsNotNone(local.error)
-        self.assertLen(found.divided, 2)
+        self.assertLen(found.sharded, 2)
         self.assertEqual([path for path, _ in different], [first.up.path])
         self.assertIn("fails before", "".join(different.values()))
 
     def test_sizes_of_the_tensor_in_shapes_are_right(self):
         made = between(heads_of_the_tensor)
         _, found, _, different = decide(made, [HIDDEN_STATES])
-        self.assertLen(found.sink_divided, 1)
+        self.assertLen(found.sink_sharded, 1)
         self.assertEmpty(different)
 
     def test_traces_that_differ_by_themselves(self):

@@ -1,6 +1,6 @@
-"""What stays divided, and that each rule is true of the operation it is for.
+"""What stays sharded, and that each rule is true of the operation it is for.
 
-Every row of the table that keeps a tensor divided is also run: the operation
+Every row of the table that keeps a tensor sharded is also run: the operation
 on each rank's part against the part of what the whole operation makes.
 """
 
@@ -18,7 +18,7 @@ from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
 
 RANKS = 2
-# Sizes that differ, so that no mix-up of dims gives a right shape. The divided
+# Sizes that differ, so that no mix-up of dims gives a right shape. The sharded
 # dim is the second one unless a row says otherwise.
 SHAPE = (2, 4, 6)
 
@@ -39,8 +39,8 @@ def dynamic(x, *entries):
     )
 
 
-# name, operation, divided dim of the output.
-DIVIDED = (
+# name, operation, sharded dim of the output.
+SHARDED = (
     ("relu", tf.nn.relu, 1),
     ("gelu", tf.nn.gelu, 1),
     ("gelu_tanh", lambda x: tf.nn.gelu(x, approximate=True), 1),
@@ -192,12 +192,12 @@ DIVIDED_WITH_UNKNOWN_BATCH = (
     ("ones", lambda x: tf.ones(tf.shape(x)), 1),
 )
 
-# name, operation, a word of the reason; the second dim of x is divided.
+# name, operation, a word of the reason; the second dim of x is sharded.
 FAILS = (
     ("no_rule", tf.math.bessel_i0, "no rule"),
     ("add_whole", lambda x: x + whole(4, 6), "is whole"),
     ("add_other_dim", lambda x: x + tf.transpose(x, (0, 2, 1))[:, :4, :1], ""),
-    ("bias_of_divided", lambda x: tf.nn.bias_add(x[..., 0], whole(4)), "whole"),
+    ("bias_of_sharded", lambda x: tf.nn.bias_add(x[..., 0], whole(4)), "whole"),
     ("select_whole", lambda x: tf.where(whole(4, 1) > 0, x, 0), "is whole"),
     ("matmul_inner", lambda x: tf.matmul(x, whole(2, 4, 3), True), "apart"),
     ("matmul_partial_sum", lambda x: tf.matmul(x, x, True), "apart"),
@@ -332,7 +332,7 @@ def analyse(function, shape, dim, num_ranks=RANKS):
 def all_rows():
     unknown_batch = (None, *SHAPE[1:])
     for rows, shape in (
-        (DIVIDED, SHAPE),
+        (SHARDED, SHAPE),
         (FAILS, SHAPE),
         (DIVIDED_WITH_UNKNOWN_BATCH, unknown_batch),
         (FAILS_WITH_UNKNOWN_BATCH, unknown_batch),
@@ -342,8 +342,8 @@ def all_rows():
 
 
 class OperationsTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.named_parameters(*DIVIDED)
-    def test_stays_divided(self, function, made, dim=1):
+    @parameterized.named_parameters(*SHARDED)
+    def test_stays_sharded(self, function, made, dim=1):
         found, result = analyse(function, SHAPE, dim)
         self.assertEqual(found.gathered, {})
         self.assertEqual(found.dim(result), made)
@@ -357,13 +357,13 @@ class OperationsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*FAILS)
     def test_is_gathered(self, function, reason):
         found, _ = analyse(function, SHAPE, 1)
-        self.assertEqual(found.divided, frozenset())
+        self.assertEqual(found.sharded, frozenset())
         self.assertIn(reason, found.gathered["source"])
 
     @parameterized.named_parameters(*FAILS_WITH_UNKNOWN_BATCH)
     def test_is_gathered_with_unknown_batch(self, function, reason):
         found, _ = analyse(function, (None, *SHAPE[1:]), 1)
-        self.assertEqual(found.divided, frozenset())
+        self.assertEqual(found.sharded, frozenset())
         self.assertIn(reason, found.gathered["source"])
 
     @parameterized.named_parameters(*all_rows())
@@ -506,15 +506,15 @@ class GraphTest(tf.test.TestCase):
         hidden = g.column("up", 1, dense, g.input(None, 6))
         g.row("down", 1, dense, g.run(tf.nn.relu, hidden))
         found = g.propagate()
-        self.assertEqual(found.divided, {"up"})
-        self.assertEqual(found.sink_divided, {"down"})
+        self.assertEqual(found.sharded, {"up"})
+        self.assertEqual(found.sink_sharded, {"down"})
         self.assertEqual(found.gathered, {})
 
     def test_operations_inside_of_a_layer_are_not_looked_at(self):
         g = Graph()
         hidden = g.column("up", 1, dense, g.input(None, 6))
         g.row("down", 1, lambda x: tf.reverse(x, (1,)), hidden)
-        self.assertEqual(g.propagate().sink_divided, {"down"})
+        self.assertEqual(g.propagate().sink_sharded, {"down"})
 
     def test_a_layer_without_a_sink_takes_whole_inputs(self):
         g = Graph()
@@ -522,9 +522,9 @@ class GraphTest(tf.test.TestCase):
         again = g.column("again", 1, dense, hidden)
         g.row("down", 1, dense, again)
         found = g.propagate()
-        self.assertEqual(found.divided, {"again"})
+        self.assertEqual(found.sharded, {"again"})
         self.assertIn("'again' takes", found.gathered["up"])
-        self.assertEqual(found.sink_divided, {"down"})
+        self.assertEqual(found.sink_sharded, {"down"})
 
     def test_a_sink_takes_only_its_own_dim(self):
         g = Graph()
@@ -532,7 +532,7 @@ class GraphTest(tf.test.TestCase):
         g.row("down", 0, dense, hidden)
         found = g.propagate()
         self.assertIn("'down'", found.gathered["up"])
-        self.assertEmpty(found.sink_divided)
+        self.assertEmpty(found.sink_sharded)
 
     def test_a_layer_of_two_sinks_takes_both_or_none(self):
         g = Graph()
@@ -544,7 +544,7 @@ class GraphTest(tf.test.TestCase):
         found = g.propagate()
         # `left` cannot go to "one", and then not to "both".
         self.assertEqual(set(found.gathered), {"left", "right"})
-        self.assertEmpty(found.sink_divided)
+        self.assertEmpty(found.sink_sharded)
 
     def test_a_local_layer_passes_it_on(self):
         g = Graph()
@@ -552,8 +552,8 @@ class GraphTest(tf.test.TestCase):
         normal = g.local("norm", 2, lambda x: x * whole(8), hidden)
         g.row("down", 2, dense, g.run(tf.nn.relu, normal))
         found = g.propagate()
-        self.assertEqual(found.divided, {"up"})
-        self.assertEqual(found.sink_divided, {"norm", "down"})
+        self.assertEqual(found.sharded, {"up"})
+        self.assertEqual(found.sink_sharded, {"norm", "down"})
 
     def test_what_a_local_layer_passed_on_is_gathered_at_the_source(self):
         g = Graph()
@@ -562,7 +562,7 @@ class GraphTest(tf.test.TestCase):
         g.run(tf.nn.softmax, normal)
         found = g.propagate()
         self.assertIn("Softmax", found.gathered["up"])
-        self.assertEmpty(found.sink_divided)
+        self.assertEmpty(found.sink_sharded)
 
     def test_sources_may_join(self):
         g = Graph()
@@ -575,8 +575,8 @@ class GraphTest(tf.test.TestCase):
             g.run(tf.multiply, gate, g.column("up", 1, dense, x)),
         )
         found = g.propagate()
-        self.assertEqual(found.divided, {"gate", "up"})
-        self.assertEqual(found.sink_divided, {"down"})
+        self.assertEqual(found.sharded, {"gate", "up"})
+        self.assertEqual(found.sink_sharded, {"down"})
 
     def test_sources_divided_along_different_dims_do_not_join(self):
         g = Graph()
@@ -587,7 +587,7 @@ class GraphTest(tf.test.TestCase):
         self.assertEqual(set(g.propagate().gathered), {"left", "right"})
 
     def test_gathering_one_source_gathers_what_joins_it(self):
-        # c joins b joins a, and a cannot stay divided for another reason.
+        # c joins b joins a, and a cannot stay sharded for another reason.
         g = Graph()
         x = g.input(None, 6)
         a, b, c, d = (g.column(key, 1, dense, x) for key in "abcd")
@@ -597,15 +597,15 @@ class GraphTest(tf.test.TestCase):
         g.run(tf.nn.softmax, a)
         found = g.propagate()
         self.assertEqual(set(found.gathered), {"a", "b", "c"})
-        self.assertEqual(found.divided, {"d"})
-        self.assertEqual(found.sink_divided, {"down"})
+        self.assertEqual(found.sharded, {"d"})
+        self.assertEqual(found.sink_sharded, {"down"})
 
     def test_a_sink_of_a_gathered_source_gets_it_whole(self):
         g = Graph()
         hidden = g.column("up", 1, dense, g.input(None, 6))
         g.row("down", 1, dense, hidden)
         g.run(tf.nn.softmax, hidden)
-        self.assertEmpty(g.propagate().sink_divided)
+        self.assertEmpty(g.propagate().sink_sharded)
 
     def test_a_whole_operand_that_needs_a_gradient(self):
         g = Graph()
@@ -613,7 +613,7 @@ class GraphTest(tf.test.TestCase):
         hidden = g.column("up", 1, dense, x)
         scaled = g.run(lambda: hidden * tf.exp(scale))
         g.row("down", 1, dense, scaled)
-        self.assertEqual(g.propagate().divided, {"up"})
+        self.assertEqual(g.propagate().sharded, {"up"})
         found = g.propagate(differentiable=[scale])
         self.assertIn("part of its gradient", found.gathered["up"])
 
@@ -626,7 +626,7 @@ class GraphTest(tf.test.TestCase):
         g.run(lambda: hidden * tf.stop_gradient(scale))
         g.run(lambda: hidden > scale)
         found = g.propagate(differentiable=[x, scale])
-        self.assertEqual(found.divided, {"up"})
+        self.assertEqual(found.sharded, {"up"})
 
     def test_the_output_of_a_row_is_no_operand_of_a_divided_tensor(self):
         g = Graph()
@@ -635,19 +635,19 @@ class GraphTest(tf.test.TestCase):
         down = g.row("down", 1, lambda x: dense(x, 1), up)
         g.run(tf.multiply, g.column("next", 1, dense, x), down)
         found = g.propagate(differentiable=[x])
-        self.assertEqual(found.divided, {"up"})
+        self.assertEqual(found.sharded, {"up"})
         self.assertIn("part of its gradient", found.gathered["next"])
 
     def test_outputs_of_the_model_are_whole_unless_it_says_otherwise(self):
         g = Graph()
         logits = g.column("head", 1, dense, g.input(None, 6))
-        self.assertEqual(g.propagate().divided, {"head"})
+        self.assertEqual(g.propagate().sharded, {"head"})
         found = g.propagate(outputs=[logits])
         self.assertIn("leaves the model", found.gathered["head"])
         found = g.propagate(
-            outputs=[logits], divided_outputs=[Source(logits, 1)]
+            outputs=[logits], sharded_outputs=[Source(logits, 1)]
         )
-        self.assertEqual(found.divided, {"head"})
+        self.assertEqual(found.sharded, {"head"})
 
     def test_what_a_layer_keeps_to_itself_is_not_used_by_others(self):
         g = Graph()
@@ -658,7 +658,7 @@ class GraphTest(tf.test.TestCase):
             return tf.nn.relu(inner[0])
 
         g.row("down", 1, dense, g.column("up", 1, call, g.input(None, 6)))
-        self.assertEqual(g.propagate().divided, {"up"})
+        self.assertEqual(g.propagate().sharded, {"up"})
         g.run(tf.nn.relu, inner[0])
         self.assertIn("inside", g.propagate().gathered["up"])
 
@@ -672,7 +672,7 @@ class GraphTest(tf.test.TestCase):
 
         g.column("up", 1, call, g.input(None, 6))
         g.run(tf.nn.relu, cache[0])
-        self.assertEqual(g.propagate().divided, {"up"})
+        self.assertEqual(g.propagate().sharded, {"up"})
 
     def test_a_custom_gradient_is_followed(self):
         @tf.custom_gradient
@@ -683,12 +683,12 @@ class GraphTest(tf.test.TestCase):
         def normalized(x):
             return x * 2, lambda dy: dy - tf.reduce_mean(dy, -1, keepdims=True)
 
-        for function, divided in ((doubled, {"up"}), (normalized, set())):
+        for function, sharded in ((doubled, {"up"}), (normalized, set())):
             g = Graph()
             hidden = g.column("up", 1, dense, g.input(None, 6))
             g.run(function, hidden)
             found = g.propagate()
-            self.assertEqual(found.divided, divided)
+            self.assertEqual(found.sharded, sharded)
         self.assertIn("Mean", found.gathered["up"])
 
     def test_a_custom_gradient_that_is_whole(self):
@@ -717,8 +717,8 @@ class GraphTest(tf.test.TestCase):
         before = len(g.graph.get_operations())
         for _ in range(3):
             found = g.propagate()
-            self.assertEqual(found.divided, {"up"})
-            self.assertEqual(found.sink_divided, {"down"})
+            self.assertEqual(found.sharded, {"up"})
+            self.assertEqual(found.sink_sharded, {"down"})
         self.assertGreater(len(g.graph.get_operations()), before)
         self.assertLen(Trace(g.graph, g.calls).operations, before)
 
@@ -729,7 +729,7 @@ class GraphTest(tf.test.TestCase):
             lambda: tf.random.stateless_uniform(tf.shape(hidden), (1, 2))
         )
         found = g.propagate()
-        self.assertEqual(found.divided, {"up"})
+        self.assertEqual(found.sharded, {"up"})
         self.assertEqual(found.dim(made), 1)
 
     def test_more_ranks_than_a_reshaped_dim_has_entries(self):

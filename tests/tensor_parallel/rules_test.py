@@ -1,4 +1,4 @@
-"""What cannot be divided is refused, by name and with what to do."""
+"""What cannot be sharded is refused, by name and with what to do."""
 
 import keras
 import numpy as np

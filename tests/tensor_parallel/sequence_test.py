@@ -1,4 +1,4 @@
-"""Activations divided along the sequence: as on one device, in parts."""
+"""Activations sharded along the sequence: as on one device, in parts."""
 
 import dataclasses
 import functools
@@ -103,7 +103,7 @@ def shared_norm():
 
 
 def two_lengths():
-    """Divided layers that are called with sequences of two lengths."""
+    """Sharded layers that are called with sequences of two lengths."""
     inputs = keras.Input((LENGTH, 12))
     up = LAYERS.Dense(24, activation="relu", name="up")
     down = LAYERS.Dense(12, name="down")
@@ -286,7 +286,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, one_device("two_lengths"), outcome)
 
     def test_in_lower_precision(self):
-        # As for divided layers alone: see the tolerance there.
+        # As for sharded layers alone: see the tolerance there.
         keras.config.set_dtype_policy("mixed_bfloat16")
         job, _ = JOBS["block"]
         job = dataclasses.replace(job, optimizer=keras.optimizers.SGD)
@@ -368,7 +368,7 @@ class DrawsTest(tf.test.TestCase):
         ]
         # After attention and after the MLP, on two ranks.
         self.assertEqual(folded, [True] * 4)
-        self.assertLen(plan_of(model).draws, 2)
+        self.assertLen(plan_of(model).sharded_generators, 2)
 
     def test_the_same_seed_gives_the_same_numbers(self):
         JOBS["dropped"] = tokens(functools.partial(dropped, 0.3), 256), None
@@ -416,7 +416,7 @@ class UseTest(tf.test.TestCase, parameterized.TestCase):
             model.compile("sgd", "mse")
         odd = {name: value[:, :7] for name, value in x.items()}
         with self.assertWarnsRegex(
-            UserWarning, "of 7 cannot be divided over 2 ranks. Use 6 or 8"
+            UserWarning, "of 7 cannot be sharded over 2 ranks. Use 6 or 8"
         ):
             found = model.predict(odd, batch_size=8, verbose=0)
         same_numbers.reset()

@@ -1,4 +1,4 @@
-"""The report of a divided model, and the warning about lonely layers."""
+"""The report of a sharded model, and the warning about lonely layers."""
 
 import re
 import warnings
@@ -66,7 +66,7 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
     def test_has_a_row_for_each_layer(self):
         text = summary(built(mlp, PAIR))
         layer, *columns, exchanged = cells(text, "up")
-        self.assertEqual(layer, ["up", "column-parallel", "output divided"])
+        self.assertEqual(layer, ["up", "column-parallel", "output sharded"])
         self.assertEqual(
             columns,
             [
@@ -91,7 +91,7 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         text = summary(built(mlp, layouts), 76)
         self.assertLessEqual(max(map(len, text.splitlines())), 76)
         layer, variables, exchanged = cells(text, "up")
-        self.assertEqual(layer, ["up", "column-parallel", "output divided"])
+        self.assertEqual(layer, ["up", "column-parallel", "output sharded"])
         self.assertEqual(
             variables,
             [
@@ -179,7 +179,7 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
             summary(model), "Replicated over the data axis.*: head/kernel"
         )
 
-    def test_embeddings_are_named_by_what_is_divided(self):
+    def test_embeddings_are_named_by_what_is_sharded(self):
         def build():
             x = inputs = keras.Input((5,), dtype="int32")
             x = LAYERS.Embedding(8, 4, name="rows")(x)
@@ -215,10 +215,10 @@ class WarningTest(tf.test.TestCase, parameterized.TestCase):
             model.predict(x[:3], verbose=0)
         return [str(w.message) for w in caught if "partner" in str(w.message)]
 
-    def test_of_a_layer_that_nothing_takes_divided(self):
+    def test_of_a_layer_that_nothing_takes_sharded(self):
         model = built(mlp, {"up/kernel": (None, "model")})
         (message,) = self.found(model)
-        self.assertRegex(message, "'up' is divided .* nothing takes .*MatMul")
+        self.assertRegex(message, "'up' is sharded .* nothing takes .*MatMul")
         self.assertIn("along its inputs", message)
 
     def test_of_swapped_layers(self):

@@ -7,7 +7,7 @@ there nothing is expected.
 
 _MODELS = "keras_hub/src/models/"
 _CALL = "a subclass that overrides it has no rule"
-_HEADS = "whose heads are divided"
+_HEADS = "whose heads are sharded"
 _OUTPUT = "which adds up over heads"
 
 _WITH_UNDERSCORES = {

@@ -85,7 +85,7 @@ KERAS = {
     },
     # --- variables -------------------------------------------------------
     "keras.src.backend.common.variables.Variable.__init__": {
-        "_value": "how a variable is divided, also where tensors stand for it",
+        "_value": "how a variable is sharded, also where tensors stand for it",
     },
     "keras.src.backend.common.variables.Variable": {
         "_maybe_autocast": "a shard in the dtype to compute with",
@@ -169,7 +169,7 @@ KERAS = {
         "_compute_attention_mask": "looks at whole shapes",
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention.build": {
-        "_query_dense": "whose heads are divided",
+        "_query_dense": "whose heads are sharded",
         "_key_dense": "likewise",
         "_value_dense": "likewise",
         "_output_dense": "which adds up over heads",
@@ -183,7 +183,7 @@ KERAS = {
         "_compute_attention_mask": "looks at whole shapes",
     },
     f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention.build": {
-        "_query_dense": "whose heads are divided",
+        "_query_dense": "whose heads are sharded",
         "_key_dense": "likewise",
         "_value_dense": "likewise",
         "_output_dense": "which adds up over heads",

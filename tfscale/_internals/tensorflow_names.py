@@ -117,7 +117,7 @@ TENSORFLOW = {
     },
     "tensorflow.python.trackable.base.Trackable": {
         "_serialize_to_tensors": "a checkpoint has whole values",
-        "_restore_from_tensors": "and is divided when it is read",
+        "_restore_from_tensors": "and is sharded when it is read",
     },
     "tensorflow.python.ops.resource_variable_ops": {
         "ResourceVariable": "of no strategy: a position in the data",

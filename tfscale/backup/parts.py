@@ -20,7 +20,7 @@ class Part:
 
     Args:
         key: Name of the tensor.
-        sharding: How the tensor is divided.
+        sharding: How the tensor is sharded.
         place: `(replica, rank)` that has the part.
         value: Tensor of shape `sharding.local_shape`.
     """
@@ -56,7 +56,7 @@ def read_part(
         prefix: As it was written to.
         key: Name of the tensor.
         dtype: Its dtype.
-        sharding: How it is divided now.
+        sharding: How it is sharded now.
         place: `(replica, rank)` of the device.
 
     Raises:

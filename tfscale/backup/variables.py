@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def sharding(self) -> Sharding:
-        """How the variable is divided."""
+        """How the variable is sharded."""
         return sharding_of(self.variable)
 
 

@@ -34,7 +34,7 @@ class ModelRanks(MirroredInputs):
     Args:
         strategy: The strategy.
         devices: Canonical device names, `devices[replica][model_rank]`.
-        sequence_parallel: Whether activations are divided along the sequence.
+        sequence_parallel: Whether activations are sharded along the sequence.
 
     Attributes:
         num_replicas: Number of replicas.

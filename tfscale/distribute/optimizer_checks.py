@@ -39,7 +39,7 @@ def check(
         return
     if isinstance(inner, NOT_ELEMENTWISE):
         raise ValueError(
-            "An optimizer whose slots are divided must update each element by "
+            "An optimizer whose slots are sharded must update each element by "
             f"itself. Received: {type(inner).__name__}, which needs the whole "
             "of a variable at once. Use AdamW, Lion, SGD or another one that "
             "is elementwise, or neither a layout map that shards something nor "
@@ -49,13 +49,13 @@ def check(
         raise ValueError(
             "LARS needs norms of whole variables before a step is known to be "
             "finite. Received: LARS in a LossScaleOptimizer, and variables "
-            "that are divided. Use `mixed_bfloat16`, which needs no loss "
+            "that are sharded. Use `mixed_bfloat16`, which needs no loss "
             "scaling, or neither a layout map that shards something nor "
             "zero_stage=1."
         )
     if isinstance(inner, keras.optimizers.MultiOptimizer):
         raise ValueError(
-            "Slots can be divided, over model ranks or with zero_stage=1, "
+            "Slots can be sharded, over model ranks or with zero_stage=1, "
             "under one optimizer for all variables. Received: a "
             "MultiOptimizer, each part of which would clip by itself. Use one "
             "of its optimizers for all."
@@ -63,7 +63,7 @@ def check(
     if inner.gradient_accumulation_steps:
         raise ValueError(
             "`gradient_accumulation_steps` does not work where slots are "
-            "divided, over model ranks or with zero_stage=1. Received: "
+            "sharded, over model ranks or with zero_stage=1. Received: "
             f"{inner.gradient_accumulation_steps}. Wrap the "
             "model in `tfscale.PipelineModel`, whose `num_microbatches` does "
             "the same."
@@ -73,7 +73,7 @@ def check(
     ]
     if inner is not optimizer and constrained:
         raise ValueError(
-            "Variables with a constraint whose slots are divided cannot be "
+            "Variables with a constraint whose slots are sharded cannot be "
             f"trained with loss scaling. Received: {constrained[0]!r}. Use "
             "`mixed_bfloat16`, or neither divide the variable in the layout "
             "map nor set zero_stage=1."

@@ -24,7 +24,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     batch is divided over them and `num_replicas_in_sync` is the size of that
     axis. Each replica has a row of stage devices of its own along the
     pipeline axis, which `tfscale.PipelineModel` cuts a model over. Along the
-    model axis the layout map says which variables are divided; a layer runs
+    model axis the layout map says which variables are sharded; a layer runs
     on the parts where it can (Megatron-LM's column and row parallelism) and
     puts them together where it cannot, so that the numbers are always those
     of one device.
@@ -44,7 +44,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             `"pipeline"` and `"model"` (see `tfscale.device_mesh`); an axis that
             is not there has size 1.
         layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
-            variables are divided over the axis `"model"`. Entries of other
+            variables are sharded over the axis `"model"`. Entries of other
             axes count as replicated. `tfscale.layers` need none.
         zero_stage: 0, or 1 to divide the slots of optimizers over the data
             axis. Each of D replicas then has 1 / D of a slot (a momentum, an
@@ -52,10 +52,10 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             of the gradients, updates its part of the weights, and gets the
             rest from the other replicas. What has no such dim stays whole.
             Over several workers each divides slots over its own replicas.
-        sequence_parallel: Whether activations are divided along the sequence,
+        sequence_parallel: Whether activations are sharded along the sequence,
             dim 1 of `(batch, sequence, features)`, where they would be the
             same on all model ranks: between a layer whose sum over ranks makes
-            them and the next that is divided along its outputs. Without
+            them and the next that is sharded along its outputs. Without
             effect, and with a warning, for a sequence of a length that the
             ranks do not divide, and for models with a `call` of their own.
 
@@ -100,7 +100,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "`zero_stage` must be 0 (each replica has all optimizer slots) "
                 "or 1 (the replicas divide them). Received: "
                 f"zero_stage={zero_stage!r}. Gradients and weights are not "
-                "divided over replicas here; `tfscale.PipelineModel` and a "
+                "sharded over replicas here; `tfscale.PipelineModel` and a "
                 "layout map divide both over other axes."
             )
         if not isinstance(sequence_parallel, bool):

@@ -107,15 +107,15 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
 class ShardedVariable(MeshVariable):
     """A variable of which each component has a part.
 
-    A weight is divided over the model ranks of a replica, a slot of an
+    A weight is sharded over the model ranks of a replica, a slot of an
     optimizer like its weight and, with `zero_stage=1`, over the replicas too.
 
     It is the whole value for all who do not ask for shards: outside of
     replicas the parts are put together, inside they are gathered, and what is
-    assigned is divided. Within `collectives.local_shards`, and where a
+    assigned is sharded. Within `collectives.local_shards`, and where a
     strategy updates components, it is the component's own part.
 
-    Made by `MeshStrategy` for what is divided, not by users.
+    Made by `MeshStrategy` for what is sharded, not by users.
     """
 
     def __init__(

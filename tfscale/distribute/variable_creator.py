@@ -35,7 +35,7 @@ _CLASSES = {
 class VariableCreator:
     """Makes the variables that are created in the scope of a strategy.
 
-    What makes a variable decides how it is divided: a layer's is divided as
+    What makes a variable decides how it is sharded: a layer's is sharded as
     the layout map says, a slot of an optimizer like its variable and, with
     `zero_stage=1`, over the replicas too, anything else not at all. Layers and
     optimizers are prepared for shards when they make their first one.
@@ -70,7 +70,7 @@ class VariableCreator:
 
         Args:
             pipeline_rank: Which stage's devices.
-            like: The variable as which they are divided over model ranks,
+            like: The variable as which they are sharded over model ranks,
                 if they are.
         """
         with rank_context.within(pipeline_rank=pipeline_rank, made_like=like):
@@ -83,7 +83,7 @@ class VariableCreator:
             strategy: The strategy.
             next_creator: Makes a component.
             colocate_with: A variable of the strategy, on whose devices, and
-                divided like it, this one is to be; or None.
+                sharded like it, this one is to be; or None.
             **kwargs: Those of `tf.Variable`.
         """
         devices = self._devices(colocate_with)
@@ -160,7 +160,7 @@ class VariableCreator:
         return [_host_of(device) for device in devices]
 
     def _sharding(self, callers, path, initial, colocate_with, kwargs):
-        """How a new variable is divided."""
+        """How a new variable is sharded."""
         like = colocate_with
         if like is None:
             like = rank_context.current().made_like
@@ -168,7 +168,7 @@ class VariableCreator:
         if like is None:
             model_dim = self._layout_dim(callers, path, initial, kwargs)
         elif tuple(initial.shape) == sharding_of(like).shape:
-            # States of an optimizer are divided like their variable, and more.
+            # States of an optimizer are sharded like their variable, and more.
             is_state = _is_optimizer(callers)
             found = state_sharding_of(like) if is_state else sharding_of(like)
             model_dim, data_dim = found.model_dim, found.data_dim
@@ -213,7 +213,7 @@ def _is_optimizer(callers):
 def _declared_dim(callers, name):
     """What a layer says of its own or a sublayer's variable.
 
-    `model_parallel_dims` of a layer has the divided dim of each variable by
+    `model_parallel_dims` of a layer has the sharded dim of each variable by
     its path below the layer.
     """
     for depth, caller in enumerate(callers):

@@ -53,7 +53,7 @@ class OptimizerStateSharding:
         return self.num_replicas > 1
 
     def sharding_of(self, variable) -> Sharding:
-        """How the slots of a variable are divided.
+        """How the slots of a variable are sharded.
 
         Args:
             variable: A trainable variable, of Keras or distributed.
@@ -213,7 +213,7 @@ def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
 
     Args:
         tensors: One for each variable.
-        dims: Along which dim each is divided.
+        dims: Along which dim each is sharded.
     """
     return _exchange(
         operations.reduce_scatter, tensors, dims, over_workers=True

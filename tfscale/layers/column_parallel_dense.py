@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import keras
 
-from tfscale.layers import dividing
+from tfscale.layers import ranks_in_scope
 
 # Activations for which an entry of the output depends on others.
 _OF_ALL_ENTRIES = (
@@ -19,14 +19,14 @@ _OF_ALL_ENTRIES = (
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class ColumnParallelDense(keras.layers.Dense):
-    """A `keras.layers.Dense` whose outputs are divided over the model ranks.
+    """A `keras.layers.Dense` whose outputs are sharded over the model ranks.
 
-    With T model ranks, `kernel` of shape `(input_dim, units)` is divided along
+    With T model ranks, `kernel` of shape `(input_dim, units)` is sharded along
     its columns and `bias` likewise: rank r computes units `r * units / T` and
     on, from the whole input. No layout map is needed. With no strategy, or no
     model axis, it is a plain `Dense`, and its weights are those of one.
 
-    A divided output has to be taken by a layer for which it is meant, after
+    A sharded output has to be taken by a layer for which it is meant, after
     nothing but what treats each unit apart (elementwise activations, dropout):
     `RowParallelDense`. In a functional or sequential model that is checked.
 
@@ -36,7 +36,7 @@ class ColumnParallelDense(keras.layers.Dense):
     Args:
         units: Integer, size of the output in full. The model axis divides it.
         activation: As of `keras.layers.Dense`. Applied to the part if the
-            output stays divided, and then it has to be elementwise.
+            output stays sharded, and then it has to be elementwise.
         gather_output: Boolean. If false, what leaves the layer is this rank's
             part. If true, all ranks get the whole.
         **kwargs: Other arguments of `keras.layers.Dense`.
@@ -96,15 +96,15 @@ class ColumnParallelDense(keras.layers.Dense):
         for name in _OF_ALL_ENTRIES:
             if self.activation is getattr(keras.activations, name, name):
                 raise ValueError(
-                    "The activation of a divided output must be elementwise. "
+                    "The activation of a sharded output must be elementwise. "
                     f"Received: activation={name!r} and gather_output=False "
                     f"in {self.name!r}. Set gather_output=True."
                 )
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, divided if there are model ranks."""
-        dividing.check_divides(self, "`units`", self.units)
-        with dividing.made_at_once():
+        """Makes the variables, sharded if there are model ranks."""
+        ranks_in_scope.check_divides(self, "`units`", self.units)
+        with ranks_in_scope.created_at_once():
             super().build(input_shape)
 
     def get_config(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Multi-head attention whose heads are divided over the model ranks."""
+"""Multi-head attention whose heads are sharded over the model ranks."""
 
 from typing import Any
 from typing import ClassVar
 
 import keras
 
-from tfscale.layers import dividing
+from tfscale.layers import ranks_in_scope
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -69,6 +69,6 @@ class ParallelMultiHeadAttention(keras.layers.MultiHeadAttention):
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> None:
         """Makes the variables, divided by heads if there are model ranks."""
-        dividing.check_divides(self, "`num_heads`", self.num_heads)
-        with dividing.made_at_once():
+        ranks_in_scope.check_divides(self, "`num_heads`", self.num_heads)
+        with ranks_in_scope.created_at_once():
             super().build(query_shape, value_shape, key_shape)

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import keras
 
-from tfscale.layers import dividing
+from tfscale.layers import ranks_in_scope
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class RowParallelDense(keras.layers.Dense):
-    """A `keras.layers.Dense` whose inputs are divided over the model ranks.
+    """A `keras.layers.Dense` whose inputs are sharded over the model ranks.
 
-    With T model ranks, `kernel` of shape `(input_dim, units)` is divided along
+    With T model ranks, `kernel` of shape `(input_dim, units)` is sharded along
     its rows: from its part of the input, each rank computes a term of the
     output, and the terms are added up over the ranks. The bias, which is whole
     on all ranks, and the activation come after that. No layout map is needed.
@@ -26,7 +26,7 @@ class RowParallelDense(keras.layers.Dense):
         units: Integer, size of the output.
         activation: As of `keras.layers.Dense`; any.
         input_is_parallel: Boolean. If true, the input is this rank's part, as
-            `ColumnParallelDense` leaves it. If false, it is whole, and divided
+            `ColumnParallelDense` leaves it. If false, it is whole, and sharded
             here.
         **kwargs: Other arguments of `keras.layers.Dense`.
 
@@ -80,11 +80,13 @@ class RowParallelDense(keras.layers.Dense):
         self.input_is_parallel = input_is_parallel
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, the kernel divided if there are model ranks."""
-        dividing.check_divides(self, "the size of the input", input_shape[-1])
-        with dividing.made_at_once():
+        """Makes the variables, the kernel sharded if there are model ranks."""
+        ranks_in_scope.check_divides(
+            self, "the size of the input", input_shape[-1]
+        )
+        with ranks_in_scope.created_at_once():
             super().build(input_shape)
-        if dividing.num_ranks() > 1 and self.input_is_parallel:
+        if ranks_in_scope.num_ranks() > 1 and self.input_is_parallel:
             # It would say no to a part of the input.
             self.input_spec = keras.layers.InputSpec(min_ndim=2)
 

@@ -1,16 +1,16 @@
-"""An embedding whose rows are divided over the model ranks."""
+"""An embedding whose rows are sharded over the model ranks."""
 
 from typing import Any
 from typing import ClassVar
 
 import keras
 
-from tfscale.layers import dividing
+from tfscale.layers import ranks_in_scope
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class VocabParallelEmbedding(keras.layers.ReversibleEmbedding):
-    """A `keras.layers.ReversibleEmbedding` divided along its vocabulary.
+    """A `keras.layers.ReversibleEmbedding` sharded along its vocabulary.
 
     With T model ranks, rank r has rows `r * input_dim / T` and on of the table
     `embeddings` of shape `(input_dim, output_dim)`, looks up the tokens that it
@@ -60,7 +60,7 @@ class VocabParallelEmbedding(keras.layers.ReversibleEmbedding):
     model_parallel_dims: ClassVar = {"embeddings": 0, "reverse_embeddings": 1}
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table, divided if there are model ranks."""
-        dividing.check_divides(self, "`input_dim`", self.input_dim)
-        with dividing.made_at_once():
+        """Makes the table, sharded if there are model ranks."""
+        ranks_in_scope.check_divides(self, "`input_dim`", self.input_dim)
+        with ranks_in_scope.created_at_once():
             super().build(input_shape)

@@ -1,4 +1,4 @@
-"""Keras losses of predictions that are divided over the model axis."""
+"""Keras losses of predictions that are sharded over the model axis."""
 
 from tfscale.losses.vocab_parallel_sparse_categorical_crossentropy import (
     VocabParallelSparseCategoricalCrossentropy,

@@ -1,4 +1,4 @@
-"""Cross-entropy of logits whose vocabulary is divided over the model ranks.
+"""Cross-entropy of logits whose vocabulary is sharded over the model ranks.
 
 With z the logits of one token, y its label, K the size of the vocabulary and s
 the label smoothing, the loss and its gradient are
@@ -29,7 +29,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
     The same numbers as `keras.losses.SparseCategoricalCrossentropy` of
     `from_logits=True`. What it does besides: where predictions are logits that
     a model rank gathered from the parts that all ranks have (the output of a
-    dense layer or reverse embedding divided along the vocabulary), it takes
+    dense layer or reverse embedding sharded along the vocabulary), it takes
     this rank's part in their place. Ranks then exchange three numbers for each
     token, and the logits of the whole vocabulary never exist on one device,
     unless somebody else uses the predictions too, as a metric does. Under a

@@ -8,7 +8,7 @@ from tfscale.sharding.sharding import Sharding
 
 
 def sharding_of(variable) -> Sharding:
-    """How a variable is divided over the mesh that it is on.
+    """How a variable is sharded over the mesh that it is on.
 
     Args:
         variable: A variable of Keras or TensorFlow; of no mesh, it is on one
@@ -18,7 +18,7 @@ def sharding_of(variable) -> Sharding:
 
 
 def state_sharding_of(variable) -> Sharding:
-    """How the optimizer's states of a variable are divided.
+    """How the optimizer's states of a variable are sharded.
 
     Like the variable, and with `zero_stage=1` over the data axis too.
 

@@ -1,4 +1,4 @@
-"""How a variable is divided over the devices of a mesh, in integers."""
+"""How a variable is sharded over the devices of a mesh, in integers."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ class Sharding:
         device    replica 0, rank 0   replica 0, rank 1   replica 1, rank 0
         has       part 0 of shard 0   part 0 of shard 1   part 1 of shard 0
 
-    A variable that is not divided at all, on a mesh or on one device, has one
+    A variable that is not sharded at all, on a mesh or on one device, has one
     too: everybody asks the same object. Devices are named by their place on
     the mesh, wherever they are; which of them a process holds is not its
     affair.
@@ -61,12 +61,12 @@ class Sharding:
     @property
     def shard_shape(self) -> tuple[int, ...]:
         """The shape that a model rank has, all replicas together."""
-        return _divided(self.shape, self.model_dim, self.num_ranks)
+        return _sharded(self.shape, self.model_dim, self.num_ranks)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape that a device has."""
-        return _divided(self.shard_shape, self.data_dim, self.num_replicas)
+        return _sharded(self.shard_shape, self.data_dim, self.num_replicas)
 
     @property
     def num_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Sharding:
         )
 
     def over_data(self) -> "Sharding":
-        """The same, divided over the data axis too, as optimizer states are.
+        """The same, sharded over the data axis too, as optimizer states are.
 
         It is the first dim that the replicas divide, whose slices lie together
         in memory as far as that goes. With no such dim (a scalar, a bias of
@@ -111,7 +111,7 @@ class Sharding:
         return self
 
 
-def _divided(shape, dim, count):
+def _sharded(shape, dim, count):
     if dim is None:
         return shape
     return (*shape[:dim], shape[dim] // count, *shape[dim + 1 :])

@@ -12,7 +12,7 @@ def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
 
     Args:
         value: The whole, a tensor.
-        sharding: How it is divided.
+        sharding: How it is sharded.
         replica: The device's place on the data axis.
         rank: Its place on the model axis.
     """

@@ -1,4 +1,4 @@
-"""Finds what a model's layers may leave divided for the layers after them.
+"""Finds what a model's layers may leave sharded for the layers after them.
 
 The model is traced once, whole and on one device, into a graph that is thrown
 away; in it propagation.py follows the outputs of column-parallel layers.
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from tfscale import _internals
 from tfscale.tensor_parallel import decisions
-from tfscale.tensor_parallel import draws
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import pairing
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.graph_analysis import propagation
 from tfscale.tensor_parallel.sharded_layers import sharded_call
@@ -65,7 +65,7 @@ def settle(model, num_ranks: int) -> None:
 
 
 def analyse(model, num_ranks: int) -> dict:
-    """Decides for all layers of a model what stays divided.
+    """Decides for all layers of a model what stays sharded.
 
     Args:
         model: A functional or sequential model with sharded variables.
@@ -75,7 +75,7 @@ def analyse(model, num_ranks: int) -> dict:
         Why outputs are put together at once, by layer.
 
     Warns:
-        UserWarning: If layers are divided without a partner.
+        UserWarning: If layers are sharded without a partner.
     """
     for call in sharded_calls(model):
         if call.rule is not None:
@@ -86,9 +86,9 @@ def analyse(model, num_ranks: int) -> dict:
         rules, reasons, complaint, drawing = executor.submit(
             _analyse, model, num_ranks
         ).result()
-    for generator in draws.generators(model):
-        draws.attach(
-            generator, functools.partial(_draws_parts, generator, num_ranks)
+    for generator in rank_seeds.generators(model):
+        rank_seeds.attach(
+            generator, functools.partial(_is_for_shard, generator, num_ranks)
         )
     for call in sharded_calls(model):
         call.is_decided = True
@@ -103,7 +103,7 @@ def analyse(model, num_ranks: int) -> dict:
     return {rule.layer: reason for rule, reason in reasons.items()}
 
 
-def _draws_parts(generator, num_ranks):
+def _is_for_shard(generator, num_ranks):
     model = decisions.model_in_call()
     if model is None:
         return False
@@ -135,7 +135,7 @@ def _analyse(model, num_ranks):
         problems = found.gathered
         for key, call in enumerate(whole.calls):
             why = found.gathered.get(key) or reasons.get(call.rule)
-            call.rule.decide(key in found.divided, why)
+            call.rule.decide(key in found.sharded, why)
         if not problems:
             # What ranks will do: are those the same operations?
             local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
@@ -144,13 +144,13 @@ def _analyse(model, num_ranks):
             )
         if not problems:
             calls = [
-                (call.rule, key in found.sink_divided)
+                (call.rule, key in found.sink_sharded)
                 for key, call in enumerate(whole.calls)
             ]
             drawing = {
                 state
                 for state, tensor in whole.generators.items()
-                if tensor.name in found.draws_of_parts
+                if tensor.name in found.sharded_generators
             }
             rules = {call.rule for call in whole.calls}
             asked = {

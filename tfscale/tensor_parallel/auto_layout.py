@@ -61,7 +61,7 @@ def auto_layout_map(
         mesh: The mesh to train on.
 
     Returns:
-        A `keras.distribution.LayoutMap` with one key per divided variable, its
+        A `keras.distribution.LayoutMap` with one key per sharded variable, its
         path as a regular expression, in the order of `model.variables`.
         Change it as you like.
 
@@ -69,7 +69,7 @@ def auto_layout_map(
         TypeError: If `model` is neither a `keras.Model` nor a function that
             returns one, or `mesh` is no `DeviceMesh`.
         ValueError: If the mesh has no axis `"model"`, the model is not built,
-            or nothing in it can be divided.
+            or nothing in it can be sharded.
 
     Example:
 
@@ -103,7 +103,7 @@ def auto_layout_map(
     if not layout_map:
         why = plan.why() or "no attention, MLP or embedding was found in it"
         raise ValueError(
-            "A model must have something that can be divided over the model "
+            "A model must have something that can be sharded over the model "
             f"axis. Received: model {model.name!r} and a model axis of size "
             f"{size}, but {why}. Write a `keras.distribution.LayoutMap` "
             "yourself, or use the 'data' and 'pipeline' axes."

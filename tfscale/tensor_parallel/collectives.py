@@ -272,7 +272,7 @@ def _exchange(collective, x):
             raise
         raise RuntimeError(
             "Model ranks cannot meet inside of a branch, a loop or a "
-            "`tf.function` of a step. Received: a call of a divided layer in "
+            "`tf.function` of a step. Received: a call of a sharded layer in "
             "`tf.cond`, `tf.while_loop` or the like. Leave its variables whole "
             "(keys of their own with `None`s in the layout map), or call it "
             "outside: loops of Python are unrolled."

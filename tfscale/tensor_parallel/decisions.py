@@ -1,6 +1,6 @@
-"""What stays divided depends on the model that is being called.
+"""What stays sharded depends on the model that is being called.
 
-A layer may leave its output divided if what follows it goes on with a part.
+A layer may leave its output sharded if what follows it goes on with a part.
 What follows is known in a functional or sequential model, and a layer may be in
 several: in one that is trained, and in one that ends with the layer. So there
 is a decision for each, and that of the outermost model being called counts. A

@@ -89,14 +89,14 @@ def _runs_on_part(activation, whole, dim):
     traces = [_as_trace(*each, dim) for each in (whole, part)]
     found = propagation.propagate(traces[0], num_ranks=2, retraced=True)
     return (
-        "up" in found.divided
-        and "down" in found.sink_divided
+        "up" in found.sharded
+        and "down" in found.sink_sharded
         and not retrace.differences(*traces, found, num_ranks=2)
     )
 
 
 def _as_trace(graph, inputs, outputs, dim):
-    """As if layers were before and after it, for which it is divided."""
+    """As if layers were before and after it, for which it is sharded."""
     end = len(Trace(graph, ()).operations)
     calls = [
         LayerCall("up", range(0, 1), sources=(Source(inputs, dim),)),

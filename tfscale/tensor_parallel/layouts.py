@@ -16,7 +16,7 @@ _NO_PATHS = (
 
 
 class Layouts:
-    """Which dim of which variable is divided over the `"model"` axis.
+    """Which dim of which variable is sharded over the `"model"` axis.
 
     Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the
     path of a variable decides; otherwise the one key that matches the whole
@@ -34,7 +34,7 @@ class Layouts:
 
     Args:
         layout_map: Mapping from pattern to `keras.distribution.TensorLayout`
-            or tuple, one entry per dim: `"model"` for the dim that is divided,
+            or tuple, one entry per dim: `"model"` for the dim that is sharded,
             `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
             weights over the replicas too, is read as `None`; see `ignored`.
             `None` if layers have to say themselves what they divide.
@@ -81,7 +81,7 @@ class Layouts:
 
     @property
     def size(self) -> int:
-        """Number of ranks that a variable is divided over."""
+        """Number of ranks that a variable is sharded over."""
         return self._size or 1
 
     @property
@@ -89,18 +89,18 @@ class Layouts:
         """Paths of variables whose layout names the data axis, as asked for.
 
         They are whole on each replica, where `keras.distribution` on JAX
-        would have them divided over the replicas.
+        would have them sharded over the replicas.
         """
         return tuple(self._ignored)
 
     def is_found(self, path: str) -> bool:
-        """Whether a variable is divided because `auto_layout_map` says so."""
+        """Whether a variable is sharded because `auto_layout_map` says so."""
         return self._pattern_for(path) in self._found
 
     def split_dim(
         self, path: str, shape: tuple[int, ...], declared: int | None = None
     ) -> int | None:
-        """The dim of a variable that is divided, or None if it is replicated.
+        """The dim of a variable that is sharded, or None if it is replicated.
 
         Args:
             path: Path of a variable of the model, `variable.path`.
@@ -137,7 +137,7 @@ class Layouts:
             raise ValueError(
                 "A layout map must leave the variables of `tfscale.layers` as "
                 f"they divide themselves. Received: {axes} (of {pattern!r}) "
-                f"for {path!r}, which is divided along dim {declared}. Make "
+                f"for {path!r}, which is sharded along dim {declared}. Make "
                 "the pattern narrower, or use the layer of Keras."
             )
         if dim is not None and shape[dim] % self._size:
@@ -157,11 +157,11 @@ class Layouts:
 
         Raises:
             ValueError: If there is such a pattern; if there is no layout map
-                and no layer has divided a variable either.
+                and no layer has sharded a variable either.
         """
         if not self._may_be_idle:
             raise ValueError(
-                "Something must be divided over a 'model' axis. Received: an "
+                "Something must be sharded over a 'model' axis. Received: an "
                 f"axis of size {self._size}, layout_map=None, and no layer of "
                 "`tfscale.layers` made in the scope of the strategy. Pass a "
                 "`keras.distribution.LayoutMap`, as "

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.tensor_parallel import draws
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.sharded_layers import sharded_call
 
@@ -86,7 +86,7 @@ def _call(model, num_parts, inputs):
             if num_parts == 1:
                 raise
     trainable = {id(v) for v in model.trainable_variables}
-    seeds = {id(g.state) for g in draws.generators(model)}
+    seeds = {id(g.state) for g in rank_seeds.generators(model)}
     return {
         "calls": calls,
         "outputs": outputs,

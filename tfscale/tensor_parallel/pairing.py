@@ -1,7 +1,7 @@
-"""Layers that are divided without a partner, and what to do about them.
+"""Layers that are sharded without a partner, and what to do about them.
 
 A column-parallel layer is worth its while if a row-parallel one takes what it
-leaves divided. Where none does, its output is put together at once: right, but
+leaves sharded. Where none does, its output is put together at once: right, but
 with one exchange more than the layer alone would need.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
-# How a reason begins if a layer with weights comes after the last divided one.
+# How a reason begins if a layer with weights comes after the last sharded one.
 _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 
@@ -23,7 +23,7 @@ def complaint(
     loss needs the whole.
 
     Args:
-        calls: In their order, and whether the input came divided.
+        calls: In their order, and whether the input came sharded.
         reasons: Why outputs are put together.
     """
     lines = {}
@@ -41,7 +41,7 @@ def complaint(
         before = calls[place - 1] if place else None
         if before and not follows_column and _is_swapped(*before, rule):
             lines[rule] = (
-                f"{before[0].layer.name!r} is divided along its inputs and "
+                f"{before[0].layer.name!r} is sharded along its inputs and "
                 f"{name!r} after it along its outputs: they are swapped. "
                 "Divide the first along its outputs and the second along its "
                 "inputs."
@@ -50,7 +50,7 @@ def complaint(
             place < len(calls) - 1 or reason.startswith(_CONTRACTIONS)
         ):
             lines[rule] = (
-                f"{name!r} is divided along its outputs, but nothing takes "
+                f"{name!r} is sharded along its outputs, but nothing takes "
                 f"them so: {reason}. Divide the layer that it feeds along its "
                 "inputs, with elementwise operations only in between, or leave "
                 "it whole."
@@ -58,19 +58,19 @@ def complaint(
     if not lines:
         return None
     return (
-        "Layers are divided over the model axis without a partner, and what "
+        "Layers are sharded over the model axis without a partner, and what "
         "they compute is put together at once:\n"
         + "\n".join(f"  {line}" for line in lines.values())
         + "\n`tfscale.sharding_summary(model)` shows how each layer runs."
     )
 
 
-def _is_swapped(rule, came_divided, after):
+def _is_swapped(rule, came_sharded, after):
     """Whether the first layer scatters its input, and the next one gathers."""
     return (
         rule.sink_dim is not None
         and rule.source_dim is None
-        and not came_divided
+        and not came_sharded
         and after.source_dim is not None
         and after.sink_dim is None
     )

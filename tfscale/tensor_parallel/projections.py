@@ -8,8 +8,8 @@ import keras
 
 from tfscale.tensor_parallel import elementwise
 
-# Layers and operations that act on each element by itself: what is divided on
-# its way in is divided the same way on its way out.
+# Layers and operations that act on each element by itself: what is sharded on
+# its way in is sharded the same way on its way out.
 _ELEMENTWISE = re.compile(
     "activation|add|multiply|square|identity|(alpha|gaussian)?dropout"
     "|gaussiannoise|(leaky)?relu6?|[cs]?elu|gelu|(hard)?(silu|sigmoid|tanh)"

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 from tfscale.tensor_parallel.graph_analysis.propagation import Propagation
 
 # What may take a size that is not the same in both traces, and pass it on ...
@@ -38,18 +38,18 @@ def differences(
 
     Args:
         whole: What `propagate` was given.
-        local: The same model traced again, where each source that stays divided
+        local: The same model traced again, where each source that stays sharded
             has its local shape, and each call its key. If Python failed on the
             way: what there was of it, with no outputs.
         found: What `propagate(whole, retraced=True)` returned.
         num_ranks: Number of model ranks.
 
     Returns:
-        Keys of sources that cannot stay divided, and why. Empty if the decision
+        Keys of sources that cannot stay sharded, and why. Empty if the decision
         stands; else trace again without them, until it does.
 
     Raises:
-        ValueError: If the traces differ where nothing is divided.
+        ValueError: If the traces differ where nothing is sharded.
     """
     return _Comparison(whole, local, found, num_ranks).run()
 
@@ -82,7 +82,7 @@ class _Comparison:
         self._operations = whole.operations, local.operations
         self._partner = {}  # name of a tensor -> name in the other trace
         self._sizes = set()  # names of local tensors that hold other sizes
-        self._nearest = frozenset()  # keys at the last divided tensor
+        self._nearest = frozenset()  # keys at the last sharded tensor
         self._problems = {}
         self._place = 0
         self.places = {}
@@ -143,7 +143,7 @@ class _Comparison:
         if not keys and not self._problems and not self.may_differ:
             raise ValueError(
                 "A model has to be traced the same way each time. Received "
-                f"traces that differ where nothing is divided: {reason}. A "
+                f"traces that differ where nothing is sharded: {reason}. A "
                 "choice in `call` by what is no argument would do so."
             )
         for key in keys:
@@ -288,7 +288,7 @@ def _attributes(op):
     """All but what holds shapes and values, which are compared themselves.
 
     And but for functions, which have another name in each trace; a loop or a
-    branch takes nothing that is divided.
+    branch takes nothing that is sharded.
     """
     return {
         name: value

@@ -1,4 +1,4 @@
-"""How each layer of a divided model runs, and what a device has of it."""
+"""How each layer of a sharded model runs, and what a device has of it."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ class Row:
         how: By which rule it runs.
         variables: What a device has of its own variables.
         exchanged: What ranks exchange in one forward and backward.
-        reason: Why its output does not stay divided, if so.
+        reason: Why its output does not stay sharded, if so.
     """
 
     path: str
@@ -54,7 +54,7 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
 
     Args:
         model: The model, analysed.
-        plan: What of it is divided along the sequence, if something is.
+        plan: What of it is sharded along the sequence, if something is.
     """
     found, seen = [], set()
     for layer in _internals.flatten_layers(model):
@@ -103,7 +103,7 @@ def _how(call, sharded, variables):
         )
     how, reason = _kind(rule), call.reason
     if "all-gather of the output" in rule.collectives or rule.stays_sharded:
-        how += "\noutput divided" if rule.stays_sharded else "\noutput gathered"
+        how += "\noutput sharded" if rule.stays_sharded else "\noutput gathered"
         if not rule.stays_sharded and reason is None:
             reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
     return dict(how=how, exchanged=rule.collectives, reason=reason)

@@ -1,4 +1,4 @@
-"""The summary of a divided model: who has what, and what ranks exchange."""
+"""The summary of a sharded model: who has what, and what ranks exchange."""
 
 import functools
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def sharding_summary(
     line_length: int | None = None,
     print_fn: Callable[[str], None] | None = None,
 ) -> None:
-    """Prints how a model is divided over the model ranks of a mesh.
+    """Prints how a model is sharded over the model ranks of a mesh.
 
     One row for each layer with variables: by which rule it runs, the layout of
     each variable, the shape and the bytes that a device has of it, and what
     ranks exchange in one forward and backward. "gathered" is a layer without a
     rule, whose weights are put together where they are used. Below it: why
-    outputs do not stay divided, layouts that are not as they were asked for,
+    outputs do not stay sharded, layouts that are not as they were asked for,
     and bytes per device.
 
     Args:
@@ -93,7 +93,7 @@ def _extended(model):
 
 
 def _plan(model, extended):
-    """What of the model is divided along the sequence, if something is."""
+    """What of the model is sharded along the sequence, if something is."""
     if not extended.sequence_parallel or extended.num_model_ranks == 1:
         return None
     return sequence_report.plan_of(model, extended.num_model_ranks)

@@ -1,3 +1,3 @@
-"""Which activations of a traced model can stay divided over the ranks."""
+"""Which activations of a traced model can stay sharded over the ranks."""
 
 __all__ = []

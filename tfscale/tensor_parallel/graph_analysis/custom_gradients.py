@@ -9,7 +9,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
 
 _COLLECTION = "tfscale_custom_gradients"
 

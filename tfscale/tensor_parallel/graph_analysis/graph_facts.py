@@ -14,7 +14,7 @@ class GraphFacts:
     """What is the same in each pass.
 
     Attributes:
-        num_ranks: Number of parts of a divided tensor.
+        num_ranks: Number of parts of a sharded tensor.
         retraced: See `propagation.propagate`.
         needs_gradient: Names of the tensors that a gradient is needed of.
         insides: Key of the call for each tensor that a call keeps to itself.

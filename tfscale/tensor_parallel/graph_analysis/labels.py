@@ -4,7 +4,7 @@ A label says that the operation treats the entries along this dim apart from
 each other, so that it may run on a part of them: the output is then the same
 part of the whole output, and each gradient is the same part of the whole
 gradient. Dims that an operation mixes, drops or makes have the label None on
-the side where they have no partner, and cannot be divided.
+the side where they have no partner, and cannot be sharded.
 
     Softmax      (0, 1, 2)                      -> (0, 1, None)
     MatMul       (row, inner), (inner, column)  -> (row, column)
@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
 
 
 @dataclasses.dataclass(frozen=True)

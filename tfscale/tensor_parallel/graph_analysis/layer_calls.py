@@ -2,7 +2,7 @@
 
 Such a layer knows how to run on each rank's part of its weights. What it does
 inside is its own affair: an analysis of the graph only sees which outputs it
-could leave divided and which inputs it could take so.
+could leave sharded and which inputs it could take so.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from tfscale.tensor_parallel.graph_analysis import custom_gradients
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An output of a layer that could stay divided.
+    """An output of a layer that could stay sharded.
 
     Attributes:
         tensor: The output, in full shape.
-        dim: The dim that would be divided, from 0.
+        dim: The dim that would be sharded, from 0.
     """
 
     tensor: tf.Tensor
@@ -30,12 +30,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
-    """An input that a layer can take divided.
+    """An input that a layer can take sharded.
 
     Attributes:
         tensor: The input, in full shape.
-        dim: The dim along which the layer takes it divided, from 0.
-        propagates_to: The output that is divided if the input is (a depthwise
+        dim: The dim along which the layer takes it sharded, from 0.
+        propagates_to: The output that is sharded if the input is (a depthwise
             convolution, a BatchNormalization); None if the output is whole.
     """
 
@@ -53,8 +53,8 @@ class LayerCall:
         operations: The operations that the call made, as a range of places in
             `graph.get_operations()`. They are not looked at: they take part in
             nothing but what is declared here.
-        sources: Outputs that could stay divided.
-        sinks: Inputs that can be taken divided, all of them together.
+        sources: Outputs that could stay sharded.
+        sinks: Inputs that can be taken sharded, all of them together.
         inputs: Inputs that are taken whole.
         outputs: Outputs that are whole however the layer runs.
     """
@@ -92,7 +92,7 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
     operations = trace.operations
     if num_ranks < 2:
         raise ValueError(
-            "Tensors are divided over two ranks or more. "
+            "Tensors are sharded over two ranks or more. "
             f"Received: num_ranks={num_ranks}."
         )
     made_at = {op.name: place for place, op in enumerate(operations)}
@@ -114,7 +114,7 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
             size = part.tensor.shape[part.dim]
             if not size or size % num_ranks:
                 raise ValueError(
-                    "A divided dim has a known size that the number of ranks "
+                    "A sharded dim has a known size that the number of ranks "
                     f"divides. Received: {call.key!r}, dim {part.dim} of shape "
                     f"{part.tensor.shape}, num_ranks={num_ranks}."
                 )

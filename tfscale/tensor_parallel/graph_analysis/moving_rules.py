@@ -1,8 +1,8 @@
 """Labels of operations that move, cut, join and copy entries."""
 
 from tfscale.tensor_parallel.graph_analysis import labels
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
 from tfscale.tensor_parallel.graph_analysis.labels import Labels
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
 
 
 def _transpose(op):

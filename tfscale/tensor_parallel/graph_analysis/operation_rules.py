@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel.graph_analysis import labels
 from tfscale.tensor_parallel.graph_analysis import moving_rules
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
 from tfscale.tensor_parallel.graph_analysis.labels import Labels
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
 
 # Entry by entry, operands of fewer dims broadcast from the right.
 ELEMENTWISE = frozenset(

@@ -1,14 +1,14 @@
-"""Finds the activations of a traced model that can stay divided over ranks.
+"""Finds the activations of a traced model that can stay sharded over ranks.
 
-In Megatron-LM a column-split layer leaves its output divided, and a row-split
+In Megatron-LM a column-split layer leaves its output sharded, and a row-split
 one takes it so; nothing is sent in between. Here the model is any graph, and
 what lies between the two is looked at operation by operation:
 
     column-split        Reshape  Transpose  BatchMatMul  ...        row-split
     source (b, t, 8*) -> (b, t, 4*, 2) -> ... -> (b, t, 4*, 2) -> sink (dim 2)
 
-A tensor is whole, the same on all ranks, or divided along one dim (*). An
-operation may take a divided tensor if, run on each rank's part, it makes this
+A tensor is whole, the same on all ranks, or sharded along one dim (*). An
+operation may take a sharded tensor if, run on each rank's part, it makes this
 rank's part of what the whole operation makes. Where one may not, the sources
 that its input came from are gathered, and the analysis begins anew, because
 what joined them may depend on it. A type of operation without a rule fails:
@@ -23,36 +23,37 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis import draw_rules
+from tfscale.tensor_parallel.graph_analysis import generator_rules
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.graph_analysis import propagation_walk
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """What can stay divided.
+    """What can stay sharded.
 
     Attributes:
-        divided: Keys of the calls whose sources stay divided.
+        sharded: Keys of the calls whose sources stay sharded.
         gathered: For each other call with sources, why they are gathered.
-        sink_divided: Keys of the calls whose sinks arrive divided.
+        sink_sharded: Keys of the calls whose sinks arrive sharded.
         states: For each tensor that differs between ranks, by name, how it does
             and the keys of the sources that it depends on.
-        draws_of_parts: Names of the generators that draw for divided tensors.
+        sharded_generators: Names of those generators of random numbers that
+            draw for sharded tensors.
     """
 
-    divided: frozenset
+    sharded: frozenset
     gathered: dict
-    sink_divided: frozenset
+    sink_sharded: frozenset
     states: dict
-    draws_of_parts: frozenset = frozenset()
+    sharded_generators: frozenset = frozenset()
 
     def dim(self, tensor: tf.Tensor) -> int | None:
-        """The dim along which a tensor is divided, None if it is whole."""
+        """The dim along which a tensor is sharded, None if it is whole."""
         state, _ = self.states.get(tensor.name, (None, None))
         return state.dim if isinstance(state, Sharded) else None
 
@@ -61,27 +62,27 @@ def propagate(
     trace: Trace,
     *,
     num_ranks: int,
-    divided_outputs: Iterable[Source] = (),
+    sharded_outputs: Iterable[Source] = (),
     differentiable: Iterable[tf.Tensor] = (),
     generators: Iterable[tf.Tensor] | None = None,
     retraced: bool = False,
 ) -> Propagation:
-    """Decides which sources stay divided.
+    """Decides which sources stay sharded.
 
     Args:
         trace: A model traced on one device, all shapes in full. Trace it with
             an unknown batch size, so that shapes are read as the model runs.
         num_ranks: Number of model ranks, at least 2.
-        divided_outputs: Those among the outputs that may be divided, each along
+        sharded_outputs: Those among the outputs that may be sharded, each along
             the dim that is given, as logits for a vocabulary-parallel loss.
         differentiable: Parameters, and inputs of the model, whose gradients
             are needed: a tensor made from these that every rank uses with a
             part of another one would get a part of its gradient on each.
         generators: States of the generators of random numbers whose seeds can
-            differ between ranks; see `draw_rules`. None if those of all draws
+            differ between ranks; see `generator_rules`. None if those of all
             can.
         retraced: Whether ranks trace the model's Python anew with their parts.
-            Constants that are the full size of a divided dim in a shape are
+            Constants that are the full size of a sharded dim in a shape are
             then taken to have been read from the tensor, and the decision has
             to be confirmed on the new trace (`retrace.differences`).
 
@@ -101,13 +102,13 @@ def propagate(
     >>> up = LayerCall("up", range(0, 1), sources=(Source(hidden, 1),))
     >>> down = LayerCall("down", range(2, 2), sinks=(Sink(relu, 1),))
     >>> trace = Trace(graph, [up, down])
-    >>> propagate(trace, num_ranks=2).sink_divided
+    >>> propagate(trace, num_ranks=2).sink_sharded
     frozenset({'down'})
     """
     operations, calls = trace.operations, trace.calls
     layer_calls.check_calls(trace, num_ranks)
     may_leave = {
-        source.tensor.name: Sharded(source.dim) for source in divided_outputs
+        source.tensor.name: Sharded(source.dim) for source in sharded_outputs
     }
     facts = graph_facts.GraphFacts(
         num_ranks=num_ranks,
@@ -125,16 +126,16 @@ def propagate(
             walk.leave(tensor, may_leave.get(tensor.name))
         failures = walk.failures
         if not failures and generators is not None:
-            drawing, failures = draw_rules.draws_of_parts(
+            drawing, failures = generator_rules.sharded_generators(
                 looked_at, walk.states, generators
             )
         if not failures:
             break
         gathered |= failures
     return Propagation(
-        divided=frozenset(c.key for c in calls if c.sources) - set(gathered),
+        sharded=frozenset(c.key for c in calls if c.sources) - set(gathered),
         gathered=gathered,
-        sink_divided=frozenset(walk.taken),
+        sink_sharded=frozenset(walk.taken),
         states=walk.states,
-        draws_of_parts=drawing,
+        sharded_generators=drawing,
     )

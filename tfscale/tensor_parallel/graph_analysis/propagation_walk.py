@@ -1,7 +1,7 @@
-"""One pass over a traced model: what each operation does to divided tensors.
+"""One pass over a traced model: what each operation does to sharded tensors.
 
 The pass goes in the order in which operations were made. At the place of a
-layer call it marks what the call leaves divided, and it notes as failures the
+layer call it marks what the call leaves sharded, and it notes as failures the
 keys of all sources that would have to be gathered.
 """
 
@@ -16,10 +16,10 @@ from tfscale.tensor_parallel.graph_analysis import custom_gradients
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import operation_rules
 from tfscale.tensor_parallel.graph_analysis import shape_rules
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.graph_facts import GraphFacts
 from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 
 
 class Walk:
@@ -33,7 +33,7 @@ class Walk:
         states: For each tensor that differs between ranks, by name, how it does
             and the keys of the sources that it depends on.
         failures: For each source that has to be gathered too, why.
-        taken: Keys of the calls whose sinks arrive divided.
+        taken: Keys of the calls whose sinks arrive sharded.
     """
 
     def __init__(self, facts: GraphFacts, gathered: Container) -> None:
@@ -59,14 +59,14 @@ class Walk:
                 self.operation(operations[place])
 
     def leave(self, tensor: tf.Tensor, allowed: Sharded | None) -> None:
-        """Ends at an output of the model, which may be divided as `allowed`."""
+        """Ends at an output of the model, which may be sharded as `allowed`."""
         self._check_inside(tensor)
         state, keys = self._state(tensor)
         if state is not None and state != allowed:
             self._fail(keys, f"{tensor.name!r} leaves the model")
 
     def operation(self, op: tf.Operation) -> None:
-        """Marks what one operation makes of divided tensors."""
+        """Marks what one operation makes of sharded tensors."""
         for tensor in op.inputs:
             self._check_inside(tensor)
         states = [self._state(tensor)[0] for tensor in op.inputs]
@@ -124,7 +124,7 @@ class Walk:
                     self.states[sink.propagates_to.tensor.name] = made
         else:
             self._fail(
-                keys, f"layer {call.key!r} takes its input divided otherwise"
+                keys, f"layer {call.key!r} takes its input sharded otherwise"
             )
         if call.sources and call.key not in self._gathered:
             made_here = frozenset([call.key])
@@ -146,14 +146,14 @@ class Walk:
             )
         else:
             made = _matched(op, states)
-        divided = False
+        sharded = False
         for tensor, state in zip(op.outputs, made):
             if isinstance(state, Sharded):
-                divided = divided or graph_facts.is_real(tensor)
+                sharded = sharded or graph_facts.is_real(tensor)
                 size = tensor.shape[state.dim]
                 if size is None or size % self._facts.num_ranks:
-                    raise NoRule(f"it makes {size} entries of the divided dim")
-        if divided:
+                    raise NoRule(f"it makes {size} entries of the sharded dim")
+        if sharded:
             self._check_gradients(op, states, made)
         return made
 
@@ -180,7 +180,7 @@ class Walk:
     def _check_custom_gradient(self, op, states, made):
         """Follows the operations of a custom gradient, as those of the model.
 
-        The gradient of any other operation is divided as the operation is. One
+        The gradient of any other operation is sharded as the operation is. One
         that was written by hand could compute anything.
         """
         gradient = custom_gradients.custom_gradient(op)
@@ -204,11 +204,11 @@ class Walk:
                 self.operation(operation)
         for tensor, state in results:
             if self._state(tensor)[0] != state:
-                raise NoRule("its custom gradient is not divided as it is")
+                raise NoRule("its custom gradient is not sharded as it is")
 
 
 def _matched(op, states):
-    """States of the outputs by the labels of the divided dims."""
+    """States of the outputs by the labels of the sharded dims."""
     labels = operation_rules.labels_of(op)
     names = {
         dims and dims[state.dim]
@@ -216,10 +216,10 @@ def _matched(op, states):
         if state
     }
     if len(names) > 1:
-        raise NoRule("its operands are divided along different dims")
+        raise NoRule("its operands are sharded along different dims")
     (name,) = names
     if name is None or any(name not in dims for dims in labels.outputs):
-        raise NoRule("it does not treat entries of the divided dim apart")
+        raise NoRule("it does not treat entries of the sharded dim apart")
     for tensor, dims, state in zip(op.inputs, labels.inputs, states):
         if (
             state is None

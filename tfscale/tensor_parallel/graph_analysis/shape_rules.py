@@ -1,12 +1,12 @@
-"""Shapes of divided tensors, and operations that take such a shape.
+"""Shapes of sharded tensors, and operations that take such a shape.
 
-`tf.shape` of a divided tensor is not the same on all ranks as in the whole
-model: the entry of the divided dim is local. It may be used where that is
+`tf.shape` of a sharded tensor is not the same on all ranks as in the whole
+model: the entry of the sharded dim is local. It may be used where that is
 what makes the result a part of the whole one: to reshape a tensor that is
-divided itself, to make a tensor of a part's shape. All other uses fail.
+sharded itself, to make a tensor of a part's shape. All other uses fail.
 
-A reshape keeps a tensor divided if a dim of the output begins where the
-divided dim begins, and is divisible by the number of ranks:
+A reshape keeps a tensor sharded if a dim of the output begins where the
+sharded dim begins, and is divisible by the number of ranks:
 
     (2, 4*, 6) -> (2, 24*)      (2, 8*) -> (2, 4*, 2)      (4*, 6) -> (4*, 2, 3)
 
@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel.graph_analysis import labels
 from tfscale.tensor_parallel.graph_analysis import size_rules
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
-from tfscale.tensor_parallel.graph_analysis.division import Sizes
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import Sizes
 
 RANDOM = frozenset(
     re.findall(
@@ -51,9 +51,9 @@ def apply(
     Args:
         op: An operation of the whole model.
         states: For each input `Sharded`, `Sizes`, or None if it is whole.
-        num_ranks: Number of parts of a divided tensor.
+        num_ranks: Number of parts of a sharded tensor.
         retraced: Whether a constant size of a dim may be one that was read from
-            the static shape of a divided tensor.
+            the static shape of a sharded tensor.
 
     Returns:
         For each output `Sharded`, `Sizes`, or None if it is whole.
@@ -63,7 +63,7 @@ def apply(
     """
     place = _SHAPE_OPERANDS.get(op.type)
     if place is not None and isinstance(states[place], Sharded):
-        raise NoRule("its shape is itself a divided tensor")
+        raise NoRule("its shape is itself a sharded tensor")
     if op.type in _RULES:
         return _RULES[op.type](op, states, num_ranks, retraced)
     return size_rules.sizes(op, states)
@@ -106,7 +106,7 @@ def _reshape(op, states, num_ranks, retraced):
 
 
 def _reshaped_dim(before, after, state, num_ranks):
-    """The dim of the output that begins where the divided one begins."""
+    """The dim of the output that begins where the sharded one begins."""
     if before.rank is None or after.rank is None:
         raise NoRule("the number of dims of a tensor is not known")
     before, after = before.as_list(), after.as_list()
@@ -118,7 +118,7 @@ def _reshaped_dim(before, after, state, num_ranks):
             or _same_size(before[: state.dim], after[:dim], before, after)
         ):
             return dim
-    raise NoRule(f"the divided dim is lost from {before} to {after}")
+    raise NoRule(f"the sharded dim is lost from {before} to {after}")
 
 
 def _same_size(left, right, left_whole=(), right_whole=()):
@@ -187,7 +187,7 @@ def _only_local(shape):
     return shape.local.index(True)
 
 
-# With a divided tensor, or made to the shape of one.
+# With a sharded tensor, or made to the shape of one.
 _RULES = {
     "BroadcastTo": _broadcast_to,
     "Fill": _made_of_shape,

@@ -6,9 +6,9 @@ multiplies and joins them. Of each entry it has to be known whether it is local.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
-from tfscale.tensor_parallel.graph_analysis.division import Sizes
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import Sizes
 
 
 def sizes(op: tf.Operation, states: list) -> list[Sizes | None]:
@@ -41,7 +41,7 @@ def _joined(op, states):
     local = []
     for tensor, state in zip(op.inputs, values):
         if isinstance(state, Sharded):
-            raise NoRule("it puts entries of a divided tensor into a shape")
+            raise NoRule("it puts entries of a sharded tensor into a shape")
         size = tensor.shape.num_elements()
         if tensor.shape.rank not in (0, 1) or size is None:
             raise NoRule("the number of sizes that it joins is not known")

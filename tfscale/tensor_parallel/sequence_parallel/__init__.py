@@ -1,3 +1,3 @@
-"""Activations divided along the sequence, between the divided layers."""
+"""Activations sharded along the sequence, between the sharded layers."""
 
 __all__ = []

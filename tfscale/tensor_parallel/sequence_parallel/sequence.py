@@ -1,14 +1,14 @@
-"""Sequence parallelism: activations divided along the sequence between layers.
+"""Sequence parallelism: activations sharded along the sequence between layers.
 
 Between a row-parallel layer and the next column-parallel one, every rank would
-hold the same activations and do the same with them. Divided along the
+hold the same activations and do the same with them. Sharded along the
 sequence, each rank has a part of them, and the sum over ranks becomes
 
     row-parallel ─► reduce-scatter ─► Dropout, Add, norm ─► all-gather ─► column
 
 which sends as much as the all-reduce that it replaces. Where tensors enter and
 leave a layer is a `Crossing`; a `SequencePlan`, which sequence_analysis.py
-makes, says which of them are put together or divided there:
+makes, says which of them are put together or sharded there:
 
     scatter       own part               backward: all parts
     all_gather    all parts, for what    backward: own part of the sum
@@ -75,7 +75,7 @@ class Conversion:
 
 @dataclasses.dataclass(frozen=True)
 class SequencePlan:
-    """What is divided along the sequence, for inputs of some shapes.
+    """What is sharded along the sequence, for inputs of some shapes.
 
     Attributes:
         scatters: By `id` of a layer whose output is a sum over ranks: the
@@ -83,15 +83,15 @@ class SequencePlan:
         conversions: By `id` of a `Crossing` and place of the tensor.
         copies: Ids of the crossings of layers that use their whole weights on
             parts: the gradients are added up.
-        draws: Ids of the states of generators that draw for parts.
-        divided: Names of the layers that take parts and give parts.
+        sharded_generators: Ids of the states of generators that draw for parts.
+        sharded: Names of the layers that take parts and give parts.
     """
 
     scatters: Mapping[int, int]
     conversions: Mapping[tuple, Conversion]
     copies: frozenset[int]
-    draws: frozenset[int]
-    divided: tuple[str, ...]
+    sharded_generators: frozenset[int]
+    sharded: tuple[str, ...]
 
 
 def current() -> SequencePlan | None:
@@ -126,7 +126,7 @@ def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def scatters(layer, x: tf.Tensor) -> bool:
-    """Whether the sum of a layer's terms is left divided."""
+    """Whether the sum of a layer's terms is left sharded."""
     plan = current()
     size = None if plan is None else plan.scatters.get(id(layer))
     return size is not None and x.shape.rank == 3 and x.shape[1] == size
@@ -185,7 +185,7 @@ def with_mask(tensor, original):
 
 
 def map_inputs(function: Callable, args, kwargs) -> tuple[tuple, dict]:
-    """Maps tensors that could be divided, by `function(place, tensor)`."""
+    """Maps tensors that could be sharded, by `function(place, tensor)`."""
     return (
         tuple(_map(function, ("in", i), arg) for i, arg in enumerate(args)),
         {name: _map(function, ("in", name), x) for name, x in kwargs.items()},
@@ -201,17 +201,17 @@ def _map(function, place, structure):
     if not _has_tensors(structure):
         return structure
     flat = [
-        function((*place, index), x) if _can_be_divided(x) else x
+        function((*place, index), x) if _can_be_sharded(x) else x
         for index, x in enumerate(keras.tree.flatten(structure))
     ]
     return keras.tree.pack_sequence_as(structure, flat)
 
 
 def _has_tensors(structure):
-    return any(_can_be_divided(x) for x in keras.tree.flatten(structure))
+    return any(_can_be_sharded(x) for x in keras.tree.flatten(structure))
 
 
-def _can_be_divided(x):
+def _can_be_sharded(x):
     return (
         isinstance(x, tf.Tensor)
         and (x.dtype.is_floating or x.dtype.is_bool)

@@ -1,7 +1,7 @@
-"""Finds what of a model can be divided along the sequence.
+"""Finds what of a model can be sharded along the sequence.
 
 The model is traced whole, with the shapes that it is called with. All sums over
-ranks that have a sequence are left divided; then passes over the graph say what
+ranks that have a sequence are left sharded; then passes over the graph say what
 has to be put together again, and where, until everything fits. At last the
 model is traced as a rank would, to see that it does the same (retrace.py).
 """
@@ -15,11 +15,11 @@ import tensorflow as tf
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.graph_analysis import draw_rules
+from tfscale.tensor_parallel.graph_analysis import generator_rules
 from tfscale.tensor_parallel.graph_analysis import graph_facts
 from tfscale.tensor_parallel.graph_analysis import layer_calls
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
 from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel import sequence_planning
@@ -32,11 +32,11 @@ from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
 # Each pass decides something for good; a model of hundreds of layers that are
 # all alike needs no more passes than one of two.
 _PASSES = 100
-_NOTHING = "no activation between its layers can be divided"
+_NOTHING = "no activation between its layers can be sharded"
 
 
 def find_plan(model, inputs, num_ranks: int) -> tuple:
-    """What is divided along the sequence for inputs of some shapes.
+    """What is sharded along the sequence for inputs of some shapes.
 
     Args:
         model: A functional or sequential model, analysed by `analysis.analyse`
@@ -45,7 +45,7 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
         num_ranks: Number of model ranks.
 
     Returns:
-        A `SequencePlan`, or None if nothing is divided, and if so, why.
+        A `SequencePlan`, or None if nothing is sharded, and if so, why.
     """
     specs = keras.tree.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
@@ -121,7 +121,7 @@ class _Search:
 
     def _layer_call(self, key, call, divides):
         rule = call.rule
-        # Whether it keeps its output divided is decided.
+        # Whether it keeps its output sharded is decided.
         reason = rule.layer.sharded_call.reason
         made = model_trace.layer_call(
             key,
@@ -147,7 +147,7 @@ class _Search:
         return dataclasses.replace(traced, outputs=outputs), recorder
 
     def _leave_whole(self, walk, calls, keys, choices):
-        """Sums that would be put together at once are not divided."""
+        """Sums that would be put together at once are not sharded."""
         outputs = {
             calls[key].sources[0].tensor.name: key
             for key in keys
@@ -160,7 +160,7 @@ class _Search:
 
     def _check(self, walk, trace, whole, calls, keys, choices):
         """The plan, if a rank does what was looked at."""
-        drawing, failures = draw_rules.draws_of_parts(
+        drawing, failures = generator_rules.sharded_generators(
             trace.trace.operations,
             walk.states,
             whole.generators.values(),
@@ -243,6 +243,6 @@ def _why_none(sizes, num_ranks):
         return "the length of a sequence is not known"
     size = known[0]
     return (
-        f"a sequence of {size} cannot be divided over {num_ranks} ranks. Use "
+        f"a sequence of {size} cannot be sharded over {num_ranks} ranks. Use "
         f"{size - size % num_ranks or num_ranks} or {size + -size % num_ranks}"
     )

@@ -1,6 +1,6 @@
-"""What to change where a sum cannot stay divided along the sequence.
+"""What to change where a sum cannot stay sharded along the sequence.
 
-From the operation that cannot take a divided tensor, or a weight that each rank
+From the operation that cannot take a sharded tensor, or a weight that each rank
 uses for itself, the way goes back through the graph to the nearest places at
 which a tensor enters or leaves a layer. There a change is proposed: to put the
 tensor together, to divide it, or to have the layer use its weights on parts.
@@ -9,8 +9,8 @@ tensor together, to divide it, or to have the layer use its weights on parts.
 import collections
 
 from tfscale.tensor_parallel.graph_analysis import propagation_walk
-from tfscale.tensor_parallel.graph_analysis.division import Replicated
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import Replicated
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import CallSpan
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point
@@ -26,7 +26,7 @@ class ChangingWalk(propagation_walk.Walk):
         facts: See `Walk`.
         trace: The model.
         choices: What is decided; not changed by the pass.
-        keys: Keys of the calls whose sums are left divided, if they can be.
+        keys: Keys of the calls whose sums are left sharded, if they can be.
 
     Attributes:
         states: See `Walk`.
@@ -49,7 +49,7 @@ class ChangingWalk(propagation_walk.Walk):
 
     @property
     def num_ranks(self) -> int:
-        """Number of parts of a divided tensor."""
+        """Number of parts of a sharded tensor."""
         return self._facts.num_ranks
 
     def _state(self, tensor):
@@ -62,7 +62,7 @@ class ChangingWalk(propagation_walk.Walk):
         return super()._state(tensor)
 
     def is_along_sequence(self, tensor) -> bool:
-        """Whether a tensor is divided, or sized, as a sum along dim 1."""
+        """Whether a tensor is sharded, or sized, as a sum along dim 1."""
         state, keys = self._state(tensor)
         return (
             state is not None

@@ -1,4 +1,4 @@
-"""What is decided of a model while its activations are divided, in steps.
+"""What is decided of a model while its activations are sharded, in steps.
 
 A pass over the graph returns changes, functions of the choices before it.
 """
@@ -16,7 +16,7 @@ class Choices:
         copies: Ids of crossings that use their weights on parts.
         not_copies: Those for which that was found wrong.
         whole: Keys of the sums that stay whole.
-        infeasible: Why nothing can be divided, if so.
+        infeasible: Why nothing can be sharded, if so.
     """
 
     modes: dict = dataclasses.field(default_factory=dict)
@@ -46,7 +46,7 @@ def set_not_copies(key):
 
 
 def set_infeasible(reason):
-    """A change: nothing is divided."""
+    """A change: nothing is sharded."""
 
     def change(choices):
         choices.infeasible = reason

@@ -31,7 +31,7 @@ class _Prepared(BaseException):
 def prepare_called(fn, run, sharded_calls) -> None:
     """Finds the models that a function calls, and prepares them.
 
-    Where activations are to be divided, a model has to be known before any of
+    Where activations are to be sharded, a model has to be known before any of
     its layers runs: so there is a trial run, in a graph that is let go, which
     ends at the first layer that belongs to an unknown model.
 
@@ -105,7 +105,7 @@ def _warn_of_own_call(rule):
         warnings.warn(
             f"{called.name!r} runs without sequence parallelism: it is no "
             "functional or sequential model, so that it is not known what its "
-            "layers do with a part. Activations are whole between its divided "
+            "layers do with a part. Activations are whole between its sharded "
             "layers.",
             stacklevel=2,
         )
@@ -188,7 +188,7 @@ class ModelCall:
             inputs: What the model is called with, or `tf.TensorSpec`s of it.
 
         Warns:
-            UserWarning: If nothing can be divided along the sequence.
+            UserWarning: If nothing can be sharded along the sequence.
         """
         calls = list(analysis.sharded_calls(self._model))
         key = (
@@ -208,7 +208,7 @@ class ModelCall:
             if reason:
                 warnings.warn(
                     f"{self._model.name!r} runs without sequence parallelism: "
-                    f"{reason}. Activations are whole between its divided "
+                    f"{reason}. Activations are whole between its sharded "
                     "layers.",
                     stacklevel=2,
                 )

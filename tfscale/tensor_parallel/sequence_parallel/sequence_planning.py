@@ -1,6 +1,6 @@
 """Makes a plan of what was decided for each call, if all calls agree."""
 
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
     SequenceTrace,
@@ -18,7 +18,7 @@ def make_plan(
         trace: The model.
         recorded: The `sharded_call.Recorded` of its calls.
         choices: What the pass was made with.
-        keys: Places in `recorded` of the calls whose sums are divided.
+        keys: Places in `recorded` of the calls whose sums are sharded.
         drawing: Ids of the states of the generators that draw for parts.
     """
     num_ranks = walk.num_ranks
@@ -63,13 +63,13 @@ def make_plan(
             conversions,
             frozenset(copying),
             frozenset(drawing),
-            _divided_layers(walk, trace),
+            _sharded_layers(walk, trace),
         ),
         None,
     )
 
 
-def _divided_layers(walk, trace):
+def _sharded_layers(walk, trace):
     """Names of the layers that take parts and give parts."""
     taken, given = {}, set()
     for point in trace.points.values():

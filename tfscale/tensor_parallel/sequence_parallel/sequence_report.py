@@ -1,4 +1,4 @@
-"""What a summary says of activations that are divided along the sequence."""
+"""What a summary says of activations that are sharded along the sequence."""
 
 import keras
 
@@ -82,7 +82,7 @@ def line(plan: sequence.SequencePlan, num_ranks: int) -> tuple[str, str]:
     parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)
     return (
         f"Along the sequence a device has {parts} positions in",
-        ", ".join(dict.fromkeys(plan.divided)) or "no layer as a whole",
+        ", ".join(dict.fromkeys(plan.sharded)) or "no layer as a whole",
     )
 
 

@@ -1,4 +1,4 @@
-"""A pass over a traced model whose sums are left divided along the sequence.
+"""A pass over a traced model whose sums are left sharded along the sequence.
 
 It goes like that of `propagation_walk`, but where something cannot be it
 proposes a change. What depends on that is left alone in this pass, so that one
@@ -7,9 +7,9 @@ pass finds the changes of all layers.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.division import NoRule
-from tfscale.tensor_parallel.graph_analysis.division import Replicated
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import NoRule
+from tfscale.tensor_parallel.graph_analysis.placements import Replicated
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_changes import (
     ChangingWalk,
@@ -36,7 +36,7 @@ class SequenceWalk(ChangingWalk):
         self._depth = 0
 
     def operation(self, op: tf.Operation) -> None:
-        """Marks what one operation makes of divided tensors."""
+        """Marks what one operation makes of sharded tensors."""
         if self._depth == 0:
             self._span = self._trace.span_of(op)
         point = self._trace.points.get(op.name)

@@ -1,6 +1,6 @@
 """Attention on shards of its heads, where analysis cannot find the way.
 
-Queries and the output projection are divided over the ranks by heads. Of
+Queries and the output projection are sharded over the ranks by heads. Of
 grouped-query attention with fewer key/value heads than ranks, the kernels of
 keys and values are whole on all ranks, and each rank computes the heads that
 its own query heads need, each as often as these share it:
@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import draws
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers import dense_rules
 from tfscale.tensor_parallel.sharded_layers import rules
@@ -42,7 +42,7 @@ def is_attention(layer) -> bool:
     along dim 2, and ends with the output projection.
     """
     if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
-        # What Keras' own leaves divided is found by analysis.
+        # What Keras' own leaves sharded is found by analysis.
         return hasattr(layer, "model_parallel_dims")
     if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
         return True
@@ -50,7 +50,7 @@ def is_attention(layer) -> bool:
 
 
 def make_rule(layer) -> rules.Rule | None:
-    """The rule of an attention whose heads are divided."""
+    """The rule of an attention whose heads are sharded."""
     if not is_attention(layer):
         return None
     row = dense_rules.make_rule(_dense(layer, "output"))
@@ -98,9 +98,9 @@ class _Attention(rules.Rule):
         for dense in columns:
             rule = dense.sharded_call.rule
             rule.stays_sharded = rule.is_part = True
-        # Of dropped-out scores, whose heads are divided.
-        for generator in draws.generators(layer):
-            draws.attach(generator)
+        # Of dropped-out scores, whose heads are sharded.
+        for generator in rank_seeds.generators(layer):
+            rank_seeds.attach(generator)
 
     @property
     def collectives(self):
@@ -133,7 +133,7 @@ class _Attention(rules.Rule):
             }
             return _call(layer, changed, args, kwargs)
         args, kwargs = self._with_own_mask(args, kwargs)
-        with draws.of_parts():
+        with rank_seeds.of_shards():
             outputs = _call(layer, self.own_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
@@ -246,7 +246,7 @@ def _heads_dim(dense):
 
 
 def _call_for_parts(layer, x):
-    # The sequence is whole in here, and it is the heads that are divided.
+    # The sequence is whole in here, and it is the heads that are sharded.
     with sequence.following(None), collectives.uses_for_parts(True):
         return layer(x)
 

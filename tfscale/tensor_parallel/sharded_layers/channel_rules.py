@@ -128,7 +128,7 @@ class _InputChannels(rules.Rule):
 
 
 class _Local(rules.Rule):
-    """Takes each channel by itself: divided if its input is."""
+    """Takes each channel by itself: sharded if its input is."""
 
     propagates = True
 
@@ -137,7 +137,7 @@ class _Local(rules.Rule):
         self.source_dim = self.sink_dim = dim
 
     def run(self, inputs, *args, **kwargs):
-        if self.is_divided(inputs):
+        if self.is_sharded(inputs):
             return self.run_locally(inputs, *args, **kwargs)
         # Its variables are small: rather they are put together.
         return self.layer.__class__.call(self.layer, inputs, *args, **kwargs)

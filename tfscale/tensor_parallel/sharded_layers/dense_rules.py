@@ -101,8 +101,8 @@ class _Row(rules.Rule):
         self._input_dim = input_dim
         self._kernel_dim = kernel_dim
         # None, True or False: inferred, or what the user says.
-        self._comes_divided = getattr(layer, "input_is_parallel", None)
-        if self._comes_divided is not False:
+        self._comes_sharded = getattr(layer, "input_is_parallel", None)
+        if self._comes_sharded is not False:
             self.sink_dim = input_dim
 
     def whole_size(self):
@@ -112,7 +112,7 @@ class _Row(rules.Rule):
         if self.sink_dim is None:
             dim = inputs.shape.rank + self._input_dim
             return collectives.scatter_to_ranks(inputs, dim)
-        if self._comes_divided and not self.is_divided(inputs):
+        if self._comes_sharded and not self.is_sharded(inputs):
             raise ValueError(
                 "The input of a layer with input_is_parallel=True must be this "
                 f"rank's part of {self.whole_size()} entries. Received: shape "

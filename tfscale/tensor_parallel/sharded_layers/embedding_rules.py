@@ -56,7 +56,7 @@ class _VocabularyParallel(rules.Rule):
         return ("all-reduce of the output", *of_logits)
 
     def divides(self, args, kwargs):
-        """Whether this call's output can be divided."""
+        """Whether this call's output can be sharded."""
         reverse = kwargs.get("reverse", args[1] if len(args) > 1 else False)
         self.makes_logits |= bool(reverse)
         return bool(reverse)

@@ -3,14 +3,14 @@
 The layout of its variables decides by which rule a layer runs:
 
     layout               rule                     input       output
-    output dim split     column-parallel          whole (f)   divided, or whole
-    input dim split      row-parallel             divided     whole (g)
+    output dim split     column-parallel          whole (f)   sharded, or whole
+    input dim split      row-parallel             sharded     whole (g)
     vocabulary split     vocabulary-parallel      whole       whole (g)
-    channels split       each channel by itself   divided     divided
+    channels split       each channel by itself   sharded     sharded
     anything else        none: weights are put    whole       whole
                          together where used
 
-Whether a divided output may stay divided until somebody takes it so is found
+Whether a sharded output may stay sharded until somebody takes it so is found
 by analysis.py; by default it is put together at once, which is always right.
 A layer of `tfscale.layers` says so itself, with two attributes that Keras'
 layers do not have: `gather_output` of a column-parallel layer, and
@@ -36,16 +36,16 @@ class Rule(abc.ABC):
 
     Attributes:
         layer: The Keras layer.
-        source_dim: The dim of its output that can stay divided, counted from
+        source_dim: The dim of its output that can stay sharded, counted from
             the right (negative), or None if the output is whole.
-        sink_dim: The dim of its input that it can take divided, likewise.
+        sink_dim: The dim of its input that it can take sharded, likewise.
         stays_sharded: Whether the output stays sharded; see `decide`.
         is_part: Whether the rule of a layer around it has decided that.
     """
 
     source_dim: int | None = None
     sink_dim: int | None = None
-    # Whether the output is divided only if the input came so.
+    # Whether the output is sharded only if the input came so.
     propagates = False
     # Whether its inputs may come as `sequence.enter` has them.
     shares_input = False
@@ -75,7 +75,7 @@ class Rule(abc.ABC):
             self.stays_sharded = stays_sharded
         elif self.stays_sharded and not stays_sharded:
             raise ValueError(
-                "What a column-parallel layer leaves divided must be taken so. "
+                "What a column-parallel layer leaves sharded must be taken so. "
                 f"Received: {self.layer.name!r} with gather_output=False, but "
                 f"{reason or 'what follows needs the whole'}. Set "
                 "gather_output=True, or let a `RowParallelDense` follow."
@@ -96,7 +96,7 @@ class Rule(abc.ABC):
         return tuple(names)
 
     def divides(self, args, kwargs) -> bool:
-        """Whether a call with these arguments makes a divided output."""
+        """Whether a call with these arguments makes a sharded output."""
         layer = self.layer
         if getattr(layer, "gather_output", None) is not None:
             return not layer.gather_output
@@ -112,7 +112,7 @@ class Rule(abc.ABC):
         return self.layer
 
     def scatters(self, args, kwargs) -> bool | None:
-        """Whether a call can leave its sum divided along the sequence.
+        """Whether a call can leave its sum sharded along the sequence.
 
         None if there is no sum.
         """
@@ -123,7 +123,7 @@ class Rule(abc.ABC):
         """What the layer's `call` does, on shards; in replica context."""
 
     def give(self, output):
-        """The divided output as it is to leave the layer."""
+        """The sharded output as it is to leave the layer."""
         if self.stays_sharded:
             return output
         dim = output.shape.rank + self.source_dim
@@ -136,12 +136,12 @@ class Rule(abc.ABC):
             return self.give(output)
         if acts_on_elements(activation):
             return self.give(activation(output))
-        # As softmax, which needs the whole: analysis keeps none divided.
+        # As softmax, which needs the whole: analysis keeps none sharded.
         return activation(self.give(output))
 
     def take(self, inputs):
-        """The divided input, whether it came divided or whole."""
-        if self.is_divided(inputs):
+        """The sharded input, whether it came sharded or whole."""
+        if self.is_sharded(inputs):
             return inputs
         dim = inputs.shape.rank + self.sink_dim
         return collectives.scatter_to_ranks(inputs, dim)
@@ -150,7 +150,7 @@ class Rule(abc.ABC):
         """The size of `sink_dim` in full, of a rule that has one."""
         raise TypeError(f"{type(self).__name__} takes no part of an input.")
 
-    def is_divided(self, inputs) -> bool:
+    def is_sharded(self, inputs) -> bool:
         """Whether an input is this rank's part."""
         return inputs.shape[self.sink_dim] != self.whole_size()
 

@@ -23,7 +23,7 @@ class Recorded:
         operations: Places of its operations in the graph.
         inputs: First argument of the call.
         outputs: What the call returned.
-        divides: Whether the output can be divided.
+        divides: Whether the output can be sharded.
         scatters: See `Rule.scatters`.
     """
 
@@ -41,7 +41,7 @@ def recording(num_parts: int = 1):
 
     Args:
         num_parts: 1 for whole tensors; the number of ranks for tensors of the
-            shapes that a rank has, where rules keep them divided.
+            shapes that a rank has, where rules keep them sharded.
 
     Yields:
         A list of `Recorded`.
@@ -67,7 +67,7 @@ def attach(layer, make_rule, decide) -> None:
         layer: A Keras layer, in its `build`.
         make_rule: Makes a `Rule` for the built layer, or None.
         decide: Called with the rule before each call on ranks; sets what it
-            is to keep divided.
+            is to keep sharded.
     """
     if not isinstance(layer, ShardedLayer):
         call = ShardedCall(layer, make_rule, decide)
@@ -168,15 +168,15 @@ class ShardedCall:
     def _call_on_parts(self, call, inputs, args, kwargs, divides, scatters):
         """The shapes of a rank's call; the values are of no interest."""
         count, rule = rank_context.current().num_recorded_parts, self.rule
-        came_divided = (
-            count > 1 and rule.sink_dim is not None and rule.is_divided(inputs)
+        came_sharded = (
+            count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs)
         )
-        if came_divided:
+        if came_sharded:
             dim = inputs.shape.rank + rule.sink_dim
             args = (tf.concat([inputs] * count, axis=dim), *args[1:])
         outputs = call(*args, **kwargs)
         # An output that is not kept is whole.
-        is_part = came_divided if rule.propagates else rule.stays_sharded
+        is_part = came_sharded if rule.propagates else rule.stays_sharded
         if count > 1 and divides and is_part:
             dim = outputs.shape.rank + rule.source_dim
             outputs = tf.split(outputs, count, axis=dim)[0]

@@ -1,6 +1,6 @@
 """Random layers: one mask for all ranks, or a mask of each rank's own.
 
-The models here have weights that make a mask their output. In the divided
+The models here have weights that make a mask their output. In the sharded
 region, each rank draws for its part of the units:
 
     ones (b, 8*) -> Dropout -> identity (8*, 8) -> mask of all ranks (b, 8)
@@ -27,7 +27,7 @@ RATE = 0.3
 PAIR = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
 
 
-def divided(layer, **kwargs):
+def sharded(layer, **kwargs):
     """Draws for the part of the units that a rank has."""
     x = inputs = keras.Input((UNITS,))
     ones = dict(kernel_initializer="zeros", bias_initializer="ones")
@@ -57,7 +57,7 @@ def dropout(seed=7):
 
 
 def dropped_parts():
-    return divided(dropout())
+    return sharded(dropout())
 
 
 def dropped_whole():
@@ -101,7 +101,7 @@ class MasksTest(tf.test.TestCase, parameterized.TestCase):
         np.testing.assert_array_equal(first, second)
         self.assertBetween(first.mean(), 0.65, 0.75)
 
-    def test_are_each_ranks_own_where_activations_are_divided(self):
+    def test_are_each_ranks_own_where_activations_are_sharded(self):
         first, second = masks(dropped_parts)[0]
         # As often equal as masks are that have nothing to do with each other.
         self.assertAllClose(
@@ -126,7 +126,7 @@ class MasksTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_are_the_same_for_a_seed(self):
         def found(seed):
-            return draw(lambda: divided(dropout(seed)), calls=2)
+            return draw(lambda: sharded(dropout(seed)), calls=2)
 
         self.assertAllEqual(found(7), found(7))
         self.assertNotAllEqual(found(7), found(8))
@@ -139,7 +139,7 @@ class MasksTest(tf.test.TestCase, parameterized.TestCase):
     def test_of_one_rank_are_those_of_plain_keras(self):
         keras.utils.set_random_seed(1)
         x = np.zeros((32, UNITS), "float32")
-        expected = np.array(divided(dropout())(x, training=True))
+        expected = np.array(sharded(dropout())(x, training=True))
         ((found,),) = draw(dropped_parts, 32, num_ranks=1, num_replicas=1)
         np.testing.assert_array_equal(found, expected)
 
@@ -173,11 +173,11 @@ class SharedTest(tf.test.TestCase):
             def call(self, x):
                 return keras.random.dropout(x, RATE, seed=3)
 
-        self.assert_like_one_device(lambda: divided(Fixed()))
+        self.assert_like_one_device(lambda: sharded(Fixed()))
 
     def test_noise_of_a_shape_that_is_known(self):
         self.assert_like_one_device(
-            lambda: divided(LAYERS.GaussianNoise(0.5, seed=3))
+            lambda: sharded(LAYERS.GaussianNoise(0.5, seed=3))
         )
 
 
@@ -256,7 +256,7 @@ def noisy(rate=RATE, scores=0.0):
 
 
 JOB = jobs.tokens(noisy)
-DIVIDED = jobs.tokens(functools.partial(noisy, scores=RATE))
+SHARDED = jobs.tokens(functools.partial(noisy, scores=RATE))
 
 
 @functools.cache
@@ -281,8 +281,8 @@ class TrainingTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(
-        lambda: same_numbers.on_ranks(DIVIDED, 2, 2),
-        lambda: same_numbers.on_mesh(DIVIDED, 2, 2, num_ranks=2),
+        lambda: same_numbers.on_ranks(SHARDED, 2, 2),
+        lambda: same_numbers.on_mesh(SHARDED, 2, 2, num_ranks=2),
     )
     def test_the_same_seed_gives_the_same_numbers(self, train):
         # To the last bit only without Grappler, which may rewrite the sums of

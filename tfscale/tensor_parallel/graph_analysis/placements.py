@@ -39,7 +39,7 @@ class Replicated:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """An integer scalar or vector made from shapes of divided tensors.
+    """An integer scalar or vector made from shapes of sharded tensors.
 
     Attributes:
         local: For each entry whether it is that of the whole tensor divided by

@@ -1,11 +1,11 @@
-"""Random numbers on model ranks: alike for what is whole, else each its own.
+"""Random numbers on model ranks: alike for what is replicated, else each its own.
 
 All ranks have the same state of each `keras.random.SeedGenerator`, and so
 draw the same mask for an activation that is the same on all of them. Where a
-draw is for a rank's part of a divided activation, the rank goes into the seed:
+draw is for a rank's part of a sharded activation, the rank goes into the seed:
 
-    state ─► seed ─► draw                     whole activation
-    state ─► seed ─► fold in the rank ─► draw    divided activation
+    state ─► seed ─► draw                        replicated activation
+    state ─► seed ─► fold in the rank ─► draw    sharded activation
 
 as with the two states of random generators in Korthikanti et al., Reducing
 Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
@@ -36,22 +36,22 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
 
 def attach(
     generator: keras.random.SeedGenerator,
-    draws_parts: Callable[[], bool] = lambda: False,
+    is_for_shard: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Makes seeds depend on the rank where draws are for parts.
+    """Makes seeds depend on the rank where numbers are for its shard.
 
     Args:
         generator: The generator.
-        draws_parts: Says whether a draw is for a part, in the model that is
+        is_for_shard: Says whether a draw is for a shard, in the model that is
             being called.
     """
-    in_place.put(generator, RankedGenerator, draws_parts=draws_parts)
+    in_place.put(generator, RankedGenerator, is_for_shard=is_for_shard)
 
 
 @contextlib.contextmanager
-def of_parts():
-    """Within it, draws of attached generators are for this rank's part."""
-    with rank_context.within(draws_for_parts=True):
+def of_shards():
+    """Within it, attached generators draw for this rank's shard."""
+    with rank_context.within(seeds_are_for_shards=True):
         yield
 
 
@@ -59,10 +59,10 @@ class RankedGenerator(in_place.Mixin):
     """A generator of a model on ranks, put in the place of Keras' class.
 
     Attributes:
-        draws_parts: See `attach`.
+        is_for_shard: See `attach`.
     """
 
-    draws_parts: Callable[[], bool]
+    is_for_shard: Callable[[], bool]
 
     def next(self, ordered=True):
         """See `keras.random.SeedGenerator`; a seed for whole or part."""
@@ -71,9 +71,9 @@ class RankedGenerator(in_place.Mixin):
             return seed
         plan = sequence.current()
         is_part = (
-            rank_context.current().draws_for_parts
-            or (plan is not None and id(self.state) in plan.draws)
-            or self.draws_parts()
+            rank_context.current().seeds_are_for_shards
+            or (plan is not None and id(self.state) in plan.sharded_generators)
+            or self.is_for_shard()
         )
         if not is_part:
             return seed

@@ -1,4 +1,4 @@
-"""Which generators of random numbers draw for divided tensors, and only so.
+"""Which generators of random numbers draw for sharded tensors, and only so.
 
 A rank puts its number into the seeds of a generator, or it does not: one that
 draws for parts and for wholes has to draw for wholes only. So do a seed that
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tfscale.tensor_parallel.graph_analysis import shape_rules
-from tfscale.tensor_parallel.graph_analysis.division import Sharded
+from tfscale.tensor_parallel.graph_analysis.placements import Sharded
 
 
-def draws_of_parts(
+def sharded_generators(
     operations: Iterable[tf.Operation],
     states: Mapping,
     generators: Iterable[tf.Tensor],
@@ -27,7 +27,7 @@ def draws_of_parts(
         generators: The states of the model's generators.
 
     Returns:
-        Names of those that draw for divided tensors, and for each source that
+        Names of those that draw for sharded tensors, and for each source that
         has to be gathered, because what is drawn for it is drawn for a whole
         too, why.
     """

@@ -8,7 +8,7 @@ from tfscale import _internals
 
 
 def num_ranks() -> int:
-    """Over how many devices variables are divided that are made now."""
+    """Over how many devices variables are sharded that are made now."""
     extended = tf.distribute.get_strategy().extended
     return getattr(extended, "num_model_ranks", 1)
 
@@ -35,7 +35,7 @@ def check_divides(layer, what: str, size: int) -> None:
 
 
 @contextlib.contextmanager
-def made_at_once():
+def created_at_once():
     """Within it, variables are made even where Keras would wait.
 
     A model that `fit` builds has its variables made after all layers are
