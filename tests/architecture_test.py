@@ -103,7 +103,7 @@ CHANGED_OF_KERAS = {
         "tfscale/tensor_parallel/decisions.py",
         "_functional(model).sharding_decision",
     ),
-    ("tfscale/tensor_parallel/draws.py", "in_place.put of generator"),
+    ("tfscale/tensor_parallel/rank_seeds.py", "in_place.put of generator"),
     (
         "tfscale/tensor_parallel/sequence_parallel/crossed_layer.py",
         "in_place.put of layer",
@@ -366,6 +366,14 @@ class LayersTest(absltest.TestCase):
 
 
 class ContributingTest(absltest.TestCase):
+    def test_every_folder_of_the_package_is_in_it(self):
+        with open(os.path.join(REPOSITORY, "CONTRIBUTING.md")) as file:
+            named = file.read()
+        for path in _package_files():
+            folder = os.path.basename(os.path.dirname(path))
+            if folder != "tfscale":
+                self.assertIn(f"{folder}/", named, path)
+
     def test_the_files_that_it_names_are_there(self):
         with open(os.path.join(REPOSITORY, "CONTRIBUTING.md")) as file:
             named = set(re.findall(r"`([\w/]+\.py)`", file.read()))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfscale
 from tfscale import in_place
-from tfscale.tensor_parallel import draws
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
 
 
@@ -52,8 +52,8 @@ class InPlaceTest(tf.test.TestCase):
 
     def test_a_generator_is_of_its_class(self):
         generator = keras.random.SeedGenerator(3)
-        draws.attach(generator)
-        self.assertIsInstance(generator, draws.RankedGenerator)
+        rank_seeds.attach(generator)
+        self.assertIsInstance(generator, rank_seeds.RankedGenerator)
         self.assertIs(generator.__class__, keras.random.SeedGenerator)
         self.assertIs(type(copy.copy(generator)), keras.random.SeedGenerator)
         config = keras.saving.serialize_keras_object(generator)

@@ -98,7 +98,7 @@ TENSORFLOW = {
         "_values": "the components",
     },
     f"{_VALUES}.DistributedDelegate": {
-        "_get_as_operand": "a shard put together in arithmetic",
+        "_get_as_operand": "a shard gathered in arithmetic",
     },
     f"{_VALUES}.DistributedVariable": {
         "_export_to_saved_model_graph": "would take a shard for the value",
@@ -108,7 +108,7 @@ TENSORFLOW = {
         "_policy": "none: variables of these classes act by themselves",
     },
     f"{_VALUES}.MirroredVariable": {
-        "_dense_var_to_tensor": "dense gradients; shards put together",
+        "_dense_var_to_tensor": "dense gradients; shards gathered",
         "_get_cross_replica": "a sharded value outside of replicas",
         "_update_replica": "each replica its own component",
     },

@@ -186,7 +186,7 @@ class ShardedVariable(MeshVariable):
         )
 
     def _gathered(self):
-        """The value, put together by this replica."""
+        """The value, gathered by this replica."""
         value = super()._dense_var_to_tensor()
         sharding = self._sharding
         if sharding.data_dim is not None:

@@ -221,7 +221,7 @@ def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
-    """The parts of all replicas, put together on each, of each tensor."""
+    """The parts of all replicas, gathered on each, of each tensor."""
     return _exchange(operations.all_gather, tensors, dims)
 
 

@@ -1,4 +1,4 @@
-"""Keras layers that divide their own variables, over ranks or servers."""
+"""Keras layers that shard their own variables, over ranks or servers."""
 
 from tfscale.layers.column_parallel_dense import ColumnParallelDense
 from tfscale.layers.parallel_multi_head_attention import (

@@ -1,4 +1,4 @@
-"""What layers that divide their own variables ask of the strategy in scope."""
+"""What layers that shard their own variables ask of the strategy in scope."""
 
 import contextlib
 

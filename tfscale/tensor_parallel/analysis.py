@@ -72,7 +72,7 @@ def analyse(model, num_ranks: int) -> dict:
         num_ranks: Number of model ranks.
 
     Returns:
-        Why outputs are put together at once, by layer.
+        Why outputs are gathered at once, by layer.
 
     Warns:
         UserWarning: If layers are sharded without a partner.

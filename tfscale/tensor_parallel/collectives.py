@@ -37,7 +37,7 @@ from tfscale.tensor_parallel import layer_losses
 # What TensorFlow says where a thread is not in the graph in which all began.
 _IN_BRANCH = "while defining a new graph"
 
-# What `gather_from_ranks` has put together in a graph, by name. Tensors would
+# What `gather_from_ranks` has gathered in a graph, by name. Tensors would
 # keep the graph alive.
 _gathered = weakref.WeakKeyDictionary()
 

@@ -4,7 +4,7 @@ A layer may leave its output sharded if what follows it goes on with a part.
 What follows is known in a functional or sequential model, and a layer may be in
 several: in one that is trained, and in one that ends with the layer. So there
 is a decision for each, and that of the outermost model being called counts. A
-layer that is called by itself puts its output together.
+layer that is called by itself gathers its output.
 """
 
 import contextlib

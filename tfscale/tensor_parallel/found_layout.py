@@ -6,7 +6,7 @@ import keras
 class FoundLayout(keras.distribution.TensorLayout):
     """What `auto_layout_map` gives: nobody is to be told to change it.
 
-    A layer whose output is put together is worth a warning to whoever sharded
+    A layer whose output is gathered is worth a warning to whoever sharded
     it. Here it keeps its part of the weights, which was what was wanted.
     """
 

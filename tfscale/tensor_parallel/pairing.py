@@ -1,7 +1,7 @@
 """Layers that are sharded without a partner, and what to do about them.
 
 A column-parallel layer is worth its while if a row-parallel one takes what it
-leaves sharded. Where none does, its output is put together at once: right, but
+leaves sharded. Where none does, its output is gathered at once: right, but
 with one exchange more than the layer alone would need.
 """
 
@@ -19,12 +19,12 @@ def complaint(
 ) -> str | None:
     """What to tell the user, or None if all is well.
 
-    The last layer may have its output put together: logits, whose softmax or
+    The last layer may have its output gathered: logits, whose softmax or
     loss needs the whole.
 
     Args:
         calls: In their order, and whether the input came sharded.
-        reasons: Why outputs are put together.
+        reasons: Why outputs are gathered.
     """
     lines = {}
     has_column = follows_column = False
@@ -59,7 +59,7 @@ def complaint(
         return None
     return (
         "Layers are sharded over the model axis without a partner, and what "
-        "they compute is put together at once:\n"
+        "they compute is gathered at once:\n"
         + "\n".join(f"  {line}" for line in lines.values())
         + "\n`tfscale.sharding_summary(model)` shows how each layer runs."
     )

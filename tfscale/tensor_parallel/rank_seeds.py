@@ -1,4 +1,4 @@
-"""Random numbers on model ranks: alike for what is replicated, else each its own.
+"""Random numbers on ranks: alike for what is replicated, else each its own.
 
 All ranks have the same state of each `keras.random.SeedGenerator`, and so
 draw the same mask for an activation that is the same on all of them. Where a

@@ -32,7 +32,7 @@ def sharding_summary(
     One row for each layer with variables: by which rule it runs, the layout of
     each variable, the shape and the bytes that a device has of it, and what
     ranks exchange in one forward and backward. "gathered" is a layer without a
-    rule, whose weights are put together where they are used. Below it: why
+    rule, whose weights are gathered where they are used. Below it: why
     outputs do not stay sharded, layouts that are not as they were asked for,
     and bytes per device.
 

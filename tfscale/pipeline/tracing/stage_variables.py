@@ -18,7 +18,7 @@ class StageVariables:
     """Arguments of a traced function in the place of a stage's variables.
 
     For a sharded variable the argument has the shape of a rank's shard. Layers
-    with a rule take it as it is, the others see it put together.
+    with a rule take it as it is, the others see it gathered.
 
     Args:
         stage: The stage.

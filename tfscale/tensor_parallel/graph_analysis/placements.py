@@ -31,7 +31,7 @@ class Replicated:
     The gradients of the ranks are added up.
 
     Attributes:
-        direct: Whether it is what was put together, and nothing made from it.
+        direct: Whether it is what was gathered, and nothing made from it.
     """
 
     direct: bool = False

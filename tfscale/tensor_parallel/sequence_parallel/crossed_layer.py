@@ -1,6 +1,6 @@
 """A layer with crossings around its methods, in the place of Keras' own.
 
-There is one around `call`, where tensors are put together or sharded as a plan
+There is one around `call`, where tensors are gathered or sharded as a plan
 has it, and one around each method that looks at shapes of what the layer has
 put in, and no more: it gets whole tensors while the layer goes on with parts.
 """

@@ -8,7 +8,7 @@ sequence, each rank has a part of them, and the sum over ranks becomes
 
 which sends as much as the all-reduce that it replaces. Where tensors enter and
 leave a layer is a `Crossing`; a `SequencePlan`, which sequence_analysis.py
-makes, says which of them are put together or sharded there:
+makes, says which of them are gathered or sharded there:
 
     scatter       own part               backward: all parts
     all_gather    all parts, for what    backward: own part of the sum
@@ -135,7 +135,7 @@ def scatters(layer, x: tf.Tensor) -> bool:
 def enter(x: tf.Tensor) -> tf.Tensor:
     """A whole input of which each rank makes its own use (f).
 
-    Its gradient is summed over ranks, if it is not where it was put together.
+    Its gradient is summed over ranks, if it is not where it was gathered.
     """
     if getattr(x, "tfscale_is_shared", False):
         return x

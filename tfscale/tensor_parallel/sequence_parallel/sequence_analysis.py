@@ -2,7 +2,7 @@
 
 The model is traced whole, with the shapes that it is called with. All sums over
 ranks that have a sequence are left sharded; then passes over the graph say what
-has to be put together again, and where, until everything fits. At last the
+has to be gathered again, and where, until everything fits. At last the
 model is traced as a rank would, to see that it does the same (retrace.py).
 """
 
@@ -147,7 +147,7 @@ class _Search:
         return dataclasses.replace(traced, outputs=outputs), recorder
 
     def _leave_whole(self, walk, calls, keys, choices):
-        """Sums that would be put together at once are not sharded."""
+        """Sums that would be gathered at once are not sharded."""
         outputs = {
             calls[key].sources[0].tensor.name: key
             for key in keys

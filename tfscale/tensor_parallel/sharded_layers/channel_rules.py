@@ -139,7 +139,7 @@ class _Local(rules.Rule):
     def run(self, inputs, *args, **kwargs):
         if self.is_sharded(inputs):
             return self.run_locally(inputs, *args, **kwargs)
-        # Its variables are small: rather they are put together.
+        # Its variables are small: rather they are gathered.
         return self.layer.__class__.call(self.layer, inputs, *args, **kwargs)
 
     @abc.abstractmethod

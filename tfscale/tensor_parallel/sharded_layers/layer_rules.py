@@ -10,7 +10,7 @@ _FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 
 
 def make_rule(layer) -> Rule | None:
-    """The rule of a built layer; None if its weights are put together."""
+    """The rule of a built layer; None if its weights are gathered."""
     for family in _FAMILIES:
         rule = family.make_rule(layer)
         if rule is not None:

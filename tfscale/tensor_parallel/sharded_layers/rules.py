@@ -11,7 +11,7 @@ The layout of its variables decides by which rule a layer runs:
                          together where used
 
 Whether a sharded output may stay sharded until somebody takes it so is found
-by analysis.py; by default it is put together at once, which is always right.
+by analysis.py; by default it is gathered at once, which is always right.
 A layer of `tfscale.layers` says so itself, with two attributes that Keras'
 layers do not have: `gather_output` of a column-parallel layer, and
 `input_is_parallel` of a row-parallel one.
@@ -57,7 +57,7 @@ class Rule(abc.ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Puts the output together, but where the user says otherwise."""
+        """Gathers the output, but where the user says otherwise."""
         if not self.is_part:
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 

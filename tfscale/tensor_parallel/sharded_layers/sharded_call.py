@@ -99,7 +99,7 @@ class ShardedCall:
     Attributes:
         is_decided: Whether analysis of a model has seen the layer.
         is_found: Whether all of its layouts were found, not asked for.
-        reason: Why it puts its output together at once, if the last analysis
+        reason: Why it gathers its output at once, if the last analysis
             has one.
     """
 
@@ -114,7 +114,7 @@ class ShardedCall:
 
     @property
     def rule(self) -> Rule | None:
-        """The rule of the layer, None if its weights are put together.
+        """The rule of the layer, None if its weights are gathered.
 
         It is another one, and has to be decided on, once the layer or a part
         of it has been quantized or has got LoRA.
