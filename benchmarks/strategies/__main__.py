@@ -23,7 +23,7 @@ from absl import flags
 from benchmarks import gpt_flags
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each takes its turn.")
-_STEPS = flags.DEFINE_integer("steps", 6, "Steps of one turn.")
+_STEPS = flags.DEFINE_integer("steps", 4, "Steps of one turn.")
 _ONLY = flags.DEFINE_list("only", None, "Which strategies, by name.")
 
 # name: title, devices of a process, flags of the launcher (None: without it)

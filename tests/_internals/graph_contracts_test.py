@@ -203,6 +203,25 @@ class DatasetTest(tf.test.TestCase):
             self.assertEqual(seeds(made()), found)
         self.assertLen(seeds(numbers.shuffle(2, seed=5)), 1)
 
+    @holds("_BatchDataset.__init__", "_batch_size")
+    @holds("_ParallelBatchDataset.__init__", "_batch_size")
+    def test_sizes_of_batches_are_known(self):
+        numbers = tf.data.Dataset.range(15)
+        for made in (
+            lambda size: numbers.batch(size).prefetch(1),
+            lambda size: numbers.batch(size, num_parallel_calls=2),
+            # As Keras does it with the indices of arrays.
+            lambda size: numbers.flat_map(
+                lambda _: tf.data.Dataset.from_tensor_slices(
+                    tf.reshape(tf.range(2 * size), [2, size])
+                )
+            ),
+        ):
+            six, seven = (_internals.batch_sizes(made(n)) for n in (6, 7))
+            self.assertIn(6, six)
+            self.assertIn(7, seven)
+            self.assertEqual(_internals.batch_sizes(made(6)), six)
+
     @holds(
         "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
     )

@@ -297,6 +297,12 @@ def _has_other_batches(index, folder):
     strategy.experimental_distribute_dataset(dataset)
 
 
+def _has_other_batch_sizes(index, folder):
+    # Three steps of both: the halves of batches did not belong together.
+    del folder
+    _model(_strategy()).fit(X, Y, batch_size=6 + index, shuffle=False)
+
+
 def _has_no_whole_rows(index, folder):
     del folder
     devices = [d.name for d in tf.config.list_logical_devices()]
@@ -333,6 +339,10 @@ REFUSED = {
     ),
     "another mesh": (_has_another_mesh, "must have the same mesh. Received: "),
     "other batches": (_has_other_batches, "must have the same dataset. Rec"),
+    "other batch sizes": (
+        _has_other_batch_sizes,
+        r"must have the same dataset. Received: .*batched by \[[^]]*[67]",
+    ),
     "no whole rows": (_has_no_whole_rows, "must have whole rows of a mesh"),
 }
 

@@ -12,6 +12,7 @@ from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
+from tfscale._internals.attributes import batch_sizes
 from tfscale._internals.attributes import choose_worker_values
 from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
@@ -152,6 +153,7 @@ __all__ = [
     "attributes_of",
     "autocast",
     "automatic_names",
+    "batch_sizes",
     "build",
     "causal_padding",
     "check",

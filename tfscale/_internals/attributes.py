@@ -272,6 +272,27 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
     return seeds
 
 
+def batch_sizes(dataset: tf.data.Dataset) -> list[int]:
+    """The numbers by which the records of a dataset are put into batches.
+
+    Those of `batch`; and the shapes that functions give to what they reshape,
+    by which Keras batches arrays.
+    """
+    sizes = []
+    if hasattr(dataset, "_batch_size"):
+        sizes.append(int(dataset._batch_size))
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        for nodes in (
+            graph.node,
+            *(f.node_def for f in graph.library.function),
+        ):
+            sizes += _shapes_given(nodes)
+    for source in dataset._inputs():
+        sizes += batch_sizes(source)
+    return sizes
+
+
 def without_order(dataset: tf.data.Dataset) -> str | None:
     """What may give the records of a dataset in another order each time.
 
@@ -286,6 +307,16 @@ def without_order(dataset: tf.data.Dataset) -> str | None:
             return "a generator of Python"
     found = (without_order(source) for source in dataset._inputs())
     return next((each for each in found if each), None)
+
+
+def _shapes_given(nodes):
+    """The shapes that are known, of reshapes among the nodes of a function."""
+    known = {n.name: n.attr["value"] for n in nodes if n.op == "Const"}
+    for node in nodes:
+        if node.op == "Reshape":
+            shape = known.get(node.input[1].partition(":")[0])
+            if shape is not None:
+                yield from tf.make_ndarray(shape.tensor).ravel().tolist()
 
 
 def _seeds_of(nodes):

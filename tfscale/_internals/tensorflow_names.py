@@ -188,6 +188,12 @@ TENSORFLOW = {
         "_seed": "whether all workers shuffle in the same way",
         "_seed2": "likewise",
     },
+    "tensorflow.python.data.ops.batch_op._BatchDataset.__init__": {
+        "_batch_size": "whether all workers make the same batches",
+    },
+    "tensorflow.python.data.ops.batch_op._ParallelBatchDataset.__init__": {
+        "_batch_size": "likewise",
+    },
     "tensorflow.python.data.ops.map_op._ParallelMapDataset.__init__": {
         "_deterministic": "whether records may overtake each other",
     },

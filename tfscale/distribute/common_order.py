@@ -52,5 +52,6 @@ def check(dataset: tf.data.Dataset, agreement: Agreement) -> None:
                 "or give each worker records of its own with "
                 "`strategy.distribute_datasets_from_function`."
             )
-        fact += f", seeds of shuffles {seeds}"
+        sizes = _internals.batch_sizes(dataset)
+        fact += f", batched by {sizes}, seeds of shuffles {seeds}"
     agreement.check("dataset", fact)
