@@ -12,7 +12,7 @@ from tests.backup import jobs
 BATCHES = ("batch 3", "batch 5", "batch 4")
 ALL_CALLBACKS = (
     *("stop", "plateau", "schedule", "checkpoint"),
-    *("csv", "append", "ema", "random"),
+    *("csv", "append", "ema", "random", "accumulation"),
 )
 
 
@@ -102,7 +102,11 @@ class KillMatrixTest(parameterized.TestCase):
 
     @parameterized.parameters(
         dict(mesh={"data": 2}, model="normalised"),
-        dict(mesh={"data": 2}, options={"zero_stage": 1}),
+        dict(
+            mesh={"data": 2},
+            options={"zero_stage": 1},
+            callbacks=["accumulation"],
+        ),
         dict(mesh={"data": 2, "pipeline": 2}),
         dict(mesh={"model": 2}, data="tfscale"),
     )

@@ -314,6 +314,7 @@ CALLBACKS = {
     ),
     "ema": lambda folder: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
     "random": lambda folder: Lambda(),
+    "accumulation": lambda folder: tfscale.callbacks.GradientAccumulation(3),
 }
 
 
