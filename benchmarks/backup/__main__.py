@@ -26,9 +26,13 @@ _ONLY = flags.DEFINE_multi_enum("only", _MEASURES, _MEASURES, "What.")
 _WIDTH = flags.DEFINE_integer("width", 1024, "Rows and columns of a matrix.")
 _LAYERS = flags.DEFINE_integer("layers", 16, "Matrices.")
 _ROWS = flags.DEFINE_integer("rows", 64, "Rows of a batch.")
-_STEPS = flags.DEFINE_integer("steps", 200, "Steps of a turn.")
-_EVERY = flags.DEFINE_integer("every", 40, "Steps between two saves: stall.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Turns: overhead.")
+_STEPS = flags.DEFINE_integer("steps", 120, "Steps of a turn: stall.")
+_EVERY = flags.DEFINE_integer("every", 30, "Steps between two saves: stall.")
+_ROUNDS = flags.DEFINE_integer("rounds", 2, "Turns: overhead.")
+_SECONDS = flags.DEFINE_float("seconds", 40.0, "Of a turn: overhead.")
+_OVERHEAD_WIDTH = flags.DEFINE_integer(
+    "overhead_width", 512, "Rows and columns of a matrix: overhead."
+)
 _RECORDS = flags.DEFINE_integer("records", 1_000_000, "Records: position.")
 _RESTART_STEP = flags.DEFINE_integer("restart_step", 40, "When it is killed.")
 
@@ -58,13 +62,17 @@ def _size():
 def _overhead():
     found = _worker(
         "overhead",
+        width=_OVERHEAD_WIDTH.value,
+        layers=_LAYERS.value,
         rows=_ROWS.value,
-        steps=_STEPS.value,
+        seconds=_SECONDS.value,
         rounds=_ROUNDS.value,
-        **_size(),
     )
     ratios = [b / a for a, b in zip(found["without"], found["with"])]
     all_ratios = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    yield "state: overhead", f"{found['bytes'] / 2**20:.0f} MiB"
+    yield "steps of a turn", found["steps"]
+    yield "saves of each turn", ", ".join(map(str, found["saves"]))
     yield (
         'steps with backups at "auto" to steps without',
         f"{statistics.median(ratios):.3f} ({all_ratios})",

@@ -6,12 +6,14 @@ The state is that of `layers` square matrices under Adam: three times their
 size.
 """
 
+import contextlib
 import json
 import pathlib
 import statistics
 import sys
 import tempfile
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -69,24 +71,48 @@ def fit(model, rows, steps, callbacks):
     model.fit(batches, verbose=0, callbacks=callbacks)
 
 
-def overhead(width, layers, rows, steps, rounds):
+def overhead(width, layers, rows, seconds, rounds):
     """Seconds of steps without a callback, and with backups at "auto"."""
     model = model_of(width, layers)
-    found = {"without": [], "with": []}
-    for number in range(rounds + 1):
-        for name, seconds in found.items():
+    found = {"without": [], "with": [], "saves": [], "bytes": bytes_of(model)}
+    ends = Ends()
+    fit(model, rows, 50, [ends])
+    period = statistics.median(np.diff(ends.times))
+    steps = found["steps"] = max(int(seconds / period), 20)
+    for _ in range(rounds):
+        for name in ("without", "with"):
             with tempfile.TemporaryDirectory() as folder:
                 ends, callbacks = Ends(), []
                 if name == "with":
-                    callbacks.append(
-                        tfscale.callbacks.BackupAndRestore(
-                            folder, save_freq="auto"
-                        )
+                    backup = tfscale.callbacks.BackupAndRestore(
+                        folder, save_freq="auto", delete_checkpoint=False
                     )
-                fit(model, rows, steps, [ends, *callbacks])
-            if number:  # the first ones trace
-                seconds.append(ends.times[-1] - ends.times[0])
+                    callbacks.append(backup)
+                with counted_saves() as saves:
+                    fit(model, rows, steps, [ends, *callbacks])
+            found[name].append(ends.times[-1] - ends.times[0])
+        found["saves"].append(len(saves))
     return found
+
+
+@contextlib.contextmanager
+def counted_saves():
+    """Gives a list that has one item for each backup that is begun."""
+    saves = []
+    commit = BackupFolder.commit
+
+    def counted(*args):
+        saves.append(args[1])
+        return commit(*args)
+
+    with mock.patch.object(BackupFolder, "commit", counted):
+        yield saves
+
+
+def bytes_of(model):
+    """Bytes of all variables of a model and its optimizer."""
+    variables_of = [*model.variables, *model.optimizer.variables]
+    return sum(v.numpy().nbytes for v in variables_of)
 
 
 def stall(width, layers, rows, steps, every):
@@ -107,8 +133,7 @@ def stall(width, layers, rows, steps, every):
         "step": usual,
         "held": [float(seconds - usual) for seconds in saved],
         "synchronous": synchronous.stalls,
-        "bytes": sum(v.numpy().nbytes for v in model.optimizer.variables)
-        + sum(v.numpy().nbytes for v in model.variables),
+        "bytes": bytes_of(model),
     }
 
 

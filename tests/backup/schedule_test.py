@@ -17,11 +17,12 @@ class Clock:
 
 
 class SaveScheduleTest(parameterized.TestCase):
-    def train(self, steps, stall, slower=0.0, written_in=0, overhead=0.035):
+    def train(self, steps, stall, slower=0.0, written_in=0, num_bytes=0):
         """Steps of 10 ms, the first one of 5 s; at which ones it saved."""
         clock, saved = Clock(), []
         with mock.patch.object(schedule, "time", clock):
-            found = schedule.SaveSchedule("auto", overhead)
+            found = schedule.SaveSchedule("auto", 0.035)
+            found.expect(num_bytes)
             for step in range(steps):
                 if found.is_due(is_first=False):
                     clock.now += stall
@@ -48,6 +49,11 @@ class SaveScheduleTest(parameterized.TestCase):
         saved = self.train(steps, 0.001, slower=0.005, written_in=20)
         share = len(saved) * (0.001 + 20 * 0.005) / (steps * 0.01)
         self.assertBetween(share, 0.03, 0.036)
+
+    def test_the_first_one_waits_until_it_takes_its_share_too(self):
+        """It came after ten steps: half the time of a short run."""
+        saved = self.train(10_000, 1.0, num_bytes=100_000_000)
+        self.assertBetween(saved[0] * 0.01, 1.0 / 0.035, 1.02 / 0.035)
 
     def test_what_costs_nothing_is_done_at_each_step(self):
         self.assertLen(self.train(100, 0.0), 90)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -57,7 +58,7 @@ def train(
     tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(5)
     if mesh:
-        tfscale.use_virtual_devices(4)
+        tfscale.use_virtual_devices(math.prod(mesh.values()))
         strategy = mesh_strategy(mesh, dict(options or {}))
     else:
         strategy = tf.distribute.get_strategy()
@@ -223,6 +224,11 @@ DATA = {
     ),
     "repeat": lambda size: (
         shuffled(size).repeat(),
+        {"steps_per_epoch": 6},
+    ),
+    # As a strategy needs it, under which Keras looks at a first batch.
+    "not ahead": lambda size: (
+        not_read_ahead(shuffled(size).repeat()),
         {"steps_per_epoch": 6},
     ),
     "counting": lambda size: (

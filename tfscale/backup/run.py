@@ -224,6 +224,9 @@ class Run:
     def between_steps(self, step: int) -> None:
         """See `_internals.Watcher`; saves if it is due, or ends the run."""
         self._writer.check()
+        if self._num_steps and self._schedule.expects_size:  # all is built
+            entries = variables.variables_of(self._model)
+            self._schedule.expect(variables.num_bytes(entries))
         is_due = self._schedule.is_due(is_first=step == 0)
         is_asked = self._signals.received is not None
         is_stopped, is_agreed = self._company.agree(is_asked, is_due)

@@ -3,6 +3,9 @@
 import time
 
 _FIRST_AUTO_STEPS = 10
+# What a first save is taken to cost, until one was made: training on all cores
+# is held up for about the time of writing, which is 60 to 150 MB/s on a disk.
+_BYTES_PER_SECOND = 100e6
 
 
 class SaveSchedule:
@@ -11,7 +14,8 @@ class SaveSchedule:
     With "auto" a save is due as soon as it would leave the cost of all saves
     under a share of the time of all steps (CheckFreq: Mohan et al., FAST 2021,
     section 4.3). A save costs the time for which it holds training up, and that
-    by which steps are longer than others while it is written beside them.
+    by which steps are longer than others while it is written beside them. What
+    the first one costs is not known, and reckoned from the size of the state.
 
     Args:
         save_freq: "epoch", "auto" or a number of steps.
@@ -30,6 +34,7 @@ class SaveSchedule:
         self._warm_seconds = 0.0
         self._num_saves = 0
         self._cost = 0.0
+        self._expected_cost = None
         self._begin = 0.0
         self._is_warm = False
         self._is_writing = False
@@ -44,6 +49,15 @@ class SaveSchedule:
     def seconds_per_step(self) -> float:
         """The mean so far; without the first step, which traces."""
         return self._plain_seconds / max(self._plain_steps, 1)
+
+    @property
+    def expects_size(self) -> bool:
+        """Whether it has to know the size of the state."""
+        return self.is_timed and self._expected_cost is None
+
+    def expect(self, num_bytes: int) -> None:
+        """Is told the size of the state."""
+        self._expected_cost = num_bytes / _BYTES_PER_SECOND
 
     def step_begins(self, is_writing: bool) -> None:
         """Is called right before a step.
@@ -82,9 +96,12 @@ class SaveSchedule:
         if isinstance(self._save_freq, str):  # "auto"
             if self._is_writing:  # what that costs is not known yet
                 return False
-            if not self._num_saves:
-                return self._steps >= _FIRST_AUTO_STEPS
-            with_one_more = self._cost * (1 + 1 / self._num_saves)
+            if self._num_saves:
+                with_one_more = self._cost * (1 + 1 / self._num_saves)
+            elif self._steps < _FIRST_AUTO_STEPS:
+                return False
+            else:
+                with_one_more = self._expected_cost or 0.0
             return with_one_more <= self._overhead * self._warm_seconds
         return self._steps >= self._save_freq
 

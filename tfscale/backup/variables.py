@@ -7,6 +7,7 @@ depend on what else was made before.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,14 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
                 yield value.state
             elif isinstance(value, tf.Module):
                 yield from value.variables
+
+
+def num_bytes(entries: list[Entry]) -> int:
+    """Of all values, each once."""
+    return sum(
+        math.prod(entry.sharding.shape) * tf.as_dtype(entry.variable.dtype).size
+        for entry in entries
+    )
 
 
 def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
