@@ -12,14 +12,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 import types
 from unittest import mock
 
 import tensorflow as tf
 
+from tests import forked_processes
 from tests.backup import trainings
-from tests.distribute.workers_program import die_with_parent
 from tfscale import _internals
 from tfscale.backup.company import Company
 from tfscale.backup.folder import BackupFolder
@@ -73,21 +72,13 @@ def commit(folder, index, point):
 
 
 def start(*arguments):
-    child = os.fork()
-    if child:
-        return child
-    die_with_parent()
-    status = 1
-    try:
-        commit(*arguments)
-        status = 0
-    except OSError:
-        status = 2  # of who is left, whose backup cannot be completed
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+    def work():
+        try:
+            commit(*arguments)
+        except OSError:
+            sys.exit(2)  # who is left cannot complete the backup
+
+    return forked_processes.fork(work)
 
 
 def run(folder, killed, point):
