@@ -34,7 +34,7 @@ class SaveSchedule:
         self._warm_seconds = 0.0
         self._num_saves = 0
         self._cost = 0.0
-        self._expected_cost = None
+        self._expected_cost: float | None = None
         self._begin = 0.0
         self._is_warm = False
         self._is_writing = False
