@@ -7,6 +7,7 @@ from absl.testing import parameterized
 
 from tfscale import collectives
 from tfscale.collectives.planning.collective_plan import CollectivePlan
+from tfscale.collectives.planning.contents import OPERATIONS
 from tfscale.collectives.planning.send import Send
 
 
@@ -115,20 +116,28 @@ class WrongPlansTest(parameterized.TestCase):
                 1,
             )
 
-    @parameterized.parameters("ring", "tree", "halving_doubling", "direct")
-    def test_any_send_that_is_left_out_or_doubled_is_noticed(self, name):
-        for operation in ("all_reduce", "all_gather", "broadcast", "reduce"):
-            plan = getattr(collectives, name)(operation, 5)
-            for number, sends in enumerate(plan.rounds):
-                for index in range(len(sends)):
-                    for kept in (
-                        sends[:index] + sends[index + 1 :],
-                        (*sends, sends[index]),
-                    ):
-                        rounds = list(plan.rounds)
-                        rounds[number : number + 1] = [kept] if kept else []
-                        with self.assertRaises(ValueError):
-                            custom(operation, rounds, 5, plan.num_chunks)
+    @parameterized.product(
+        name=["ring", "tree", "halving_doubling", "direct", "hierarchical"],
+        operation=OPERATIONS,
+        num_devices=[4, 6],
+    )
+    def test_any_send_that_is_left_out_or_doubled_is_noticed(
+        self, name, operation, num_devices
+    ):
+        options = {}
+        if name == "hierarchical":
+            options["devices_per_machine"] = 2
+        plan = getattr(collectives, name)(operation, num_devices, **options)
+        for number, sends in enumerate(plan.rounds):
+            for index in range(len(sends)):
+                for kept in (
+                    sends[:index] + sends[index + 1 :],
+                    (*sends, sends[index]),
+                ):
+                    rounds = list(plan.rounds)
+                    rounds[number : number + 1] = [kept] if kept else []
+                    with self.assertRaises(ValueError):
+                        custom(operation, rounds, num_devices, plan.num_chunks)
 
     def test_rounds_of_a_ring_in_any_other_order_are_noticed(self):
         plan = collectives.ring("all_gather", 4)
