@@ -342,6 +342,20 @@ class OnlyElsewhere(keras.Model):
         return {}
 
 
+class Adversarial(keras.Model):
+    """Two optimizers by turns, as GANs have them."""
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        for optimizer in (self.others["second"], self.optimizer):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            weights = self.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights))
+        return {"loss": loss}
+
+
 class Assigns(keras.Model):
     def train_step(self, data):
         logs = super().train_step(data)
@@ -436,6 +450,7 @@ class BadInputTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (TwoOptimizers, "sgd", "call of another optimizer"),
+        (Adversarial, "sgd", "call of another optimizer, 'second'"),
         (KeptElsewhere, "sgd", "another optimizer, 'elsewhere'"),
         (OnlyElsewhere, "sgd", "never applied"),
         (Assigns, "sgd", "an `assign` to 'a/kernel'"),
@@ -447,14 +462,31 @@ class BadInputTest(parameterized.TestCase):
         (keras.Model, "sgd", "num_microbatches=17 and batches of 16 rows", 17),
     )
     def test_nothing_is_changed(self, kind, optimizer, message, count=4):
+        self.assert_refused(kind, optimizer, message, count)
+
+    @parameterized.parameters(
+        (Adversarial, "sgd", "call of another optimizer, 'second'", 4),
+        (Twice, "sgd", "a second call of its `apply`", 4),
+        (NeverApplied, "sgd", "never applied", 4),
+        (keras.Model, _accumulating_twice, "Received: both", 4),
+        (keras.Model, "sgd", "=9 and batches of 8 rows .of each replica", 9),
+    )
+    def test_nothing_is_changed_on_replicas(self, *arguments):
+        mesh = tfscale.device_mesh(data=2)
+        strategy = tfscale.MeshStrategy(mesh, zero_stage=1)
+        self.assert_refused(*arguments, strategy)
+
+    def assert_refused(self, kind, optimizer, message, count, strategy=None):
         same_numbers.reset()
-        ELSEWHERE[0][:] = [keras.optimizers.SGD(name="elsewhere")]
-        plain = whole_batch.dense()
-        model = kind(plain.input, plain.output)
-        made = type(model)
-        optimizer = optimizer() if callable(optimizer) else optimizer
-        model.others = {"second": keras.optimizers.SGD(name="second")}
-        model.compile(optimizer, "mse")
+        strategy = strategy or tf.distribute.get_strategy()
+        with strategy.scope():
+            ELSEWHERE[0][:] = [keras.optimizers.SGD(name="elsewhere")]
+            plain = whole_batch.dense()
+            model = kind(plain.input, plain.output)
+            made = type(model)
+            optimizer = optimizer() if callable(optimizer) else optimizer
+            model.others = {"second": keras.optimizers.SGD(name="second")}
+            model.compile(optimizer, "mse")
         before = [np.array(v) for v in model.variables]
         with self.assertRaisesRegex(ValueError, message):
             model.fit(
