@@ -27,11 +27,11 @@ def mlp():
     return keras.Model(inputs, x, name="mlp")
 
 
-def gpt(use_bias=True):
-    """Two blocks of attention and MLP, with dimensions that 12 divides."""
+def gpt(num_blocks=2, use_bias=True):
+    """Blocks of attention and MLP, with dimensions that 12 divides."""
     tokens = keras.Input((6,), dtype="int32")
     x = LAYERS.Embedding(24, 24, name="tokens")(tokens)
-    for index in range(2):
+    for index in range(num_blocks):
         y = LAYERS.LayerNormalization(name=f"norm_{index}")(x)
         y = LAYERS.MultiHeadAttention(
             12, 2, use_bias=use_bias, name=f"attention_{index}"
@@ -74,11 +74,15 @@ def tokens(build=gpt, **kwargs):
 JOBS = {
     "mlp_sgd": vectors(),
     "mlp_adam": vectors(optimizer=ADAM),
-    "gpt_sgd": tokens(),
+    "block_sgd": tokens(functools.partial(gpt, 1)),
     # Without biases: the gradient of a key's is zero but for rounding, and
     # Adam makes a whole step of any rounding.
     "gpt_adam": tokens(
         functools.partial(gpt, use_bias=False),
+        optimizer=ADAM,
+    ),
+    "block_adam": tokens(
+        functools.partial(gpt, 1, use_bias=False),
         optimizer=ADAM,
     ),
 }
@@ -91,8 +95,13 @@ def one_device(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        *((job, size) for job in JOBS if job != "gpt_sgd" for size in SIZES),
-        ("gpt_sgd", (1, 3)),
+        *((job, size) for job in ("mlp_sgd", "mlp_adam") for size in SIZES),
+        # What follows a block does not depend on how many ranks there are.
+        ("gpt_adam", (1, 2)),
+        ("gpt_adam", (2, 2)),
+        ("block_adam", (1, 3)),
+        ("block_adam", (1, 4)),
+        ("block_sgd", (1, 3)),
     )
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
