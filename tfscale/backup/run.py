@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.backup import callback_states
+from tfscale.backup import identity
 from tfscale.backup import json_arrays
 from tfscale.backup import random_states
 from tfscale.backup import variables
-from tfscale.backup.committed import Backup
 from tfscale.backup.committed import open_backup
 from tfscale.backup.company import Company
 from tfscale.backup.data_place import DataPlace
@@ -85,7 +85,7 @@ class Run:
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
             _internals.build(model, spec)
-            self._check(self._backup)
+            identity.check(self._backup, model, company.index, self._identity())
             _internals.set_initial_epoch(model, self._backup.state["epoch"])
         looks = int(_internals.looks_at_data(model))
         warn_of_inexact(self._epochs, "training", looks)
@@ -106,35 +106,8 @@ class Run:
             return open_backup(path, is_verified=True)
         return found
 
-    def _check(self, backup: Backup) -> None:
-        difference = variables.difference(
-            variables.variables_of(self._model), backup
-        )
-        if difference is None:
-            saved = backup.state_of(self._company.index)
-            for what, now in self._identity().items():
-                if saved[what] != now:
-                    difference = f"{what} {now}, saved {saved[what]}"
-        if difference is not None:
-            raise ValueError(
-                "A run goes on with the model, the optimizer, the data and the "
-                f"callbacks that it had. Received: {difference}, of backup "
-                f"{backup.path!r}. Nothing was changed. Restore what it was, "
-                "or take another `backup_dir`."
-            )
-
     def _identity(self):
-        spec = _internals.element_spec_of(self._epochs)
-        shapes = [
-            f"{part.dtype.name}{list(part.shape)[1:]}"
-            for part in tf.nest.flatten(spec)
-            if isinstance(part, tf.TensorSpec)
-        ]
-        callbacks = callback_states.names(self._callbacks.callbacks)
-        # With `verbose=0` there is no progress bar.
-        callbacks = [name for name in callbacks if name != "ProgbarLogger"]
-        data = [*shapes, self._data.identity()]
-        return {"data": data, "callbacks": callbacks}
+        return identity.identity(self._epochs, self._callbacks, self._data)
 
     # --- of the callback --------------------------------------------------
 

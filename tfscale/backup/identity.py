@@ -1,0 +1,65 @@
+"""Whether a run is the one that was saved: model, data and callbacks."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.backup import callback_states
+from tfscale.backup import variables
+from tfscale.backup.committed import Backup
+from tfscale.backup.data_place import DataPlace
+
+
+def identity(epochs: Any, callbacks: Any, data: DataPlace) -> dict[str, Any]:
+    """What must be alike, beside the variables, for a run to go on.
+
+    Args:
+        epochs: The epochs of the `fit` that runs, see `_internals.running_fit`.
+        callbacks: Its callbacks, likewise.
+        data: Where it is in its data.
+
+    Returns:
+        What `data` and `callbacks` are, as JSON.
+    """
+    spec = _internals.element_spec_of(epochs)
+    shapes = [
+        f"{part.dtype.name}{list(part.shape)[1:]}"
+        for part in tf.nest.flatten(spec)
+        if isinstance(part, tf.TensorSpec)
+    ]
+    names = callback_states.names(callbacks.callbacks)
+    # With `verbose=0` there is no progress bar.
+    names = [name for name in names if name != "ProgbarLogger"]
+    return {"data": [*shapes, data.identity()], "callbacks": names}
+
+
+def check(
+    backup: Backup, model: keras.Model, worker: int, now: dict[str, Any]
+) -> None:
+    """Refuses to go on from a backup of another run.
+
+    Args:
+        backup: The backup.
+        model: The model that is fitted.
+        worker: Which of the workers this is.
+        now: The `identity` of the run.
+
+    Raises:
+        ValueError: If the backup is of another model, optimizer, other data or
+            callbacks; says in what they differ.
+    """
+    difference = variables.difference(variables.variables_of(model), backup)
+    if difference is None:
+        saved = backup.state_of(worker)
+        for what, found in now.items():
+            if saved[what] != found:
+                difference = f"{what} {found}, saved {saved[what]}"
+    if difference is not None:
+        raise ValueError(
+            "A run goes on with the model, the optimizer, the data and the "
+            f"callbacks that it had. Received: {difference}, of backup "
+            f"{backup.path!r}. Nothing was changed. Restore what it was, or "
+            "take another `backup_dir`."
+        )
