@@ -161,7 +161,7 @@ class FlagsTest(parameterized.TestCase):
             command.main(["launch", "program.py"])
 
 
-class LauncherTest(_LaunchTest):
+class LauncherTest(_LaunchTest, parameterized.TestCase):
     """The launcher without a process of its own."""
 
     def launch(self, text, jobs, **options):
@@ -201,19 +201,43 @@ class LauncherTest(_LaunchTest):
         self.assertIn("[worker 0] done", output)
         self.assertIn("[worker 1] done", output)
 
-    def test_a_killed_worker_is_reported_by_its_signal(self):
+    @parameterized.parameters(signal.SIGKILL, signal.SIGTERM)
+    def test_a_killed_worker_is_reported_by_its_signal(self, number):
         start = time.monotonic()
         code, output = self.launch(
-            """
+            f"""
 if index == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), {int(number)})
 time.sleep(60)
 """,
             {"worker": 2},
         )
-        self.assertEqual(code, 128 + signal.SIGKILL)
-        self.assertIn("worker 0 was killed by SIGKILL, as the first", output)
+        self.assertEqual(code, 128 + number)
+        name = signal.Signals(number).name
+        self.assertIn(f"worker 0 was killed by {name}, as the first", output)
         self.assertLess(time.monotonic() - start, 15.0)
+
+    def test_one_that_never_starts_is_reported_with_the_reason(self):
+        missing = os.path.join(self.create_tempdir().full_path, "no_such.py")
+        output = io.StringIO()
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            launcher = Launcher(
+                [sys.executable, missing],
+                lambda *attempt: [
+                    Task("worker", i, dict(os.environ)) for i in range(2)
+                ],
+                grace=1.0,
+            )
+            code = launcher.run()
+        self.assertEqual(code, 2)
+        self.assertRegex(
+            output.getvalue(),
+            r"worker \d exited with 2, as the first. Its last lines:\n"
+            r" .*can't open file .*no_such.py",
+        )
 
     def test_all_start_again_after_a_failure(self):
         code, output = self.launch(
