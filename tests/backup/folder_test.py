@@ -1,5 +1,7 @@
 """A backup is there whole or not at all; a bad one is set aside, with why."""
 
+import concurrent.futures
+import ctypes
 import os
 import pathlib
 import resource
@@ -7,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +34,30 @@ def flip(path):
 def cut(path, size):
     content = path.read_bytes()
     path.write_bytes(content[: size(len(content))])
+
+
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
+_MS_REC, _MS_PRIVATE = 16384, 1 << 18
+
+
+def make_read_only(path):
+    """For this thread: by a mount, since root may write whatever the mode."""
+    if os.geteuid():
+        os.chmod(path, 0o500)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = path.encode()
+    for result in (
+        libc.unshare(_CLONE_NEWNS),
+        libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None),
+        libc.mount(target, target, None, _MS_BIND, None),
+        libc.mount(
+            None, target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None
+        ),
+    ):
+        if result:
+            raise unittest.SkipTest("Root may not mount here.")
 
 
 DAMAGES = {
@@ -114,6 +141,27 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
             self.commit(2)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         self.assertEqual(self.folder.newest().step, 1)
+
+    def test_a_read_only_folder_is_said_and_its_backups_are_read(self):
+        self.commit(1)
+        other = self.create_tempdir().full_path
+
+        def look():
+            make_read_only(self.path)
+            make_read_only(other)
+            with self.assertRaisesRegex(
+                OSError, "after 2 steps, in .* or make it writable"
+            ):
+                self.commit(2)
+            self.assertEqual(self.folder.newest().step, 1)
+            with self.assertRaisesRegex(
+                OSError, "must be a folder that can be written to. Received: "
+            ):
+                BackupFolder(other, keep=1).acquire()
+
+        # A thread can have mounts of its own.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(look).result()
 
     def test_a_folder_of_another_job_is_refused(self):
         with self.assertRaisesRegex(BlockingIOError, "in use by this process"):
