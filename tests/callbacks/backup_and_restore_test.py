@@ -1,9 +1,12 @@
 """What is refused, said and reported; the kill matrix is in tests/backup."""
 
+import contextlib
 import glob
 import logging
 import os
+import pathlib
 import signal
+import threading
 import time
 import types
 
@@ -113,22 +116,48 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
     def test_another_model_or_optimizer_is_refused(self, other, message):
         self.interrupt(compiled())
         model = compiled(**other)
-        before = model.get_weights()
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assert_refused(model, message):
             self.resume(model)
-        for value, expected in zip(model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(value, expected)
-        self.assertNotEmpty(glob.glob(self.path + "/backup-*"))
+
+    @contextlib.contextmanager
+    def assert_refused(self, model, message):
+        """Neither the model nor any file is another one then."""
+
+        def state():
+            files = pathlib.Path(self.path).rglob("backup-*/*")
+            return (
+                [value.numpy() for value in model.variables],
+                [value.numpy() for value in model.optimizer.variables],
+                {str(file): file.read_bytes() for file in files},
+            )
+
+        model.optimizer.build(model.trainable_variables)
+        for thread in threading.enumerate():
+            if thread.name == "backup":  # of the run that was interrupted
+                thread.join()
+        before = state()
+        self.assertNotEmpty(before[-1])
+        with self.assertRaisesRegex(ValueError, message) as raised:
+            yield
+        self.assertIn("Nothing was changed", str(raised.exception))
+        self.assertAllEqual(model.optimizer.iterations, 0)
+        after = state()
+        for one, other in zip(before[:2], after[:2]):
+            for value, expected in zip(one, other, strict=True):
+                np.testing.assert_array_equal(value, expected)
+        self.assertEqual(after[-1], before[-1])
 
     def test_other_data_is_refused(self):
         self.interrupt(compiled())
-        with self.assertRaisesRegex(ValueError, "'16 batches'.*'8 batches'"):
-            self.resume(compiled(), np.ones((64, 3)), np.ones((64, 2)))
+        model = compiled()
+        with self.assert_refused(model, "'16 batches'.*'8 batches'"):
+            self.resume(model, np.ones((64, 3)), np.ones((64, 2)))
 
     def test_other_callbacks_are_refused(self):
         self.interrupt(compiled())
-        with self.assertRaisesRegex(ValueError, "callbacks .* saved .*Interr"):
-            compiled().fit(
+        model = compiled()
+        with self.assert_refused(model, "callbacks .* saved .*Interr"):
+            model.fit(
                 X,
                 Y,
                 batch_size=4,
