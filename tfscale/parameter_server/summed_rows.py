@@ -17,6 +17,14 @@ class SummedRows(in_place.Mixin):
         """See `keras.optimizers.Optimizer`."""
         return super().apply([_summed(g) for g in grads], trainable_variables)
 
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # Read once, it goes to each server once; as a variable it would go
+        # there for each variable. `iterations` does: Keras reads it in each
+        # update, which is made outside of the scope of the step.
+        super()._backend_update_step(
+            grads, trainable_variables, tf.convert_to_tensor(learning_rate)
+        )
+
 
 def _summed(gradient):
     if not isinstance(gradient, tf.IndexedSlices):

@@ -1,0 +1,41 @@
+"""What an optimizer reads in a step on a worker."""
+
+import collections
+
+import keras
+import tensorflow as tf
+from absl.testing import absltest
+
+from tfscale import in_place
+from tfscale.parameter_server.summed_rows import SummedRows
+
+
+class SummedRowsTest(absltest.TestCase):
+    def test_the_learning_rate_is_read_once(self):
+        # For each variable it came from one server, and went to another.
+        variables = [keras.Variable(tf.ones((2,))) for _ in range(3)]
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(variables)
+
+        @tf.function
+        def step():
+            with in_place.putting(optimizer, SummedRows):
+                optimizer.apply([tf.ones((2,))] * 3, variables)
+
+        graph = step.get_concrete_function().graph
+        captured = {id(inner): outer for outer, inner in graph.captures}
+        reads = collections.Counter(
+            id(captured[id(op.inputs[0])])
+            for op in graph.get_operations()
+            if op.type == "ReadVariableOp"
+        )
+        rate = optimizer.learning_rate.value.handle
+        self.assertEqual(reads[id(rate)], 1)
+        before = [v.numpy() for v in variables]
+        step()
+        for variable, value in zip(variables, before):
+            self.assertLess(variable.numpy().max(), value.min())
+
+
+if __name__ == "__main__":
+    absltest.main()
