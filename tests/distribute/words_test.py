@@ -51,6 +51,10 @@ class ArgumentsTest(parameterized.TestCase):
         (lambda: strategy(layout_map=[".*"]), r"Received: \['\.\*'\]"),
         (lambda: strategy(sequence_parallel="no"), "True or False.*'no'"),
         (lambda: tfscale.auto_layout_map(build, None), "Received: None"),
+        (
+            lambda: tfscale.sharding_summary(tfscale.device_mesh(model=2)),
+            "Received: <DeviceMesh.*that was built",
+        ),
     )
     def test_of_the_wrong_type(self, make, text):
         with self.assertRaisesRegex(TypeError, text):
@@ -59,6 +63,14 @@ class ArgumentsTest(parameterized.TestCase):
     def test_zero_stage_is_a_number(self):
         with self.assertRaisesRegex(ValueError, "zero_stage=True"):
             strategy(zero_stage=True)
+
+    def test_a_pipeline_is_of_a_plain_model(self):
+        # It said that its steps are its own.
+        mesh = tfscale.device_mesh(pipeline=2)
+        with tfscale.MeshStrategy(mesh).scope():
+            model = tfscale.PipelineModel(build(), 2)
+            with self.assertRaisesRegex(ValueError, "wrapped once.*`model`"):
+                tfscale.PipelineModel(model, 2)
 
     def test_sizes_of_numpy_are_integers(self):
         mesh = tfscale.device_mesh(data=np.int64(2))
@@ -102,6 +114,16 @@ class ByHandTest(parameterized.TestCase):
         one = strategy()
         with one.scope(), one.scope():
             pass
+
+    def test_a_model_made_outside_of_the_scope_that_it_trains_in(self):
+        # Replicas that all wrote to one weight had other shapes to exchange.
+        model = build()
+        with strategy().scope():
+            model.compile("sgd", "mse")
+            with self.assertRaisesRegex(
+                ValueError, "'up/kernel', made outside of the scope. Put all"
+            ):
+                model.fit(X, X, verbose=0)
 
     @parameterized.parameters(False, True)
     def test_low_rank_adaptation_outside_of_the_scope(self, has_optimizer):

@@ -84,7 +84,7 @@ class ApplicationsTest(parameterized.TestCase):
             for rate in ("rate", "drop_path_rate"):
                 if hasattr(layer, rate):  # other draws are other numbers
                     setattr(layer, rate, 0.0)
-        x = np.random.RandomState(0).normal(size=(2, size, size, 3))
+        x = np.random.RandomState(0).uniform(0, 255, (2, size, size, 3))
         old = [np.array(v) for v in model.trainable_variables]
         y, loss, gradients = one_step.on_one_device(model, x)
         with strategy.scope():

@@ -13,6 +13,7 @@ from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
 from tfscale._internals.attributes import batch_sizes
+from tfscale._internals.attributes import calls_python
 from tfscale._internals.attributes import choose_worker_values
 from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
@@ -155,6 +156,7 @@ __all__ = [
     "automatic_names",
     "batch_sizes",
     "build",
+    "calls_python",
     "causal_padding",
     "check",
     "choose_worker_values",

@@ -15,6 +15,7 @@ from tfscale._internals import symbols
 
 _STATELESS_SCOPE = "stateless_scope"
 _OLD_FORMAT = "use_legacy_config"
+_OF_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 
 
 def name_scope_callers() -> list[Any]:
@@ -317,6 +318,16 @@ def _shapes_given(nodes):
             shape = known.get(node.input[1].partition(":")[0])
             if shape is not None:
                 yield from tf.make_ndarray(shape.tensor).ravel().tolist()
+
+
+def calls_python(dataset: tf.data.Dataset) -> bool:
+    """Whether functions of Python give a dataset what is in its records."""
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        functions = [graph.node, *(f.node_def for f in graph.library.function)]
+        if any(node.op in _OF_PYTHON for nodes in functions for node in nodes):
+            return True
+    return any(map(calls_python, dataset._inputs()))
 
 
 def _seeds_of(nodes):

@@ -91,6 +91,7 @@ class MeshExtended(ModelRanks):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return call(fn, args, kwargs)
+        _check_trains(fn)
         prepared = whole_batch_step.prepared(
             fn, self.batch_norms, is_divided(args)
         )
@@ -265,6 +266,14 @@ def _behind_its_data(fn):
             return fn(*args, **kwargs)
 
     return run
+
+
+def _check_trains(fn):
+    """Raises if a model that is to train was made outside of the scope."""
+    model = whole_batch_step.model_of(fn)
+    if model is not None and getattr(fn, "__name__", "") == "train_step":
+        for variable in model.trainable_variables:
+            _check_in_scope(variable)
 
 
 def _check_in_scope(variable):

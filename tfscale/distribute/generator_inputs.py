@@ -1,4 +1,9 @@
-"""Batches of a Python generator, of which none is lost.
+"""Batches that Python makes: none is lost, and none is overwritten.
+
+A tensor that a function of Python returns to tf.data may lie in the memory of
+the user's array, and TensorFlow computes in the memory of a part of a batch
+that nobody else has: his targets were then differences of targets and
+predictions. So such batches are copied, before replicas get their parts.
 
 Under a strategy Keras looks at a batch before it trains, with an iterator that
 it throws away, and TensorFlow reads up to four batches ahead for that. Other
@@ -14,6 +19,12 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+
+_NUMBERS = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8),
+    *(tf.complex64, tf.complex128),
+)
 
 
 def unread(
@@ -40,3 +51,26 @@ class _Unread(Iterable):
         if _internals.keras_looks_at_data():
             return iter(self.first_batches)
         return super().__iter__()
+
+
+def copied(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset whose records are in no memory of arrays of Python.
+
+    Args:
+        dataset: Any; unless functions of Python make it, it is returned.
+    """
+    if not _internals.calls_python(dataset):
+        return dataset
+
+    def copy(*records):
+        tensors = tf.nest.flatten(records, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            dataset.element_spec,
+            [
+                tf.raw_ops.DeepCopy(x=x) if x.dtype in _NUMBERS else x
+                for x in tensors
+            ],
+            expand_composites=True,
+        )
+
+    return dataset.map(copy)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale.distribute.generator_inputs import copied
 from tfscale.distribute.generator_inputs import unread
 from tfscale.distribute.placed_inputs import placed
 
@@ -53,7 +54,7 @@ class MirroredInputs(_internals.MirroredExtended):
     def _distributed(self, dataset, options):
         if options or not self._takes_ordinary_iterator:
             distributed = super()._experimental_distribute_dataset(
-                dataset, options
+                copied(dataset), options
             )
             return placed(distributed, dataset)
         return _internals.get_distributed_dataset(

@@ -24,6 +24,7 @@ from tfscale import rank_context
 from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
 from tfscale.distribute import common_order
+from tfscale.distribute import generator_inputs
 from tfscale.distribute import inputs
 from tfscale.distribute import one_process
 from tfscale.distribute import own_data
@@ -117,7 +118,7 @@ class WorkersExtended(MeshExtended):
     def _distributed(self, dataset, options):
         common_order.check(dataset, self.workers.agreement)
         distributed = _internals.get_distributed_dataset(
-            dataset,
+            generator_inputs.copied(dataset),
             self._input_workers_with_options(options),
             self._container_strategy(),
             num_replicas_in_sync=self._num_replicas_in_sync,

@@ -46,6 +46,7 @@ def sharding_summary(
         print_fn: What to call with the text, as in `keras.Model.summary`.
 
     Raises:
+        TypeError: If it is no model.
         ValueError: If the model was not made on such a mesh, or
             `line_length` is too small for a table.
 
@@ -66,6 +67,12 @@ def sharding_summary(
     >>> print(lines[0].splitlines()[-1])
      Bytes per device: 1.16 KB of 2.16 KB (ideal for 2 ranks: 1.08 KB)
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "A sharding summary is of a `keras.Model`. Received: "
+            f"{model!r}. Give it a model that was built in the scope of a "
+            "`tfscale.MeshStrategy`."
+        )
     line_length = table_length(line_length, _LEAST_LENGTH)
     extended = _extended(model)
     _analyse(model, extended.num_model_ranks)

@@ -6,6 +6,7 @@ import numbers
 import keras
 
 from tfscale.distribute import MeshStrategy
+from tfscale.distribute.keras_face import KerasFace
 from tfscale.pipeline.tracing.plan import PipelinePlan
 
 # What of a model Keras' loops would call, and those of a pipeline do not: they
@@ -81,6 +82,12 @@ def is_own(model: keras.Model, name: str) -> bool:
 
 def check_steps(model: keras.Model) -> None:
     """Refuses a model with steps of its own, which would not be taken."""
+    if isinstance(model, KerasFace):
+        raise ValueError(
+            "A model is wrapped once. Received: "
+            f"{model.name!r} of type {type(model).__name__}. Wrap the plain "
+            "model, which is its `model`."
+        )
     _refuse_own(model, _OWN_STEPS)
 
 
