@@ -362,6 +362,22 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertWarnsRegex(UserWarning, f"1 damaged.* of 5.*{path}"):
             data.image_folder(self.folder, on_damage="skip")
 
+    def test_webp_is_decoded_and_named_where_it_is_cut_off(self):
+        # A red and a blue pixel, lossless.
+        contents = bytes.fromhex(
+            "524946461e000000574542505650384c110000"
+            "002f010000000f10f3bffff31f0e32a2ff0100"
+        )
+        folder = self.create_tempdir().full_path
+        path = os.path.join(folder, "dogs", "0.webp")
+        os.mkdir(os.path.dirname(path))
+        _write(path, contents)
+        image, _ = data.image_folder(folder).decode(contents, 0, path)
+        self.assertAllEqual(image, [[[255, 0, 0], [0, 0, 255]]])
+        _write(path, contents[:-9])
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, path):
+            data.pipeline(data.image_folder(folder), batch_size=1)
+
     def test_they_are_skipped_and_counted(self):
         for name, contents in self.damaged.items():
             _write(os.path.join(self.folder, "cats", name), contents)

@@ -12,10 +12,11 @@ import tfscale
 from tfscale import data
 
 
-def rows(batch_size=4):
+def rows(batch_size=4, num_rows=12):
     return data.pipeline(
         data.arrays(
-            np.arange(12, dtype="float32")[:, None], np.ones((12, 1), "float32")
+            np.arange(num_rows, dtype="float32")[:, None],
+            np.ones((num_rows, 1), "float32"),
         ),
         batch_size=batch_size,
         seed=5,
@@ -24,14 +25,14 @@ def rows(batch_size=4):
 
 class PlacedInputsTest(tf.test.TestCase):
     def test_fit_begins_with_the_first_epoch_and_leaves_none_out(self):
-        def fit(strategy, *callbacks, batch_size=4):
+        def fit(strategy, *callbacks, **kwargs):
             with strategy.scope():
                 model = keras.Sequential(
                     [keras.Input((1,)), keras.layers.Dense(1)]
                 )
                 model.compile(keras.optimizers.SGD(1e-3), "mse")
             model.set_weights([np.ones((1, 1)), np.zeros(1)])
-            pipeline = rows(batch_size)
+            pipeline = rows(**kwargs)
             model.fit(pipeline, epochs=2, verbose=0, callbacks=callbacks)
             self.assertEqual(pipeline.position.value, (5, 2, 0))
             return model.get_weights()
@@ -47,11 +48,17 @@ class PlacedInputsTest(tf.test.TestCase):
             for one, other in zip(found, expected, strict=True):
                 self.assertAllClose(one, other, rtol=1e-6)
 
-        # The only batch of an epoch, too, is looked at first.
-        expected = fit(tf.distribute.get_strategy(), batch_size=12)
-        found = fit(tfscale.MeshStrategy(mesh), batch_size=12)
-        for one, other in zip(found, expected, strict=True):
-            self.assertAllClose(one, other, rtol=1e-6)
+        # The only batch of an epoch, too, is looked at first; and two and four
+        # batches.
+        for kwargs in (
+            {"batch_size": 12},
+            {"batch_size": 6},
+            {"num_rows": 16},
+        ):
+            expected = fit(tf.distribute.get_strategy(), **kwargs)
+            found = fit(tfscale.MeshStrategy(mesh), **kwargs)
+            for one, other in zip(found, expected, strict=True):
+                self.assertAllClose(one, other, rtol=1e-6)
 
     def test_an_epoch_that_was_taken_is_over_also_without_its_end(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))

@@ -13,7 +13,7 @@ from tfscale.data.sources.source import IndexedSource
 
 # The decoder's error holds no more than its operation's name.
 _ADVICE = "damaged_JPEG_which_on_damage_skip_finds_and_names"
-_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 
 def image_folder(
@@ -32,7 +32,8 @@ def image_folder(
         image_size: `(height, width)`, to which images are resized
             (bilinear), as float32 from 0 to 255. By default they keep their
             own size and are uint8; then `parse` must give them one.
-        num_channels: Integer, 1, 3 or 4.
+        num_channels: Integer, 1, 3 or 4. WebP files are not decoded to 1, JPEG
+            files not to 4.
         class_names: List of strings, the subfolders in the order of their
             labels. By default all of them, sorted, but those that begin with
             a dot.
