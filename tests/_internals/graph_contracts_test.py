@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tfscale import _internals
+from tfscale.pipeline.tracing import grappler
 
 
 class GraphTest(tf.test.TestCase):
@@ -117,15 +118,7 @@ class GraphTest(tf.test.TestCase):
     def test_functions_of_a_thread_are_run_by_its_options(self):
         context = _internals.eager_context.context()
         before = context.function_call_options
-        config = tf.compat.v1.ConfigProto()
-        config.CopyFrom(context.config)
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        context.function_call_options = (
-            _internals.eager_context.FunctionCallOptions(
-                executor_type=before.executor_type, config_proto=config
-            )
-        )
-        try:
+        with grappler.no_grappler():
             found = tf.compat.v1.ConfigProto.FromString(
                 context.function_call_options.config_proto_serialized
             )
@@ -133,8 +126,7 @@ class GraphTest(tf.test.TestCase):
                 found.graph_options.rewrite_options.disable_meta_optimizer
             )
             self.assertAllEqual(tf.function(lambda x: x + 1)(1), 2)
-        finally:
-            context.function_call_options = before
+        self.assertIs(context.function_call_options, before)
 
     @holds("tf_optimizer", "OptimizeGraph")
     @holds("cluster", "Cluster")

@@ -3,15 +3,15 @@
 import keras
 import keras_hub
 
+_SIZES = dict(vocabulary_size=24, hidden_dim=16, intermediate_dim=32)
+_GROUPED_HEADS = dict(num_query_heads=4, num_key_value_heads=2)
+
 
 def llama(num_layers=1):
     return keras_hub.models.LlamaBackbone(
-        vocabulary_size=24,
+        **_SIZES,
         num_layers=num_layers,
-        num_query_heads=4,
-        num_key_value_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
+        **_GROUPED_HEADS,
         tie_word_embeddings=True,
         name="backbone",
     )
@@ -19,11 +19,9 @@ def llama(num_layers=1):
 
 def gpt2(num_layers=1, length=6):
     return keras_hub.models.GPT2Backbone(
-        vocabulary_size=24,
+        **_SIZES,
         num_layers=num_layers,
         num_heads=4,
-        hidden_dim=16,
-        intermediate_dim=32,
         dropout=0.0,
         max_sequence_length=length,
         name="backbone",
@@ -33,13 +31,10 @@ def gpt2(num_layers=1, length=6):
 def gemma3(num_layers=1):
     """Its attention has weights that all heads have in common."""
     return keras_hub.models.Gemma3Backbone(
-        vocabulary_size=24,
+        **_SIZES,
         image_size=16,
         num_layers=num_layers,
-        num_query_heads=4,
-        num_key_value_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
+        **_GROUPED_HEADS,
         head_dim=4,
         use_query_key_norm=True,
         name="backbone",
@@ -49,11 +44,9 @@ def gemma3(num_layers=1):
 def bert():
     """Its activation is a function of its own."""
     backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=24,
+        **_SIZES,
         num_layers=1,
         num_heads=4,
-        hidden_dim=16,
-        intermediate_dim=32,
         dropout=0.0,
         max_sequence_length=6,
     )
@@ -72,12 +65,9 @@ def bert():
 def mixtral():
     """Most of its weights are those of experts."""
     backbone = keras_hub.models.MixtralBackbone(
-        vocabulary_size=24,
+        **_SIZES,
         num_layers=1,
-        num_query_heads=4,
-        num_key_value_heads=2,
-        hidden_dim=16,
-        intermediate_dim=32,
+        **_GROUPED_HEADS,
         num_experts=4,
         top_k=2,
     )
