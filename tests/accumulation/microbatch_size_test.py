@@ -57,6 +57,12 @@ class MicrobatchSizeTest(parameterized.TestCase):
         size.note(0.11, num_rows=1)
         self.assertEqual((size.rows, size.is_found), (2, False))
 
+    def test_a_batch_without_rows_decides_nothing(self):
+        """The number of microbatches was divided by its rows."""
+        size = MicrobatchSize(idle=0.1, gradients=0.05)
+        size.note(0.11, num_rows=0)
+        self.assertEqual((size.rows, size.is_found), (1, False))
+
 
 if __name__ == "__main__":
     absltest.main()

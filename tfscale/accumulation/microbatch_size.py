@@ -65,9 +65,9 @@ class MicrobatchSize:
             peak: What this step took of the memory, 1.0 for all of it.
             num_rows: How many rows its batch had (that of a replica).
         """
-        self._num_rows = max(self._num_rows, num_rows)
+        self._num_rows = max(self._num_rows, num_rows, 1)
         if self.is_found or num_rows < self._num_rows:
-            return  # a last batch says little of the others
+            return  # a last or an empty batch says little of the others
         rows = self.rows
         rows_before, peak_before = self._before or (rows, peak)
         if peak > _RISE * peak_before:
