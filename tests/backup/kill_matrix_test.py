@@ -62,6 +62,12 @@ class KillMatrixTest(parameterized.TestCase):
     def test_between_batches(self, data):
         self.assert_same_end(BATCHES, data=data)
 
+    @parameterized.parameters("twice", "repeat")
+    def test_seeds_that_a_shuffle_takes_in_the_middle_of_an_epoch(self, data):
+        # In training and in validation: iterators were made again, and not
+        # read as far as they had been.
+        self.assert_same_end(("batch 14",), data=data)
+
     def test_at_each_point_of_a_save(self):
         # Two saves have nine of them: the second one removes the first.
         points = [f"save {number}" for number in range(1, 11)]

@@ -6,6 +6,7 @@ shuffles on, and how many batches were drawn from the last: as many are made
 and drawn again.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.position import PositionValue
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 
@@ -28,8 +30,15 @@ class DataPlace:
         self._epochs = epochs
         self._num_made = 0
         self._num_drawn = 0
+        self._drawn_before = []  # of each iterator but the last one
         self._start = self._position()
         self._first_epoch = None
+        source = _internals.source_of(epochs)
+        self._shuffles_late = (
+            isinstance(source, tf.data.Dataset)
+            and self._pipeline is None
+            and shuffles_late(source)
+        )
 
     # Looked up each time: `GradientNoiseScale` may change the batch size.
 
@@ -53,6 +62,8 @@ class DataPlace:
 
     def iterator_made(self) -> None:
         """An iterator is about to be made."""
+        if self._num_made:
+            self._drawn_before.append(self._num_drawn)
         self._num_made += 1
         self._num_drawn = 0
         self._start = self._position()
@@ -94,6 +105,11 @@ class DataPlace:
             "drawn": self._num_drawn,
             "known": _internals.known_batches(self._epochs),
         }
+        if self._shuffles_late:
+            state["drawn_before"] = [
+                [number, len(list(same))]
+                for number, same in itertools.groupby(self._drawn_before)
+            ]
         if self._pipeline is not None:
             state["start"] = list(self._start)
         if self._is_direct:
@@ -143,11 +159,21 @@ class DataPlace:
         self._make_again(state, state["made"])
 
     def _make_again(self, state, count):
-        """Makes iterators that are thrown away, for the seeds they move on."""
+        """Makes iterators that are thrown away, for the seeds they move on.
+
+        Of those that move them on while they are read too, as much is read.
+        """
         if self._is_direct:
             return
-        for _ in range(count):
-            _internals.make_iterator(self._epochs)
+        drawn = [0] * count
+        if "drawn_before" in state:
+            before = state["drawn_before"]
+            drawn = [number for number, times in before for _ in range(times)]
+            drawn.append(state["drawn"])
+        for number in drawn[:count]:
+            iterator = _internals.make_iterator(self._epochs)
+            draw(iterator, number)
+            self._num_drawn = number
         if self._pipeline is not None:
             start = PositionValue(*state["start"])
             self._pipeline.position.assign(**start._asdict())

@@ -16,9 +16,9 @@ def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
         name: What the data is for, "training" or "validation".
         num_looks: Iterators that Keras makes to look at one batch only.
     """
-    # Only training with `steps_per_epoch` has one iterator for all epochs.
-    is_one = name == "training" and epochs.steps_per_epoch and not num_looks
-    reasons = _reasons(epochs, has_one_iterator=bool(is_one))
+    # Training with `steps_per_epoch` has one iterator for all epochs.
+    is_cut_short = name == "validation" and bool(epochs.steps_per_epoch)
+    reasons = _reasons(epochs, is_cut_short or num_looks > 0)
     if reasons:
         logging.warning(
             "After an interruption the %s data will not be what it would have "
@@ -28,7 +28,7 @@ def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
         )
 
 
-def _reasons(epochs, has_one_iterator):
+def _reasons(epochs, is_cut_short):
     source = _internals.source_of(epochs)
     if source is None:  # arrays, which Keras shuffles
         if _internals.shuffles_arrays(epochs) and not _has_global_seed():
@@ -38,12 +38,13 @@ def _reasons(epochs, has_one_iterator):
         return []
     graph = DatasetGraph(source)
     found = [r for stage in graph.all_stages() for r in _of_stage(stage, graph)]
-    if not has_one_iterator and _shuffles_ahead(source, graph):
+    if is_cut_short and _shuffles_ahead(source, graph):
         found.append(
-            "a `repeat` behind a `shuffle` shuffles anew as soon as it is read "
-            "ahead that far, which is a matter of luck in an iterator that is "
-            "not read to its end (no `repeat`, `reshuffle_each_iteration="
-            "False`, or no `prefetch` and `tf.data.Options` with "
+            "a `repeat` or `concatenate` behind a `shuffle` shuffles anew as "
+            "soon as it is read ahead that far, which is a matter of luck in "
+            "an iterator that is not read to its end (no `repeat`, "
+            "`reshuffle_each_iteration=False`, or no `prefetch` and "
+            "`tf.data.Options` with "
             "`experimental_optimization.inject_prefetch = False`)"
         )
     return list(dict.fromkeys(found))
@@ -57,7 +58,7 @@ def _shuffles_ahead(source, graph):
     unless it is told not to.
     """
     stages = graph.all_stages()
-    starts = [s for s in stages if _begins_again_shuffled(s, graph)]
+    starts = [s for s in stages if _shuffles_late(s, graph)]
     if not starts:
         return False
     reads_ahead = any(
@@ -69,10 +70,22 @@ def _shuffles_ahead(source, graph):
     return reads_ahead or optimization.inject_prefetch is not False
 
 
-def _begins_again_shuffled(stage, graph):
-    if not stage.is_a("Repeat") or graph.constant(stage, 1) in (0, 1):
+def shuffles_late(source: tf.data.Dataset) -> bool:
+    """Whether an iterator takes seeds of a shuffle when it is half read.
+
+    Others take them when they are made.
+
+    Args:
+        source: What a user gave.
+    """
+    graph = DatasetGraph(source)
+    return any(_shuffles_late(stage, graph) for stage in graph.all_stages())
+
+
+def _shuffles_late(stage, graph):
+    if stage.is_a("Repeat") and graph.constant(stage, 1) in (0, 1):
         return False
-    return any(
+    return stage.is_a("Repeat", "Concatenate") and any(
         one.is_a("Shuffle") and graph.attribute(one, "reshuffle_each_iteration")
         for one in _before(stage, graph)
     )
