@@ -65,7 +65,7 @@ class ApplicationsTest(parameterized.TestCase):
         }
         self.assertEqual({*SIZES, *LARGER}, public)
 
-    @parameterized.parameters(*families())
+    @parameterized.parameters(*((family,) for family in families()))
     def test_one_step(self, family):
         same_numbers.reset()
         keras.config.set_floatx("float64")
