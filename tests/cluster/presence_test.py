@@ -152,6 +152,29 @@ class PresenceTest(absltest.TestCase):
         end_all(roster)
         presence.wait_for_end()
 
+    def test_one_that_has_waited_too_long_is_met_when_it_calls_again(self):
+        # The busy coordinator finds its first call in the queue, and once
+        # counted it, and waited for nobody any more.
+        address = _free_address()
+        roster = Roster(address)
+        thread = threading.Thread(target=roster.wait_for, args=(["a:1"], 10.0))
+        host, _, port = address.rpartition(":")
+        create_server = socket.create_server
+
+        def with_a_late_call(*args, **kwargs):
+            listener = create_server(*args, **kwargs)
+            with socket.create_connection((host, int(port))) as late:
+                late.sendall(b"here a:1\n")
+            return listener
+
+        with mock.patch.object(socket, "create_server", with_a_late_call):
+            thread.start()
+            presence = Presence("a:1", address, 10.0)
+            thread.join()
+        roster.watch(print)
+        end_all(roster)
+        presence.wait_for_end()
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -7,6 +7,7 @@ alive) and gives up. Neither needs a thread that must not be late:
     server                         coordinator
     "here a:2222" ───────────────► listens at its own port, before TensorFlow
                   ◄─────────────── "welcome"
+    "heard"       ───────────────►
         ...                            ...
                   ◄─────────────── "end", as its program ends
     closed after "end": exits      and lets go of what it has in servers
@@ -24,6 +25,8 @@ from tfscale.cluster import ports
 
 # A machine that is gone is noticed after _IDLE + _TRIES * _BETWEEN seconds.
 _IDLE, _BETWEEN, _TRIES = 4, 2, 3
+# Longer than a server waits for its welcome: it has then let go, or has it.
+_SECONDS_TO_HEAR = 10.0
 
 
 class Roster:
@@ -75,6 +78,12 @@ class Roster:
                 connection.close()
                 return
             connection.sendall(b"welcome\n")
+            # One that has waited too long has let go of this connection, and
+            # has another one in the queue.
+            connection.settimeout(_SECONDS_TO_HEAR)
+            if _read_line(connection) != "heard":
+                connection.close()
+                return
             _keep_alive(connection)
             self.connections[address] = connection
         except OSError:
@@ -147,6 +156,7 @@ class Presence:
         try:
             connection.sendall(words)
             if _read_line(connection) == "welcome":
+                connection.sendall(b"heard\n")
                 _keep_alive(connection)
                 return connection
         except OSError:
