@@ -107,6 +107,9 @@ def _groups(items):
             file = "/".join(file.split("/")[:2])
         groups.setdefault(file, []).append(item)
     first = {file: rank for rank, file in enumerate(_FIRST)}
+    for file in first:
+        if not os.path.exists(os.path.join(items[0].config.rootpath, file)):
+            raise pytest.UsageError(f"{file} is no more: see `_FIRST`.")
     return [groups[f] for f in sorted(groups, key=lambda f: first.get(f, 99))]
 
 
