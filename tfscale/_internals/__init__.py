@@ -57,7 +57,6 @@ from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import first_batches_of_generator
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
-from tfscale._internals.fitting import is_looking_at_data
 from tfscale._internals.fitting import is_running
 from tfscale._internals.fitting import keras_looks_at_data
 from tfscale._internals.fitting import known_batches
@@ -189,7 +188,6 @@ __all__ = [
     "inputs_structure",
     "is_compiled_by_xla",
     "is_hub_attention",
-    "is_looking_at_data",
     "is_running",
     "keep_side_effects_of_branches",
     "keras_looks_at_data",

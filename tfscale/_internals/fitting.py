@@ -239,16 +239,6 @@ def looks_at_data(model: keras.Model) -> bool:
     return model._distribute_strategy is not None and not is_own
 
 
-def is_looking_at_data() -> bool:
-    """Whether Keras, which calls this, only looks at a batch, to build."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_maybe_symbolic_build":
-            return True
-        frame = frame.f_back
-    return False
-
-
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Has the `fit` that begins start with an epoch; None: as it was called.
 

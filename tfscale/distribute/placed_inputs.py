@@ -70,7 +70,7 @@ class _Taker:
     def taken(self):
         self._count += 1
         if self._left == 1:
-            self._was_looked_at = _internals.is_looking_at_data()
+            self._was_looked_at = _internals.keras_looks_at_data()
 
     def put_back(self):
         position, start = self._position, self._start
