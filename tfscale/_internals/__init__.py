@@ -12,8 +12,6 @@ from tfscale._internals import check  # refuses, so first
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
-from tfscale._internals.attributes import batch_sizes
-from tfscale._internals.attributes import calls_python
 from tfscale._internals.attributes import choose_worker_values
 from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
@@ -22,7 +20,6 @@ from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
 from tfscale._internals.attributes import functional_in
 from tfscale._internals.attributes import global_generator
-from tfscale._internals.attributes import inputs_of
 from tfscale._internals.attributes import inputs_structure
 from tfscale._internals.attributes import keep_side_effects_of_branches
 from tfscale._internals.attributes import make_value_anew
@@ -36,17 +33,20 @@ from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import share
 from tfscale._internals.attributes import shared
-from tfscale._internals.attributes import shuffle_seeds
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import used_seed_generator
 from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_made_at_once
-from tfscale._internals.attributes import variant_of
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
-from tfscale._internals.attributes import without_order
 from tfscale._internals.attributes import writes_old_format
+from tfscale._internals.datasets import batch_sizes
+from tfscale._internals.datasets import calls_python
+from tfscale._internals.datasets import inputs_of
+from tfscale._internals.datasets import shuffle_seeds
+from tfscale._internals.datasets import variant_of
+from tfscale._internals.datasets import without_order
 from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
 from tfscale._internals.fitting import SWAP_EMA_STATE
 from tfscale._internals.fitting import TENSORBOARD_STEPS
@@ -89,7 +89,6 @@ from tfscale._internals.nodes import COLOCATED_WITH
 from tfscale._internals.nodes import GRADIENT_TYPE
 from tfscale._internals.nodes import LOWERED
 from tfscale._internals.nodes import OUTPUT_SHAPES
-from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import DistributedVariable
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import FuncGraph
@@ -133,7 +132,6 @@ __all__ = [
     "OUTPUT_SHAPES",
     "SWAP_EMA_STATE",
     "TENSORBOARD_STEPS",
-    "CallbackList",
     "DistributedVariable",
     "EpochIterator",
     "FuncGraph",

@@ -15,7 +15,6 @@ from tfscale._internals import symbols
 
 _STATELESS_SCOPE = "stateless_scope"
 _OLD_FORMAT = "use_legacy_config"
-_OF_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 
 
 def name_scope_callers() -> list[Any]:
@@ -102,12 +101,10 @@ def global_generator() -> tf.random.Generator | None:
 
 
 def flatten_layers(
-    layer: keras.Layer, *, include_self: bool = True, recursive: bool = True
+    layer: keras.Layer, *, include_self: bool = True
 ) -> list[keras.Layer]:
-    """A layer and all layers in it, or those right below it."""
-    return list(
-        layer._flatten_layers(include_self=include_self, recursive=recursive)
-    )
+    """A layer and all layers in it."""
+    return list(layer._flatten_layers(include_self=include_self))
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
@@ -242,106 +239,6 @@ def with_losses(
 def keep_side_effects_of_branches(graph: tf.Graph) -> None:
     """Has branches of a `tf.cond` in a graph keep assertions and prints."""
     graph._add_control_dependencies = True
-
-
-def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The tensor that a dataset is."""
-    return dataset._variant_tensor
-
-
-def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """The datasets that a dataset is made of."""
-    return dataset._inputs()
-
-
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
-    """The seeds of all that puts the records of a dataset in a random order.
-
-    Of shuffles and random choices between datasets, and of shuffles in
-    functions. `(0, 0)` is of one without a seed.
-    """
-    seeds = []
-    if hasattr(dataset, "_seed2"):
-        seeds.append((int(dataset._seed), int(dataset._seed2)))
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        seeds += _seeds_of(graph.node)
-        for each in graph.library.function:
-            seeds += _seeds_of(each.node_def)
-    for source in dataset._inputs():
-        seeds += shuffle_seeds(source)
-    return seeds
-
-
-def batch_sizes(dataset: tf.data.Dataset) -> list[int]:
-    """The numbers by which the records of a dataset are put into batches.
-
-    Those of `batch`; and the shapes that functions give to what they reshape,
-    by which Keras batches arrays.
-    """
-    sizes = []
-    if hasattr(dataset, "_batch_size"):
-        sizes.append(int(dataset._batch_size))
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        for nodes in (
-            graph.node,
-            *(f.node_def for f in graph.library.function),
-        ):
-            sizes += _shapes_given(nodes)
-    for source in dataset._inputs():
-        sizes += batch_sizes(source)
-    return sizes
-
-
-def without_order(dataset: tf.data.Dataset) -> str | None:
-    """What may give the records of a dataset in another order each time.
-
-    A function of Python that makes them, or a map that takes them as they come;
-    None if there is neither. Of other operations it cannot be known.
-    """
-    if getattr(dataset, "_deterministic", "") == "false":
-        return "a map with deterministic=False"
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        if any(node.op == "GeneratorDataset" for node in graph.node):
-            return "a generator of Python"
-    found = (without_order(source) for source in dataset._inputs())
-    return next((each for each in found if each), None)
-
-
-def _shapes_given(nodes):
-    """The shapes that are known, of reshapes among the nodes of a function."""
-    known = {n.name: n.attr["value"] for n in nodes if n.op == "Const"}
-    for node in nodes:
-        if node.op == "Reshape":
-            shape = known.get(node.input[1].partition(":")[0])
-            if shape is not None:
-                yield from tf.make_ndarray(shape.tensor).ravel().tolist()
-
-
-def calls_python(dataset: tf.data.Dataset) -> bool:
-    """Whether functions of Python give a dataset what is in its records."""
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        functions = [graph.node, *(f.node_def for f in graph.library.function)]
-        if any(node.op in _OF_PYTHON for nodes in functions for node in nodes):
-            return True
-    return any(map(calls_python, dataset._inputs()))
-
-
-def _seeds_of(nodes):
-    """The seeds of shuffles among the nodes of a function."""
-    known = {n.name: n.attr["value"] for n in nodes if n.op == "Const"}
-    for node in nodes:
-        if node.op == "RandomShuffle":
-            yield node.attr["seed"].i, node.attr["seed2"].i
-        elif node.op.startswith("Shuffle"):
-            # Of a dataset: its input, the size of the buffer, two seeds.
-            values = [known.get(x.partition(":")[0]) for x in node.input[2:4]]
-            if None not in values:
-                first, second = (tf.make_ndarray(v.tensor) for v in values)
-                yield int(first), int(second)
 
 
 # --- parameter servers ----------------------------------------------------

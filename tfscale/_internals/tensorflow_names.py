@@ -6,7 +6,6 @@ that its code uses: an attribute that a method sets, a key of a dict.
 
 _DISTRIBUTE = "tensorflow.python.distribute."
 _EXTENDED = f"{_DISTRIBUTE}distribute_lib.StrategyExtendedV2"
-_EXTENDED_V1 = f"{_DISTRIBUTE}distribute_lib.StrategyExtendedV1"
 _MIRRORED = f"{_DISTRIBUTE}mirrored_strategy.MirroredExtended"
 _VALUES = f"{_DISTRIBUTE}values"
 _DATASET = "tensorflow.python.data.ops.dataset_ops.DatasetV2"

@@ -6,7 +6,6 @@ import tensorflow as tf
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.source import IndexedSource
 
-ANGLES = ("0", "90", "180", "270")
 _STRIDE = 8
 _TRAIN_SHARE = 0.8
 
