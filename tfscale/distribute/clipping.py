@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import zero
-from tfscale.distribute.variable import ShardedVariable
+from tfscale.distribute.sharded_variable import ShardedVariable
 from tfscale.tensor_parallel import collectives
 
 

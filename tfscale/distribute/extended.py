@@ -4,7 +4,6 @@ import contextlib
 import functools
 import weakref
 
-import keras
 import tensorflow as tf
 
 from tfscale import _internals
@@ -12,6 +11,10 @@ from tfscale import rank_context
 from tfscale.distribute import mixed_update
 from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
+from tfscale.distribute.replica_function import are_per_replica
+from tfscale.distribute.replica_function import behind_its_data
+from tfscale.distribute.replica_function import check_in_scope
+from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
 from tfscale.whole_batch import batch_norm
@@ -78,22 +81,22 @@ class MeshExtended(ModelRanks):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
         self._check_has_pipeline()
-        if _internals.predicts(fn) and not is_divided(args):
+        if _internals.predicts(fn) and not are_per_replica(args):
             # `predict_on_batch`: all of them make the same of it, and Keras
             # would return it once for each.
             results = super()._call_for_each_replica(fn, args, kwargs)
             return tf.nest.map_structure(self._of_first_replica, results)
         call = super()._call_for_each_replica
-        fn = _behind_its_data(fn)
+        fn = behind_its_data(fn)
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
         if self._num_replicas_in_sync == 1 or isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return call(fn, args, kwargs)
-        _check_trains(fn)
+        check_trains(fn)
         prepared = whole_batch_step.prepared(
-            fn, self.batch_norms, is_divided(args)
+            fn, self.batch_norms, are_per_replica(args)
         )
         with prepared as step:
             return call(step, args, kwargs)
@@ -168,7 +171,7 @@ class MeshExtended(ModelRanks):
             ValueError: If a variable was made outside of the scope.
         """
         for variable in variables:
-            _check_in_scope(variable)
+            check_in_scope(variable)
         sums = list(gradients)
         if self._num_replicas_in_sync == 1:
             return sums
@@ -227,7 +230,7 @@ class MeshExtended(ModelRanks):
         return shard(gradient, sharding, *self.place())
 
     def _update(self, var, fn, args, kwargs, group):
-        _check_in_scope(var)
+        check_in_scope(var)
         update = mixed_update.of_parts(super()._update, self.optimizer_states)
         return update(var, fn, args, kwargs, group)
 
@@ -247,59 +250,8 @@ class MeshExtended(ModelRanks):
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
 
-def _behind_its_data(fn):
-    """What replicas run, of which nothing happens before its data is there.
-
-    At the end of a dataset whose batches have a static shape Keras takes one
-    more, which fails. What needs no more of it than its shape would go ahead:
-    the optimizer counts a step, and metrics a batch without a loss.
-    """
-    if tf.executing_eagerly() or isinstance(
-        fn, tf.types.experimental.PolymorphicFunction
-    ):
-        return fn
-
-    @functools.wraps(fn)
-    def run(*args, **kwargs):
-        data = tf.nest.flatten((args, kwargs), expand_composites=True)
-        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
-            return fn(*args, **kwargs)
-
-    return run
-
-
-def _check_trains(fn):
-    """Raises if a model that is to train was made outside of the scope."""
-    model = whole_batch_step.model_of(fn)
-    if model is not None and getattr(fn, "__name__", "") == "train_step":
-        for variable in model.trainable_variables:
-            _check_in_scope(variable)
-
-
-def _check_in_scope(variable):
-    """Raises if replicas have no components of a variable, and would race."""
-    name, value = variable.name, variable
-    if isinstance(variable, keras.Variable):
-        name, value = variable.path, _internals.value_of(variable)
-    if not isinstance(value, _internals.DistributedVariable):
-        raise ValueError(
-            "What trains under a strategy must be made in its scope. "
-            f"Received: {name!r}, made outside of the scope. Put all "
-            "that makes variables under `with strategy.scope():`, "
-            "`enable_lora` too."
-        )
-
-
 def _sums(strategy, *values):
     """Sums over the replicas; where these meet."""
     return strategy.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
-    )
-
-
-def is_divided(args) -> bool:
-    """Whether arguments are of replicas, each with its own part."""
-    return any(
-        isinstance(value, tf.distribute.DistributedValues)
-        for value in tf.nest.flatten(args)
     )

@@ -5,15 +5,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
-from tfscale.collectives.workers import Workers
 from tfscale.collectives.workers import workers
+from tfscale.distribute.device_grid import device_grid
+from tfscale.distribute.device_grid import rows_of_worker
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.scope import Scope
 from tfscale.distribute.workers_extended import WorkersExtended
-from tfscale.mesh import AXES
 from tfscale.tensor_parallel.layouts import Layouts
 
 
@@ -110,11 +109,11 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
         self._mesh = mesh
         found = workers()
-        grid = _device_grid(mesh)
+        grid = device_grid(mesh)
         if found is None:
             _check_is_alone()
         else:
-            grid = _own_rows(grid, found)
+            grid = rows_of_worker(grid, found.index, found.count)
             fact = f"{dict(zip(mesh.axis_names, mesh.shape))}, {zero_stage=}"
             found.agreement.check("mesh", f"{fact}, {sequence_parallel=}")
         self._device_grid = grid
@@ -189,76 +188,6 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
 
 
-def _device_grid(mesh):
-    if not isinstance(mesh, keras.distribution.DeviceMesh):
-        raise TypeError(
-            "`mesh` must be a `keras.distribution.DeviceMesh`. Received: "
-            f"{mesh!r}. Make one with "
-            "`tfscale.device_mesh(data=..., pipeline=...)`."
-        )
-    unknown = [name for name in mesh.axis_names if name not in AXES]
-    if unknown:
-        raise ValueError(
-            "The axes of a mesh must be among "
-            f"{', '.join(map(repr, AXES))}. Received: axis_names="
-            f"{list(mesh.axis_names)}. Rename {unknown[0]!r}."
-        )
-    sizes = dict(zip(mesh.axis_names, mesh.shape))
-    present = [axis for axis in AXES if axis in sizes]
-    devices = mesh.devices.transpose(
-        [mesh.axis_names.index(axis) for axis in present]
-    ).reshape([sizes.get(axis, 1) for axis in AXES])
-    grid = tuple(
-        tuple(
-            tuple(_canonical(str(name)) for name in ranks) for ranks in stages
-        )
-        for stages in devices
-    )
-    named = [name for stages in grid for ranks in stages for name in ranks]
-    known = {_canonical(d.name) for d in tf.config.list_logical_devices()}
-    for name in named:
-        if name not in known:
-            raise ValueError(
-                "The devices of a mesh must be logical devices of TensorFlow. "
-                f"Received: {name}, but there are {', '.join(sorted(known))}. "
-                "Name one of these, or call `tfscale.use_virtual_devices` or "
-                "`tf.config.experimental_connect_to_cluster` first."
-            )
-        if named.count(name) > 1:
-            raise ValueError(
-                "A mesh must name each device once. Received: "
-                f"{name} {named.count(name)} times. Use as many devices as "
-                "the product of the axes."
-            )
-    return grid
-
-
-def _own_rows(grid, found: Workers):
-    """The rows of the mesh that are this worker's."""
-    homes = []
-    for stages in grid:
-        tasks = sorted({_task(name) for ranks in stages for name in ranks})
-        if len(tasks) > 1:
-            raise ValueError(
-                "Each worker must have whole rows of a mesh: all stages and "
-                "model ranks of a replica. Received: a replica with devices "
-                f"of {' and '.join(map(_named, tasks))}. Make the data axis as "
-                "long as there are workers, or a multiple of it. A row over "
-                "several machines needs `tfscale.initialize(coordinator=True)`."
-            )
-        homes += tasks
-    tasks = sorted(set(homes))
-    each = len(homes) // found.count
-    if homes != [task for task in tasks for _ in range(each)]:
-        counts = {_named(task): homes.count(task) for task in tasks}
-        raise ValueError(
-            "Each of the workers must have the same number of rows of a mesh, "
-            f"one worker after the other. Received: {counts}, of "
-            f"{found.count} workers. Leave `devices` of `device_mesh` out."
-        )
-    return grid[found.index * each : (found.index + 1) * each]
-
-
 def _check_is_alone():
     """Raises if others wait for this process, which would train by itself."""
     cluster = cluster_from_environment()
@@ -271,19 +200,3 @@ def _check_is_alone():
         "`tfscale.initialize()` first thing after the imports, or take "
         "TF_CONFIG (and what else says so) out of the environment."
     )
-
-
-def _task(name):
-    spec = tf.DeviceSpec.from_string(name)
-    return spec.job, spec.task
-
-
-def _named(task):
-    return f"{task[0]} {task[1]}"
-
-
-def _canonical(name):
-    """`"GPU:3"`, `"/gpu:3"` or a full name, as TensorFlow writes it."""
-    if not name.startswith("/"):
-        name = f"/device:{name}"
-    return _internals.device_util.resolve(name)

@@ -11,9 +11,9 @@ from tfscale import rank_context
 from tfscale.distribute.late_variables import late_variable
 from tfscale.distribute.late_variables import layers_around
 from tfscale.distribute.optimizer import adapt_optimizer
+from tfscale.distribute.sharded_variable import ShardedVariable
 from tfscale.distribute.variable import MeshAccumulator
 from tfscale.distribute.variable import MeshVariable
-from tfscale.distribute.variable import ShardedVariable
 from tfscale.distribute.zero import OptimizerStateSharding
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.of_variable import state_sharding_of

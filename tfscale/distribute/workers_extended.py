@@ -32,9 +32,9 @@ from tfscale.distribute import placed_inputs
 from tfscale.distribute import saving
 from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.extended import is_divided
 from tfscale.distribute.model_ranks import Replica
 from tfscale.distribute.packed_logs import PackedLogs
+from tfscale.distribute.replica_function import are_per_replica
 from tfscale.whole_batch import step as whole_batch_step
 
 
@@ -87,7 +87,7 @@ class WorkersExtended(MeshExtended):
         return True
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        if _internals.predicts(fn) and not is_divided(args):
+        if _internals.predicts(fn) and not are_per_replica(args):
             one_process.check(
                 self._container_strategy(),
                 "`predict_on_batch`, of which nobody knows whose rows it has,",

@@ -1,6 +1,5 @@
 """The summary of a pipeline: who does what, and what it should cost."""
 
-import dataclasses
 import functools
 import math
 import re
@@ -16,86 +15,13 @@ from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
-from tfscale.pipeline.planning.simulate import peak_in_flight
-from tfscale.pipeline.tracing import memory
+from tfscale.pipeline.stage_memory import stage_memory
+from tfscale.pipeline.stage_memory import variables_at_home
 from tfscale.pipeline.tracing.plan import LARGE
 from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class StageMemory:
-    """Bytes that a stage needs on a device in training, estimated.
-
-    Variables, gradients and slots count as model ranks and replicas divide
-    them; activations count whole on every rank.
-
-    Attributes:
-        weights: Of the variables that live there.
-        gradients: Sums of gradients.
-        slots: Of the optimizer.
-        activations: What one microbatch keeps until its backward.
-        in_flight: Microbatches that are there at once, at most.
-        recomputed: What is computed again of one of them, in its backward.
-    """
-
-    weights: int
-    gradients: int
-    slots: int
-    activations: int
-    in_flight: int
-    recomputed: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        fixed = self.weights + self.gradients + self.slots
-        return fixed + self.in_flight * self.activations + self.recomputed
-
-
-def stage_memory(
-    plan: PipelinePlan, microbatch_size: int, num_slots: float = 2
-) -> list[StageMemory]:
-    """What each stage needs, for microbatches of so many rows.
-
-    Args:
-        plan: The model.
-        microbatch_size: Rows of a microbatch.
-        num_slots: Slots that the optimizer has for a variable.
-    """
-    graph, rows = plan.graph, microbatch_size
-    in_flight = peak_in_flight(plan.schedule)
-    of_calls = iter(memory.call_memory(graph, rows))
-    result = []
-    for stage in plan.stages:
-        calls = [next(of_calls) for _ in stage.calls]
-        activations = memory.kept_bytes(graph, calls, rows)
-        if stage is plan.stages[-1]:
-            # The loss keeps as much as it is given.
-            activations += memory.value_bytes(graph, graph.outputs, rows)
-        kept = activations
-        if plan.recompute:
-            kept = min(
-                memory.value_bytes(graph, stage.inputs, rows), activations
-            )
-        weights, _, slots = memory.training_bytes(
-            _variables_at_home(plan, stage.index), num_slots
-        )
-        # A variable that lives elsewhere has its gradients summed here too.
-        _, gradients, _ = memory.training_bytes(stage.variables)
-        result.append(
-            StageMemory(
-                weights=weights,
-                gradients=gradients,
-                slots=slots,
-                activations=kept,
-                in_flight=in_flight[stage.index],
-                recomputed=activations - kept,
-            )
-        )
-    return result
 
 
 def print_summary(
@@ -198,7 +124,7 @@ def _table(plan, devices, memories, line_length):
         rank = plan.schedule.stage_devices[stage.index]
         parameters = sum(
             math.prod(v.shape)
-            for v in _variables_at_home(plan, stage.index)
+            for v in variables_at_home(plan, stage.index)
             if id(v) in weights
         )
         table.add_row(
@@ -269,10 +195,6 @@ def _tied(plan):
                 f"{', '.join(map(colored, users))} lives in stage "
                 f"{colored(plan.homes[number])}"
             )
-
-
-def _variables_at_home(plan, stage):
-    return [v for v, home in zip(plan.variables, plan.homes) if home == stage]
 
 
 def _has_ranks(plan):

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 import tfscale
 from examples import gpt
-from tfscale.pipeline import summary
+from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.tracing import memory
 
 ROWS = 4
@@ -85,7 +85,7 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters((_mlp, 0), (_cnn, 0), (_gpt, 0.002))
     def test_estimate_is_what_a_stage_keeps(self, build, rtol):
         model = _fitted(build, 2)
-        estimated = summary.stage_memory(model._plan, ROWS)
+        estimated = stage_memory(model._plan, ROWS)
         self.assertAllClose(
             _exact(model), [s.activations for s in estimated], rtol, atol=0
         )
@@ -151,7 +151,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
                     size = component.dtype.size * component.shape.num_elements()
                     found[-1][component.device] += size
         weights, slots = found
-        estimated = summary.stage_memory(model.plan, ROWS)
+        estimated = stage_memory(model.plan, ROWS)
         for stages in model.distribute_strategy.device_grid:
             for stage, devices in zip(estimated, stages, strict=True):
                 for device in devices:
@@ -159,8 +159,8 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
                     self.assertEqual(stage.slots, slots[device])
 
     def test_gradients_are_of_shards_and_of_all_replicas(self):
-        (whole, _) = summary.stage_memory(self._model(2, 1, 1).plan, ROWS)
-        (shards, _) = summary.stage_memory(self._model(2, 2, 1).plan, ROWS)
+        (whole, _) = stage_memory(self._model(2, 1, 1).plan, ROWS)
+        (shards, _) = stage_memory(self._model(2, 2, 1).plan, ROWS)
         numbers = 7 * 26 + 26 + 26 * 7 + 7 + 2 * 7
         self.assertEqual(whole.gradients, 4 * numbers)
         self.assertEqual(
@@ -171,7 +171,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_limit_may_be_lower_by_what_others_have(self, *mesh):
         least, needed = [], []
         for sizes in ((mesh[0], 1, 0), mesh):
-            stages = summary.stage_memory(self._model(*sizes).plan, 1)
+            stages = stage_memory(self._model(*sizes).plan, 1)
             needed.append(max(stage.total for stage in stages))
             with self.assertRaisesRegex(ValueError, "memory limit") as error:
                 self._model(*sizes, memory_limit=1)

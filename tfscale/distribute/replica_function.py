@@ -1,0 +1,62 @@
+"""What a strategy is to run on replicas: checked, and behind its data."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.whole_batch import step as whole_batch_step
+
+
+def are_per_replica(args: Any) -> bool:
+    """Whether arguments are of replicas, each with its own part."""
+    return any(
+        isinstance(value, tf.distribute.DistributedValues)
+        for value in tf.nest.flatten(args)
+    )
+
+
+def behind_its_data(fn: Callable) -> Callable:
+    """What replicas run, of which nothing happens before its data is there.
+
+    At the end of a dataset whose batches have a static shape Keras takes one
+    more, which fails. What needs no more of it than its shape would go ahead:
+    the optimizer counts a step, and metrics a batch without a loss.
+    """
+    if tf.executing_eagerly() or isinstance(
+        fn, tf.types.experimental.PolymorphicFunction
+    ):
+        return fn
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        data = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+def check_trains(fn: Callable) -> None:
+    """Raises if a model that is to train was made outside of the scope."""
+    model = whole_batch_step.model_of(fn)
+    if model is not None and getattr(fn, "__name__", "") == "train_step":
+        for variable in model.trainable_variables:
+            check_in_scope(variable)
+
+
+def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
+    """Raises if replicas have no components of a variable, and would race."""
+    name, value = variable.name, variable
+    if isinstance(variable, keras.Variable):
+        name, value = variable.path, _internals.value_of(variable)
+    if not isinstance(value, _internals.DistributedVariable):
+        raise ValueError(
+            "What trains under a strategy must be made in its scope. "
+            f"Received: {name!r}, made outside of the scope. Put all "
+            "that makes variables under `with strategy.scope():`, "
+            "`enable_lora` too."
+        )
