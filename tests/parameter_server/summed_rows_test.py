@@ -11,8 +11,8 @@ from tfscale.parameter_server.summed_rows import SummedRows
 
 
 class SummedRowsTest(absltest.TestCase):
-    def test_the_learning_rate_is_read_once(self):
-        # For each variable it came from one server, and went to another.
+    def test_learning_rate_and_iterations_are_read_once(self):
+        # For each variable they came from one server, and went to another.
         variables = [keras.Variable(tf.ones((2,))) for _ in range(3)]
         optimizer = keras.optimizers.Adam(0.1)
         optimizer.build(variables)
@@ -29,8 +29,10 @@ class SummedRowsTest(absltest.TestCase):
             for op in graph.get_operations()
             if op.type == "ReadVariableOp"
         )
-        rate = optimizer.learning_rate.value.handle
-        self.assertEqual(reads[id(rate)], 1)
+        rate, iterations = optimizer.learning_rate, optimizer.iterations
+        self.assertEqual(reads[id(rate.value.handle)], 1)
+        # And once more, to count the step.
+        self.assertEqual(reads[id(iterations.value.handle)], 2)
         before = [v.numpy() for v in variables]
         step()
         for variable, value in zip(variables, before):

@@ -2,12 +2,14 @@
 
 Keras' optimizers on TensorFlow square each occurrence by itself, where the
 square of the sum is due. The gradient stays a list of rows: what is sent to a
-server is the rows of the batch, and not the table.
+server is the rows of the batch, and not the table. What all updates of a step
+have in common, the learning rate and `iterations`, is sent there once.
 """
 
 import tensorflow as tf
 
 from tfscale import in_place
+from tfscale.parameter_server.worker_scope import WrittenAtOnce
 
 
 class SummedRows(in_place.Mixin):
@@ -18,12 +20,17 @@ class SummedRows(in_place.Mixin):
         return super().apply([_summed(g) for g in grads], trainable_variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # Read once, it goes to each server once; as a variable it would go
-        # there for each variable. `iterations` does: Keras reads it in each
-        # update, which is made outside of the scope of the step.
-        super()._backend_update_step(
-            grads, trainable_variables, tf.convert_to_tensor(learning_rate)
-        )
+        # Read once, they go to each server once; as variables they would go
+        # there for each variable.
+        once = [tf.convert_to_tensor(learning_rate)]
+        once.append(tf.convert_to_tensor(self.iterations))
+        super()._backend_update_step(grads, trainable_variables, once)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """See `keras.optimizers.Optimizer`; outside of the step's scope."""
+        rate, iterations = learning_rate
+        with WrittenAtOnce([(self.iterations, iterations)]):
+            super().update_step(gradient, variable, rate)
 
 
 def _summed(gradient):

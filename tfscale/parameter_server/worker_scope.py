@@ -19,7 +19,24 @@ import tensorflow as tf
 from tfscale import _internals
 
 
-class WorkerScope(keras.StatelessScope):
+class WrittenAtOnce(keras.StatelessScope):
+    """Variables that it is given have values of its own, others are shared."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`; of most it is the variable itself."""
+        value = super().get_current_value(variable)
+        return _internals.value_of(variable) if value is None else value
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """See `keras.StatelessScope`; most are written at once."""
+        variable, value = update
+        if super().get_current_value(variable) is not None:
+            super().add_update(update)
+        else:
+            _internals.value_of(variable).assign(value)
+
+
+class WorkerScope(WrittenAtOnce):
     """Within it a step runs on a worker; see the module.
 
     Args:
@@ -39,19 +56,6 @@ class WorkerScope(keras.StatelessScope):
         ]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         super().__init__([*zeros, *self._counters], collect_losses=True)
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """See `keras.StatelessScope`; of most it is the variable itself."""
-        value = super().get_current_value(variable)
-        return _internals.value_of(variable) if value is None else value
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """See `keras.StatelessScope`; most are written at once."""
-        variable, value = update
-        if super().get_current_value(variable) is not None:
-            super().add_update(update)
-        else:
-            _internals.value_of(variable).assign(value)
 
     def finish(self) -> list[tf.Tensor]:
         """Adds counters up; to be called in the step, after the scope.
