@@ -1,4 +1,4 @@
-"""A worker that is killed: who says what of it, and how soon."""
+"""A worker that is killed, or exits: who says what of it, and how soon."""
 
 import os
 import re
@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 
+import keras
 from absl.testing import absltest
 
 from tests import forked_cluster
 from tests.source_files import REPOSITORY
 
 PROGRAM = "tests.cluster.lost_worker"
+EXITING = "tests.cluster.exiting_worker"
 # What TensorFlow said of it, in some 60 lines.
 CASCADE = "Collective ops is aborted|Graph execution error|Traceback"
 
@@ -21,6 +23,17 @@ CASCADE = "Collective ops is aborted|Graph execution error|Traceback"
 def killed_at(text):
     """When the worker was killed, by its own clock."""
     return float(re.search(r"the last words, at ([\d.]+)", text).group(1))
+
+
+def logs_without_launcher(program, num_workers):
+    """The exit codes of all workers, and what each of them printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        codes = forked_cluster.run(program, {"worker": num_workers}, folder)
+        logs = {}
+        for name in codes:
+            with open(os.path.join(folder, f"{name}.log")) as file:
+                logs[name] = file.read()
+    return codes, logs
 
 
 class LostWorkerTest(absltest.TestCase):
@@ -58,13 +71,8 @@ class LostWorkerTest(absltest.TestCase):
         self.assertLess(ended_at - killed_at(output), 15.0)
 
     def test_without_a_launcher_the_others_name_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            codes = forked_cluster.run(PROGRAM, {"worker": 3}, folder)
-            ended_at = time.time()
-            logs = {}
-            for name in codes:
-                with open(os.path.join(folder, f"{name}.log")) as file:
-                    logs[name] = file.read()
+        codes, logs = logs_without_launcher(PROGRAM, 3)
+        ended_at = time.time()
         self.assertEqual(codes, {"worker0": 1, "worker1": 1, "worker2": -9})
         self.assertLess(ended_at - killed_at(logs["worker2"]), 15.0)
         for name in ("worker0", "worker1"):
@@ -74,6 +82,24 @@ class LostWorkerTest(absltest.TestCase):
                     last, r"Received: worker 2 at localhost:\d+ is gone"
                 )
                 self.assertNotRegex(logs[name], CASCADE)
+
+    def test_one_that_exits_does_not_wait_for_who_waits_for_it(self):
+        # `sys.exit(3)` took half a minute, in which the others hung.
+        codes, logs = logs_without_launcher(EXITING, 2)
+        self.assertEqual(codes, {"worker0": 1, "worker1": 3}, str(logs))
+        last = logs["worker0"].splitlines()[-1]
+        self.assertRegex(last, r"Received: worker 1 at localhost:\d+ is gone")
+        self.assertNotRegex(logs["worker0"], CASCADE)
+        ended_at = float(re.search("ended at (.*)", logs["worker1"]).group(1))
+        self.assertLess(ended_at - killed_at(logs["worker1"]), 10.0)
+        # It was not let in with another version, which both have said.
+        for log in logs.values():
+            self.assertRegex(
+                log,
+                "must have the same version of Keras. Received: [^,]*"
+                f"({keras.__version__}|3.9.9) at localhost[^,]*, "
+                f"({keras.__version__}|3.9.9) at localhost",
+            )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tests import same_numbers
 from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 from tfscale.cluster import Cluster
+from tfscale.cluster.initialize import joined
 from tfscale.cluster.leaving import leave
 
 _SECONDS = 600
@@ -86,7 +87,9 @@ def work(index, count, folder):
         results["cases"] = workers_cases.run(index, folder)
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
-    leave(count, index)  # As at the end of a program, which a fork has not.
+    leave(
+        count, index, joined().company.is_missed
+    )  # As at the end of a program, which a fork has not.
 
 
 def only(rows):

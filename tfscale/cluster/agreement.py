@@ -27,6 +27,9 @@ class Agreement:
         count: Number of workers.
         index: Which of them this is.
         say: Is told who is waited for.
+
+    Attributes:
+        num_checks: How many it has begun.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Agreement:
         self._count = count
         self._index = index
         self._say = say
-        self._number = 0
+        self.num_checks = 0
 
     def check(self, subject: str, fact: str) -> None:
         """Returns once those that are compared have said the same.
@@ -50,7 +53,7 @@ class Agreement:
         Raises:
             ValueError: If another worker says something else.
         """
-        self._number += 1
+        self.num_checks += 1
         said = f"{subject}\n{fact}"
         _internals.share(self._key(self._index), said)
         others = range(1, self._count) if self._index == 0 else [0]
@@ -60,7 +63,7 @@ class Agreement:
                 raise ValueError(self._difference(said, other, found))
 
     def _key(self, index):
-        return f"{_PREFIX}/{self._number}/{index}"
+        return f"{_PREFIX}/{self.num_checks}/{index}"
 
     def _wait_for(self, other, subject):
         start, told = time.monotonic(), False

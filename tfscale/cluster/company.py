@@ -5,13 +5,17 @@ Here each worker has a connection with worker 0, which the kernel closes when
 either ends, however that is; worker 0 passes on what it learns:
 
     worker 0          worker 1          worker 2
-       │  "bye" ◄─── ends well
+       │  "bye 57" ◄─ ends, having met the others 57 times
        │                              ✗ killed, its connection closes
     says who       ◄── "lost c:2222"
                       says who
 
 It is said once in the log, and again in place of the traceback if TensorFlow's
 error of it ends the program.
+
+Nobody but Python knows with which code a program exits. But one that ends while
+others are in a 58th meeting, by `sys.exit(3)` say, is missed: they say so, and
+it need not wait for them.
 """
 
 import contextlib
@@ -19,6 +23,7 @@ import logging
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -37,6 +42,7 @@ _OF_LOSS = (
 _SECONDS_TO_END_TOO = 1.0
 # TensorFlow's connections may close a moment before these.
 _SECONDS_TO_KNOW = 1.0
+_SECONDS_BETWEEN_COUNTS = 0.2
 
 
 class Company:
@@ -48,12 +54,19 @@ class Company:
         cluster: All workers.
         timeout: Seconds after which a worker that is not there is an error.
 
+    Attributes:
+        is_missed: Set once another worker waits for this one, which has ended.
+        num_meetings: Gives how many exchanges of all workers this one has
+            begun.
+
     Raises:
         ConnectionError: If one is missing.
     """
 
     def __init__(self, cluster: Cluster, timeout: float):
         self._cluster = cluster
+        self.is_missed = threading.Event()
+        self.num_meetings: Callable[[], int] = int
         self._ends = threading.Event()
         self._lock = threading.Lock()
         self._lost: list[str] = []
@@ -78,7 +91,7 @@ class Company:
         """Says that this worker ends now; well, unless an error ends it."""
         self._ends.set()
         if getattr(sys, "last_value", None) is None:
-            self._tell("bye")
+            self._tell(f"bye {self.num_meetings()}")
 
     def _tell(self, words):
         for connection in self._connections.values():
@@ -90,14 +103,26 @@ class Company:
         try:
             for line in connection.makefile():
                 words = line.strip()
-                if words.startswith("lost "):
-                    self._note(words.removeprefix("lost "))
+                word, _, found = words.partition(" ")
+                if word == "lost":
+                    self._note(found)
+                elif word == "bye" and self._is_behind(int(found)):
+                    self._note(address)
         except OSError:
             words = ""  # Its machine is gone.
-        if words != "bye":
+        if not words.startswith("bye "):
             self._note(address)
 
+    def _is_behind(self, num_meetings):
+        """Whether one that has ended after so many is waited for here."""
+        while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
+            if self.num_meetings() > num_meetings:
+                return True
+        return False
+
     def _note(self, address):
+        if address == self._cluster.address:
+            self.is_missed.set()
         with self._lock:
             if address in self._lost:
                 return

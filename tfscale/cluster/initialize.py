@@ -34,10 +34,12 @@ class Joined:
         strategy: TensorFlow's own strategy over them. It is not trained with:
             making it starts the server of this process, by which workers
             exchange tensors and learn that one of them is gone.
+        company: Who of them is still there.
     """
 
     cluster: Cluster
     strategy: tf.distribute.Strategy
+    company: Company
 
     @property
     def index(self) -> int:
@@ -122,8 +124,9 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         _coordinated = cluster
     else:
         company = Company(cluster, timeout)
-        _joined = Joined(cluster, _join(cluster))
-        atexit.register(leave, len(cluster.addresses), _joined.index)
+        _joined = Joined(cluster, _join(cluster), company)
+        count = len(cluster.addresses)
+        atexit.register(leave, count, _joined.index, company.is_missed)
         atexit.register(company.leave)
 
 

@@ -11,6 +11,7 @@ by which they say so, stays until all know:
 
 import logging
 import sys
+import threading
 import time
 
 import tensorflow as tf
@@ -20,14 +21,21 @@ from tfscale import _internals
 _PREFIX = "tfscale/leaving"
 
 
-def leave(count: int, index: int, timeout: float = 30.0) -> None:
+def leave(
+    count: int,
+    index: int,
+    is_missed: threading.Event,
+    timeout: float = 30.0,
+) -> None:
     """Returns once all workers have come to their end.
 
-    A worker that ends by an error does not wait for the others.
+    A worker that ends by an error does not wait for the others, nor one for
+    which they wait somewhere else.
 
     Args:
         count: Number of workers.
         index: Which of them this is.
+        is_missed: Set if the others are not at their end, and wait for it.
         timeout: Seconds after which the others are not waited for any more.
     """
     if getattr(sys, "last_value", None) is not None:
@@ -36,16 +44,20 @@ def leave(count: int, index: int, timeout: float = 30.0) -> None:
     others = [other for other in range(count) if other != index]
     try:
         _internals.share(f"{_PREFIX}/end/{index}", "")
-        _wait_for("end", others, end)
+        _wait_for("end", others, end, is_missed)
         _internals.share(f"{_PREFIX}/gone/{index}", "")
         if index == 0:
-            _wait_for("gone", others, end)
+            _wait_for("gone", others, end, is_missed)
     except tf.errors.OpError as error:
         logging.info("Another worker has ended before: %s", error)
 
 
-def _wait_for(what, others, end):
+def _wait_for(what, others, end, is_missed):
     for other in others:
         key = f"{_PREFIX}/{what}/{other}"
-        while _internals.shared(key, 200) is None and time.monotonic() < end:
+        while not (
+            is_missed.is_set()
+            or time.monotonic() > end
+            or _internals.shared(key, 200) is not None
+        ):
             pass

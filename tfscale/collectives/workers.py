@@ -53,6 +53,12 @@ class Workers:
         self.agreement = Agreement(self.count, self.index)
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
+        found.company.num_meetings = self._num_meetings
+
+    def _num_meetings(self):
+        """How often this one has begun to wait for the others."""
+        counts = [p.num_begun() for p in list(self._participants.values())]
+        return sum(counts) + self.agreement.num_checks
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers, of each tensor, where it is.
@@ -150,6 +156,10 @@ class _Participant:
             with tf.device(device):
                 self._token = make(0.0, trainable=False)
         self._host = host
+
+    def num_begun(self) -> int:
+        """How many collectives it has begun; in any thread."""
+        return int(self._count)
 
     def all_reduce(self, tensor):
         return tf.raw_ops.CollectiveReduceV2(
