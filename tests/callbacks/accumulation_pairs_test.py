@@ -36,13 +36,13 @@ FEATURES = {
     "statistics": (False, True),
     "eagerly": (False, True),
 }
-# Gradients of biases are sums of 64 terms that cancel, each of which is rounded
-# to the digits of an activation: twenty units of the last one.
-RTOL = {
-    "float32": 1e-6,
-    "mixed_float16": 20 * 2.0**-11,
-    "mixed_bfloat16": 20 * 2.0**-8,
-}
+RTOL = 1e-6
+# In half precision both sides are sums of rounded numbers, and which of them is
+# nearer to what is due is chance. What comes out of a layer is the same in any
+# batch, bit by bit; gradients of kernels are rounded once for each part; those
+# of biases at each term, so in parts they are better. Over all tensors parts
+# were 0.43 to 1.12 times as far from it as the whole batch, 0.78 on average.
+CHANCE = 1.25
 
 Row = collections.namedtuple("Row", FEATURES)
 
@@ -252,6 +252,34 @@ def only_the_loss(outcome):
     return dataclasses.replace(outcome, logs={"loss": outcome.logs["loss"]})
 
 
+def one_by_one(made):
+    """Operation by operation: to trace takes longer than to train."""
+    compile_ = made.compile
+    return dataclasses.replace(
+        made, compile=lambda: dict(compile_(), run_eagerly=True)
+    )
+
+
+def distance(outcome, truth):
+    """Over all tensors, the root mean square of their largest errors."""
+    errors = []
+
+    def add(found, value, initial=0.0):
+        if not np.issubdtype(value.dtype, np.inexact):
+            np.testing.assert_array_equal(found, value)
+            return
+        largest = np.max(np.abs(value), initial=np.max(np.abs(initial)))
+        if largest:
+            errors.append(np.max(np.abs(found - value)) / largest)
+
+    for path, value in truth.variables.items():
+        add(outcome.variables[path], value, truth.initial[path])
+    for (_, found), (_, value) in zip(outcome.slots, truth.slots, strict=True):
+        add(found, value)
+    add(outcome.logs["loss"], np.asarray(truth.logs["loss"]))
+    return np.sqrt(np.mean(np.square(errors)))
+
+
 class PairsTest(parameterized.TestCase):
     @parameterized.named_parameters(
         (f"{i}_{row.kind}_{row.microbatches}_on_{row.replicas}", row)
@@ -259,29 +287,30 @@ class PairsTest(parameterized.TestCase):
     )
     def test_whole_batch(self, row):
         made = job(row)
-        compile_ = made.compile
-        one_by_one = dataclasses.replace(
-            made, compile=lambda: dict(compile_(), run_eagerly=True)
-        )
         # One microbatch on one device is plain Keras, of which lookups are
         # another matter.
         is_plain = row.microbatches == row.replicas == 1
         train = same_numbers.plain if is_plain else same_numbers.on_one_device
-        expected = train(one_by_one)
+        expected = train(one_by_one(made))
         callback = tfscale.callbacks.GradientAccumulation(row.microbatches)
-        made = dataclasses.replace(made, fit=dict(callbacks=[callback]))
+        cut = dataclasses.replace(made, fit=dict(callbacks=[callback]))
         if row.replicas > 1:
-            actual = same_numbers.on_zero(made, row.replicas, zero_stage=0)
+            actual = same_numbers.on_zero(cut, row.replicas, zero_stage=0)
         else:
-            actual = same_numbers.plain(made)
+            actual = same_numbers.plain(cut)
         # A step of three rows, and one of 16.
         iterations = int(actual.model.optimizer.iterations.numpy())
         self.assertEqual(iterations, 3 if row.ragged else 2)
-        same_numbers.assert_same(
-            self,
-            only_the_loss(expected),
-            only_the_loss(actual),
-            RTOL[row.precision],
+        if row.precision == "float32":
+            same_numbers.assert_same(
+                self, only_the_loss(expected), only_the_loss(actual), RTOL
+            )
+            return
+        exact = row._replace(precision="float32")
+        made = dataclasses.replace(made, build=lambda: build(exact))
+        truth = train(one_by_one(made))
+        self.assertLess(
+            distance(actual, truth), CHANCE * distance(expected, truth)
         )
 
     def test_every_two_values_are_in_a_row(self):
