@@ -41,7 +41,7 @@ class RankContext:
         num_recorded_parts: The number of ranks that recorded shapes are of.
         is_inside_recorded: Whether such a call is under way.
         is_one_replica: Whether Keras is told that there is one replica.
-        part: The `whole_batch.Part` of a batch that is worked on, or None.
+        part: The `whole_batch.BatchPart` of a batch that is worked on, or None.
         batch_norm_step: Where BatchNorm layers note what they saw, or None.
         taken_gradients: Who takes gradients from optimizers, or None.
         gradients_are_reduced: Whether gradients are summed over replicas.

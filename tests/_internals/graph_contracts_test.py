@@ -109,9 +109,9 @@ class GraphTest(tf.test.TestCase):
     def test_workers_tell_each_other_by_a_service(self):
         # What comes of it is seen in tests/distribute/workers_test.py.
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
-            _internals.share("a", "b")
+            _internals.put_key_value("a", "b")
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
-            _internals.shared("a", 1)
+            _internals.get_key_value("a", 1)
 
     @holds("eager.context", "context", "FunctionCallOptions")
     @holds("context.Context", "config", "function_call_options")

@@ -58,7 +58,7 @@ class ScopesTest(tf.test.TestCase):
         with keras.StatelessScope():
             waits = keras.Variable(lambda *_, **__: tf.ones(()), shape=())
             self.assertIsNone(_internals.value_of(waits))
-            with _internals.variables_made_at_once():
+            with _internals.variables_created_eagerly():
                 made = keras.Variable(lambda *_, **__: tf.ones(()), shape=())
                 self.assertAllEqual(_internals.value_of(made), 1.0)
             later = keras.Variable(lambda *_, **__: tf.ones(()), shape=())

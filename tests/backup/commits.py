@@ -60,8 +60,8 @@ def commit(folder, index, point):
 
     backups = BackupFolder(f"{folder}/backups", keep=1)
     with (
-        mock.patch.object(_internals, "share", share),
-        mock.patch.object(_internals, "shared", shared),
+        mock.patch.object(_internals, "put_key_value", share),
+        mock.patch.object(_internals, "get_key_value", shared),
     ):
         for step in (1, 2):
             if step == 2 and point is not None:

@@ -19,6 +19,7 @@ from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
 from tfscale._internals.attributes import functional_in
+from tfscale._internals.attributes import get_key_value
 from tfscale._internals.attributes import global_generator
 from tfscale._internals.attributes import inputs_structure
 from tfscale._internals.attributes import keep_side_effects_of_branches
@@ -31,13 +32,12 @@ from tfscale._internals.attributes import outputs_structure
 from tfscale._internals.attributes import own_generators
 from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import predicts
-from tfscale._internals.attributes import share
-from tfscale._internals.attributes import shared
+from tfscale._internals.attributes import put_key_value
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import used_seed_generator
 from tfscale._internals.attributes import value_of
-from tfscale._internals.attributes import variables_made_at_once
+from tfscale._internals.attributes import variables_created_eagerly
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
 from tfscale._internals.attributes import writes_old_format
@@ -175,6 +175,7 @@ __all__ = [
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "get_keras_mask",
+    "get_key_value",
     "get_update_replica_id",
     "give_data",
     "global_generator",
@@ -208,12 +209,11 @@ __all__ = [
     "own_variables",
     "predicts",
     "put_back_positions",
+    "put_key_value",
     "running_fit",
     "set_initial_epoch",
     "set_keras_mask",
     "set_known_batches",
-    "share",
-    "shared",
     "shuffle_seeds",
     "shuffles_arrays",
     "source_of",
@@ -223,7 +223,7 @@ __all__ = [
     "used_seed_generator",
     "validation_epochs",
     "value_of",
-    "variables_made_at_once",
+    "variables_created_eagerly",
     "variant_of",
     "view",
     "watch",

@@ -27,7 +27,7 @@ def name_scope_callers() -> list[Any]:
 
 
 @contextlib.contextmanager
-def variables_made_at_once() -> Iterator[None]:
+def variables_created_eagerly() -> Iterator[None]:
     """Within it, variables are made even where Keras would wait."""
     state = symbols.global_state
     scope = state.get_global_attribute(_STATELESS_SCOPE)
@@ -70,13 +70,13 @@ def writes_old_format() -> bool:
     return bool(symbols.global_state.get_global_attribute(_OLD_FORMAT, None))
 
 
-def share(key: str, value: str) -> None:
+def put_key_value(key: str, value: str) -> None:
     """Tells all processes of a cluster something; the first one to do so."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
         symbols.eager_context.context().set_config_key_value(key, value)
 
 
-def shared(key: str, timeout_in_ms: int) -> str | None:
+def get_key_value(key: str, timeout_in_ms: int) -> str | None:
     """What a process of the cluster has told; None if nothing in that time."""
     context = symbols.eager_context.context()
     try:

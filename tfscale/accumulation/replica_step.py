@@ -30,7 +30,7 @@ from tfscale.distribute.gradient_noise import of_one_part
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
-from tfscale.whole_batch.part import Part
+from tfscale.whole_batch.part import BatchPart
 
 
 class ReplicaStep:
@@ -175,7 +175,7 @@ class ReplicaStep:
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 
     def _run(self, data, total, weight):
-        part = Part(
+        part = BatchPart(
             losses.num_rows(data),
             total,
             tf.distribute.get_strategy().num_replicas_in_sync,

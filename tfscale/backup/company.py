@@ -121,12 +121,12 @@ class Company:
 
     def _give(self, name, content):
         key = f"{self._prefix}/{name}/{self.index}"
-        _internals.share(key, json.dumps(content))
+        _internals.put_key_value(key, json.dumps(content))
 
     def _take(self, name, index):
         key = f"{self._prefix}/{name}/{index}"
         while not self._is_over:
-            found = _internals.shared(key, _MILLISECONDS)
+            found = _internals.get_key_value(key, _MILLISECONDS)
             if found is not None:
                 content = json.loads(found)
                 if "error" in content:

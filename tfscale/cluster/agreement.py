@@ -55,7 +55,7 @@ class Agreement:
         """
         self.num_checks += 1
         said = f"{subject}\n{fact}"
-        _internals.share(self._key(self._index), said)
+        _internals.put_key_value(self._key(self._index), said)
         others = range(1, self._count) if self._index == 0 else [0]
         for other in others:
             found = self._wait_for(other, subject)
@@ -68,7 +68,7 @@ class Agreement:
     def _wait_for(self, other, subject):
         start, told = time.monotonic(), False
         while True:
-            found = _internals.shared(self._key(other), _MILLISECONDS)
+            found = _internals.get_key_value(self._key(other), _MILLISECONDS)
             if found is not None:
                 return found
             if not told and time.monotonic() - start > _PATIENCE_SECONDS:

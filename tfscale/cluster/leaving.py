@@ -43,9 +43,9 @@ def leave(
     end = time.monotonic() + timeout
     others = [other for other in range(count) if other != index]
     try:
-        _internals.share(f"{_PREFIX}/end/{index}", "")
+        _internals.put_key_value(f"{_PREFIX}/end/{index}", "")
         _wait_for("end", others, end, is_missed)
-        _internals.share(f"{_PREFIX}/gone/{index}", "")
+        _internals.put_key_value(f"{_PREFIX}/gone/{index}", "")
         if index == 0:
             _wait_for("gone", others, end, is_missed)
     except tf.errors.OpError as error:
@@ -58,6 +58,6 @@ def _wait_for(what, others, end, is_missed):
         while not (
             is_missed.is_set()
             or time.monotonic() > end
-            or _internals.shared(key, 200) is not None
+            or _internals.get_key_value(key, 200) is not None
         ):
             pass

@@ -120,10 +120,10 @@ class Workers:
             path: Where this worker is about to write.
         """
         key = f"{_WRITERS}{path}"
-        _internals.share(key, str(self.index))
+        _internals.put_key_value(key, str(self.index))
         found = None
         while found is None:
-            found = _internals.shared(key, 1_000)
+            found = _internals.get_key_value(key, 1_000)
         return int(found)
 
     def _participant(self, device):

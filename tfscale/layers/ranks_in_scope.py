@@ -44,5 +44,5 @@ def created_at_once():
     if num_ranks() == 1:
         yield
         return
-    with _internals.variables_made_at_once():
+    with _internals.variables_created_eagerly():
         yield

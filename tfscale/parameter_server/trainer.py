@@ -11,7 +11,7 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale.distribute.keras_face import KerasFace
 from tfscale.parameter_server import checks
-from tfscale.parameter_server.schedule import Schedule
+from tfscale.parameter_server.step_queue import StepQueue
 from tfscale.parameter_server.summed_rows import SummedRows
 from tfscale.parameter_server.worker_dataset import WorkerIterator
 from tfscale.parameter_server.worker_scope import WorkerScope
@@ -35,7 +35,7 @@ class ParameterServerTrainer(KerasFace):
         self.model = model
         self.built = True
         self._metrics_are_checked = False
-        self._schedule = Schedule(self.distribute_strategy)
+        self._steps = StepQueue(self.distribute_strategy)
 
     @property
     def metrics(self) -> list[keras.Metric]:
@@ -44,13 +44,13 @@ class ParameterServerTrainer(KerasFace):
 
     def reset_metrics(self) -> None:
         """See `keras.Model`."""
-        self._schedule.reset()
+        self._steps.reset()
         self.model.reset_metrics()
 
     def get_metrics_result(self) -> dict[str, Any]:
         """See `keras.Model`; waits for all steps that are under way."""
-        self._schedule.join()
-        sums = self._schedule.sums
+        self._steps.join()
+        sums = self._steps.sums
         if sums is not None:
             for variable, value in zip(self._metric_variables(), sums):
                 variable.assign(value)
@@ -91,7 +91,7 @@ class ParameterServerTrainer(KerasFace):
             return strategy.run(self.predict_step, args=(batch,))
 
         def function(batches):
-            outputs = self._schedule.run(on_batch, list(batches))
+            outputs = self._steps.run(on_batch, list(batches))
             return tf.nest.map_structure(
                 lambda *parts: tf.concat(parts, 0), *outputs
             )
@@ -123,16 +123,16 @@ class ParameterServerTrainer(KerasFace):
         def function(iterator):
             if training and isinstance(iterator, WorkerIterator):
                 for _ in range(self.steps_per_execution):
-                    self._schedule.put(from_iterator, iterator.on_workers)
+                    self._steps.put(from_iterator, iterator.on_workers)
                 return self._logs()
-            self._schedule.put(on_batch, next(iterator))
+            self._steps.put(on_batch, next(iterator))
             for _ in range(self.steps_per_execution - 1):
                 batch = next(iterator, None)
                 if batch is None:
                     break
-                self._schedule.put(on_batch, batch)
+                self._steps.put(on_batch, batch)
             if not isinstance(iterator, WorkerIterator):
-                self._schedule.join()  # the batch of `train_on_batch`
+                self._steps.join()  # the batch of `train_on_batch`
             return self._logs()
 
         return function
@@ -145,7 +145,7 @@ class ParameterServerTrainer(KerasFace):
 
     def _logs(self):
         """What the steps that are over make of the metrics."""
-        state = zip(self._metric_variables(), self._schedule.sums)
+        state = zip(self._metric_variables(), self._steps.sums)
         with keras.StatelessScope(list(state)):
             return self.model.get_metrics_result()
 

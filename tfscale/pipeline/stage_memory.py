@@ -55,7 +55,7 @@ def stage_memory(
     result = []
     for stage in plan.stages:
         calls = [next(of_calls) for _ in stage.calls]
-        activations = memory.kept_bytes(graph, calls, rows)
+        activations = memory.saved_bytes(graph, calls, rows)
         if stage is plan.stages[-1]:
             # The loss keeps as much as it is given.
             activations += memory.value_bytes(graph, graph.outputs, rows)

@@ -95,7 +95,9 @@ def analyse(model, num_ranks: int) -> dict:
         if call.rule is not None:
             rules.add(call.rule)
     stays_sharded = {rule: rule.stays_sharded for rule in rules}
-    decision = decisions.Decision(stays_sharded, reasons, frozenset(drawing))
+    decision = decisions.ShardingDecision(
+        stays_sharded, reasons, frozenset(drawing)
+    )
     decision.apply()
     decisions.note(model, decision)
     if complaint:

@@ -18,7 +18,7 @@ from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Decision:
+class ShardingDecision:
     """What analysis has found for a model.
 
     Attributes:
@@ -56,12 +56,12 @@ def model_in_call():
     return None
 
 
-def decision_of(model) -> Decision | None:
+def decision_of(model) -> ShardingDecision | None:
     """What was noted for a functional or sequential model."""
     return getattr(_functional(model), "sharding_decision", None)
 
 
-def note(model, decision: Decision) -> None:
+def note(model, decision: ShardingDecision) -> None:
     """Keeps what was decided for a model."""
     _functional(model).sharding_decision = decision
 

@@ -12,7 +12,7 @@ from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 
 
-class Part:
+class BatchPart:
     """A part of a batch, which counts by its rows and by what they divide.
 
     Made in the thread that works on it, in the graph that it writes.
@@ -100,7 +100,7 @@ def warn_of_undivided() -> None:
     )
 
 
-def current_part() -> Part | None:
+def current_part() -> BatchPart | None:
     """What this thread works on, where parts can be put together.
 
     That is nothing in a function or branch of its own, in which no replica

@@ -15,7 +15,7 @@ from tfscale import in_place
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
-from tfscale.whole_batch.part import Part
+from tfscale.whole_batch.part import BatchPart
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def _run_on_part(model, fn, *args, **kwargs):
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     context = tf.distribute.get_replica_context()
-    part = Part(
+    part = BatchPart(
         losses.num_rows(data),
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
         context.num_replicas_in_sync,

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
 
-from tfscale.pipeline.tracing.keys import Kept
+from tfscale.pipeline.tracing.keys import Saved
 from tfscale.pipeline.tracing.phases import PhaseSpec
 from tfscale.pipeline.tracing.phases import needed_arguments
 from tfscale.pipeline.tracing.phases import split
@@ -69,7 +69,7 @@ def operations(phase):
 
 
 def kept(phase):
-    return [key for key in phase.outputs if isinstance(key, Kept)]
+    return [key for key in phase.outputs if isinstance(key, Saved)]
 
 
 class PhasesTest(absltest.TestCase):

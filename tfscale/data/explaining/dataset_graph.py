@@ -38,7 +38,7 @@ _PYTHON = ("EagerPyFunc", "PyFunc")
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class DatasetStage:
     """One transformation of a chain.
 
     Attributes:
@@ -107,7 +107,7 @@ class DatasetGraph:
         return {node.name: node for node in self.graph.node}
 
     def stages(self):
-        """The chain from its source on, as a list of `Stage`.
+        """The chain from its source on, as a list of `DatasetStage`.
 
         A transformation of several datasets, such as `zip`, counts as a
         source.
@@ -121,7 +121,7 @@ class DatasetGraph:
             stage = inputs[0]
 
     def all_stages(self):
-        """Every `Stage`, also of the branches of a `zip`; inputs come first."""
+        """Every stage, also of the branches of a `zip`; inputs come first."""
         found, todo = {}, [(self._last(), False)]
         while todo:
             stage, inputs_are_found = todo.pop()
@@ -133,7 +133,7 @@ class DatasetGraph:
         return list(found.values())
 
     def inputs(self, stage):
-        """The datasets that a stage transforms, as a list of `Stage`."""
+        """The datasets that a stage transforms, as a list of `DatasetStage`."""
         nodes = self.nodes()
         names = [_plain(name) for name in nodes[stage.node].input]
         return [
@@ -146,7 +146,7 @@ class DatasetGraph:
         return self._stage(nodes[_plain(name)])
 
     def _stage(self, node):
-        return Stage(node.name, node.op, self._ops_of(node))
+        return DatasetStage(node.name, node.op, self._ops_of(node))
 
     def _ops_of(self, node):
         ops, todo = set(), [node]
@@ -166,7 +166,7 @@ class DatasetGraph:
         """The value of a constant input of a stage, or None.
 
         Args:
-            stage: `Stage`.
+            stage: `DatasetStage`.
             position: Integer, which input; negative counts from the end.
         """
         nodes = self.nodes()
@@ -200,7 +200,7 @@ class DatasetGraph:
         Args:
             op: String.
             inputs: List of nodes' names.
-            like: `Stage` whose elements it gives.
+            like: `DatasetStage` whose elements it gives.
         """
         node = self.graph.node.add()
         node.name, node.op = f"tfscale_{next(self._numbers)}", op
@@ -213,7 +213,7 @@ class DatasetGraph:
         """A dataset of the graph as it is now, up to a stage.
 
         Args:
-            stage: `Stage`, or None for the whole chain.
+            stage: `DatasetStage`, or None for the whole chain.
 
         Returns:
             `tf.data.Dataset` of flat tuples.

@@ -157,7 +157,7 @@ def _wait(key, tensor, kind):
     its data. So the data that everything in it depends on has to wait: inputs
     of a forward, gradients for a backward, what was kept for a W.
     """
-    if isinstance(key, keys.Kept):
+    if isinstance(key, keys.Saved):
         waits = kind == "W"
     else:
         waits = not isinstance(key, keys.Param | keys.GradientSum)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.pipeline.planning.simulate import Span
-from tfscale.pipeline.running.step import ReplicaStep
+from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.graph import Graph
 from tfscale.pipeline.tracing.grappler import no_grappler
@@ -96,7 +96,7 @@ def measure_step(
             clocks[replica] = _Clock(_works_ahead(strategy.device_rows))
         clock = clocks[replica]
         program = programs.get(inputs, (y, sample_weight), training=True)
-        step = ReplicaStep(plan, program, strategy, emit=clock.emit)
+        step = PipelineStep(plan, program, strategy, emit=clock.emit)
         result = step.run(
             inputs, (y, sample_weight), actions=actions, training=True
         )

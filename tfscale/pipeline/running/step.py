@@ -55,11 +55,11 @@ class StepResult:
 class _Rank:
     """What a model rank brings to the schedule of its replica."""
 
-    step: "ReplicaStep"
+    step: "PipelineStep"
     tensors: Tensors
 
 
-class ReplicaStep:
+class PipelineStep:
     """Runs a program on a batch in the current replica.
 
     Args:

@@ -12,7 +12,7 @@ from tfscale.distribute.keras_face import KerasFace
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import wrapping
-from tfscale.pipeline.running.step import ReplicaStep
+from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.own_loss import OwnLoss
@@ -214,7 +214,7 @@ class PipelineTrainer(KerasFace):
         actions = self._plan.schedule.order()
         if not training:
             actions = (action for action in actions if action.kind == "F")
-        step = ReplicaStep(self._plan, program, self.distribute_strategy)
+        step = PipelineStep(self._plan, program, self.distribute_strategy)
         result = step.run(
             inputs,
             targets,

@@ -119,8 +119,8 @@ class StatisticsWeight:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
-    """What a phase keeps for a later one, by its name in the traced graph."""
+class Saved:
+    """What a phase saves for a later one, by its name in the traced graph."""
 
     phase: str
     tensor: str

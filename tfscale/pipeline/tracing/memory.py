@@ -66,7 +66,7 @@ def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
     Raises:
         ValueError: If a size is not known.
     """
-    return tuple(sum(_kept_buffers(stage.phases).values()) for stage in stages)
+    return tuple(sum(_saved_buffers(stage.phases).values()) for stage in stages)
 
 
 def training_bytes(
@@ -116,7 +116,7 @@ def call_memory(graph: Graph, rows: int) -> list[CallMemory]:
 
     Each call is traced by itself; equal ones once.
     """
-    found = map_calls(_kept_by_call, graph, rows)
+    found = map_calls(_saved_by_call, graph, rows)
     shares_buffer = {}
     result = []
     for call, (internal, kept, shared) in zip(graph.calls, found):
@@ -135,7 +135,7 @@ def call_memory(graph: Graph, rows: int) -> list[CallMemory]:
     return result
 
 
-def kept_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
+def saved_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
     """Bytes that calls of one stage keep together of one microbatch."""
     memory = list(memory)
     values = set().union(*(each.values for each in memory))
@@ -148,7 +148,7 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     return sum(_bytes(tensor_spec(graph, value, rows)) for value in values)
 
 
-def _kept_by_call(single: SingleCall):
+def _saved_by_call(single: SingleCall):
     """Internal bytes, and which values of the call: by place in its values."""
     phases = single.traced.phases
     places = {
@@ -163,7 +163,7 @@ def _kept_by_call(single: SingleCall):
             else:
                 place_of[buffer] = places[key]
     place_of.update((key, place) for key, place in places.items())
-    kept = _kept_buffers(phases)
+    kept = _saved_buffers(phases)
     return (
         sum(size for buffer, size in kept.items() if buffer not in place_of),
         frozenset(place_of[buffer] for buffer in kept if buffer in place_of),
@@ -175,7 +175,7 @@ def _values_of(call: Call) -> list[Value]:
     return [*dict.fromkeys(call.inputs), *call.outputs]
 
 
-def _kept_buffers(phases) -> dict[Hashable, int]:
+def _saved_buffers(phases) -> dict[Hashable, int]:
     """Bytes of each buffer that is kept from F to B."""
     later = {
         key: tensor

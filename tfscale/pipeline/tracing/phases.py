@@ -83,7 +83,7 @@ def split(
     *,
     jit_compile: bool = False,
     devices: Mapping[str, str] | None = None,
-    key_of_kept: Callable = lambda kept, tensor: kept,
+    key_of_saved: Callable = lambda saved, tensor: saved,
 ) -> list[Phase]:
     """Splits a function into phases.
 
@@ -94,7 +94,7 @@ def split(
         jit_compile: Whether XLA compiles the phases, in place of Grappler
             optimising them.
         devices: See `Subgraph.run`.
-        key_of_kept: Makes the key of a tensor that a phase keeps for a later
+        key_of_saved: Makes the key of a tensor that a phase saves for a later
             one, of a key that no other tensor has, and the tensor.
 
     Returns:
@@ -117,9 +117,9 @@ def split(
         # What a later phase takes, the phase that makes it returns.
         for tensor in needs[-1]:
             if tensor.ref() not in given:
-                kept = keys.Kept(parts[0].name, tensor.name)
-                kept = key_of_kept(kept, tensor)
-                key = key_of.setdefault(tensor.ref(), kept)
+                saved = keys.Saved(parts[0].name, tensor.name)
+                saved = key_of_saved(saved, tensor)
+                key = key_of.setdefault(tensor.ref(), saved)
                 makes[phase_of[tensor.op]].setdefault(key, tensor)
     phases, original = [], wrapped.graph.as_graph_def()
     for part, body, taken, made in zip(parts, bodies, needs, makes):

@@ -95,7 +95,7 @@ def split(
             },
             joint_parts,
             devices=dict(zip(devices[0], names)),
-            key_of_kept=lambda kept, x: (rank_of.get(x.device, 0), kept),
+            key_of_saved=lambda saved, x: (rank_of.get(x.device, 0), saved),
         )
         for names in devices
     ]

@@ -26,7 +26,7 @@ _SECONDS_WITHOUT_WORDS = 15.0
 _OF_LOST_WORKERS = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
-class Schedule:
+class StepQueue:
     """Hands steps to whichever worker is free.
 
     Args:

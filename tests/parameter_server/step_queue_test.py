@@ -8,7 +8,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from tfscale.cluster import Cluster
-from tfscale.parameter_server import schedule
+from tfscale.parameter_server import step_queue
 
 
 class _Result:
@@ -22,7 +22,7 @@ class _Result:
         return [1.0]
 
 
-class ScheduleTest(absltest.TestCase):
+class StepQueueTest(absltest.TestCase):
     def test_who_is_waited_for_is_said_while_the_step_waits(self):
         with (
             socket.create_server(("localhost", 0)) as there,
@@ -51,10 +51,10 @@ class ScheduleTest(absltest.TestCase):
 
             said = []
             with (
-                mock.patch.object(schedule, "_SECONDS_WITHOUT_WORDS", 0.05),
-                mock.patch.object(schedule.logging, "warning", warning),
+                mock.patch.object(step_queue, "_SECONDS_WITHOUT_WORDS", 0.05),
+                mock.patch.object(step_queue.logging, "warning", warning),
             ):
-                steps = schedule.Schedule(strategy)
+                steps = step_queue.StepQueue(strategy)
                 steps.put(lambda: None)
         self.assertTrue(result.is_over.is_set())
         self.assertLen(said, 1)
