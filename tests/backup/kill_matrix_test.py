@@ -69,8 +69,8 @@ class KillMatrixTest(parameterized.TestCase):
         self.assert_same_end(("batch 14",), data=data)
 
     def test_at_each_point_of_a_save(self):
-        # Two saves have nine of them: the second one removes the first.
-        points = [f"save {number}" for number in range(1, 11)]
+        # Two saves have eleven of them: the second one removes the first.
+        points = [f"save {number}" for number in range(1, 13)]
         self.assert_same_end(points, backup={"keep": 1}, validate=False)
 
     def test_in_validation_at_the_end_of_an_epoch_and_while_restoring(self):

@@ -1,9 +1,13 @@
 """Parts written under one division are read under any other."""
 
+import os
+from unittest import mock
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tfscale.backup import parts
 from tfscale.backup.parts import Part
 from tfscale.backup.parts import read_part
 from tfscale.backup.parts import write_parts
@@ -19,6 +23,8 @@ SHARDINGS = {
         (8, 6), 4, num_replicas=2, num_ranks=2, model_dim=1, data_dim=0
     ),
 }
+# Bytes that were written, and how many parts were left.
+CHUNKS = [(48, 5), (48, 2), (32, 0)]
 
 
 class PartsTest(tf.test.TestCase, parameterized.TestCase):
@@ -41,6 +47,25 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
         # And TensorFlow's own reader has the whole.
         reader = tf.train.load_checkpoint(prefix)
         self.assertAllEqual(reader.get_tensor("v"), WHOLE)
+
+    def test_a_few_at_a_time_and_each_is_let_go_then(self):
+        """All at once had a processor of the training for a whole step."""
+        folder = self.create_tempdir().full_path
+        whole = Sharding((4,), 4)
+        left = [
+            Part(str(i), whole, (0, 0), tf.fill((4,), float(i)))
+            for i in range(8)
+        ]
+        seen = []
+        with mock.patch.object(parts, "_CHUNK", 33):  # three parts are enough
+            write_parts(
+                f"{folder}/parts", left, lambda size: seen.append((size, *left))
+            )
+        self.assertEqual([(s[0], len(s) - 1) for s in seen], CHUNKS)
+        self.assertLen(os.listdir(folder), 4)  # with the index
+        reader = tf.train.load_checkpoint(f"{folder}/parts")
+        for i in range(8):
+            self.assertAllEqual(reader.get_tensor(str(i)), [i] * 4)
 
 
 if __name__ == "__main__":

@@ -17,21 +17,31 @@ class Clock:
 
 
 class SaveScheduleTest(parameterized.TestCase):
-    def train(self, steps, stall, slower=0.0, written_in=0, num_bytes=0):
-        """Steps of 10 ms, the first one of 5 s; at which ones it saved."""
+    def train(
+        self, steps, stall, slower=0.0, written_in=0, num_bytes=0, early=0.01
+    ):
+        """Steps of 10 ms, the first one of 5 s; at which ones it saved.
+
+        The nine behind the first one take `early` seconds.
+        """
         clock, saved = Clock(), []
         with mock.patch.object(schedule, "time", clock):
             found = schedule.SaveSchedule("auto", 0.035)
             found.expect(num_bytes)
             for step in range(steps):
+                found.step_is_over(is_last=False)
                 if found.is_due(is_first=False):
                     clock.now += stall
                     found.saved(stall)
                     saved.append(step)
                 is_writing = bool(saved) and step - saved[-1] < written_in
                 found.step_begins(is_writing)
-                clock.now += 0.01 + slower * is_writing + 5.0 * (step == 0)
+                # Most of it is waited for behind the step.
+                clock.now += 0.001
                 found.step_ended(1)
+                usual = early if 0 < step < 10 else 0.01
+                clock.now += usual - 0.001 + slower * is_writing
+                clock.now += 5.0 * (step == 0)
         return saved
 
     @parameterized.parameters(0.0005, 0.01, 0.2)
@@ -49,6 +59,28 @@ class SaveScheduleTest(parameterized.TestCase):
         saved = self.train(steps, 0.001, slower=0.005, written_in=20)
         share = len(saved) * (0.001 + 20 * 0.005) / (steps * 0.01)
         self.assertBetween(share, 0.03, 0.036)
+
+    def test_steps_that_were_long_at_the_beginning_hide_no_cost(self):
+        """Measured by their mean, slower steps cost nothing for thousands."""
+        saved = self.train(2_000, 0.0, slower=0.005, written_in=20, early=0.1)
+        for number, step in enumerate(saved[1:], 1):
+            spent = number * 20 * 0.005
+            self.assertLessEqual(spent, 0.035 * (0.01 * step + 0.9))
+
+    def test_what_is_waited_for_behind_a_step_is_useful_until_an_epoch_ends(
+        self,
+    ):
+        """A step on an accelerator returns at once: others wait for it."""
+        clock = Clock()
+        with mock.patch.object(schedule, "time", clock):
+            found = schedule.SaveSchedule("auto", 0.035)
+            for is_last in (False, True):
+                found.step_begins(is_writing=False)
+                clock.now += 1.0
+                found.step_ended(1)
+                clock.now += 9.0  # then validation
+                found.step_is_over(is_last)
+        self.assertEqual(found.useful_seconds, 11.0)
 
     def test_the_first_one_waits_until_it_takes_its_share_too(self):
         """It came after ten steps: half the time of a short run."""

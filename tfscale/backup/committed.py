@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import uuid
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.backup import storage
+from tfscale.backup.pace import at_once
 from tfscale.backup.parts import Part
 from tfscale.backup.parts import read_part
 from tfscale.backup.parts import write_parts
@@ -89,15 +91,21 @@ def begin(folder: str, step: int) -> str:
 
 
 def write_files(
-    path: str, parts: Sequence[Part], state: Mapping[str, Any], worker: int = 0
+    path: str,
+    parts: list[Part],
+    state: Mapping[str, Any],
+    worker: int = 0,
+    did: Callable[[int], None] = at_once,
 ) -> dict[str, Any]:
     """Writes the files of a worker.
 
     Args:
         path: What `begin` returned.
-        parts: Parts of tensors, each once.
+        parts: Parts of tensors, each once; is empty in the end.
         state: JSON.
         worker: Which one of the workers it is.
+        did: Is told of bytes, once when they are written and once when their
+            digest is known; see `Pace.did`.
 
     Returns:
         What is in them, JSON for `seal`.
@@ -113,14 +121,14 @@ def write_files(
     }
     files = []
     if parts:
-        write_parts(storage.join(path, name), parts)
+        write_parts(storage.join(path, name), parts, did)
         files = [n for n in storage.names(path) if n.startswith(f"{name}.")]
         storage.flush([storage.join(path, n) for n in sorted(files)])
     text = f"{_name('state', worker)}.json"
     storage.write(storage.join(path, text), json.dumps(state).encode())
     return {
         "files": {
-            n: storage.size_and_digest(storage.join(path, n))
+            n: storage.size_and_digest(storage.join(path, n), did)
             for n in [*sorted(files), text]
         },
         "tensors": tensors,

@@ -1,12 +1,14 @@
 """A folder of backups: the newest that verifies, and no more than a few."""
 
 import logging
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfscale.backup import committed
 from tfscale.backup import storage
 from tfscale.backup.company import Company
+from tfscale.backup.pace import at_once
 
 _DAMAGED = "damaged-"
 
@@ -97,20 +99,29 @@ class BackupFolder:
         path = storage.join(storage.join(self.path, name), "REASON")
         return storage.read(path).decode()
 
-    def commit(self, step, parts, state, company: Company | None = None):
+    def commit(
+        self,
+        step,
+        parts,
+        state,
+        company: Company | None = None,
+        did: Callable[[int], None] = at_once,
+    ):
         """Writes a backup, and removes those that are too many after it.
 
         Args:
             step: Steps that the run has made.
-            parts: Parts of tensors, each once: of this worker.
+            parts: Parts of tensors, each once: of this worker. Is empty in the
+                end.
             state: JSON, of this worker.
             company: The workers that write it together, or None.
+            did: See `committed.write_files`.
 
         Raises:
             OSError: If it cannot be written; those before are as they were.
         """
         try:
-            self._commit(step, parts, state, company)
+            self._commit(step, parts, state, company, did)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(
                 "Each backup must be saved. Received: "
@@ -119,10 +130,10 @@ class BackupFolder:
                 "writable, and start again."
             ) from error
 
-    def _commit(self, step, parts, state, company):
+    def _commit(self, step, parts, state, company, did):
         if company is None:
             path = committed.begin(self.path, step)
-            contents = [committed.write_files(path, parts, state)]
+            contents = [committed.write_files(path, parts, state, did=did)]
             self._seal(path, step, contents)
             return
         path = company.from_first(
@@ -130,7 +141,9 @@ class BackupFolder:
         )
         contents = company.to_first(
             f"files/{step}",
-            lambda: committed.write_files(path, parts, state, company.index),
+            lambda: committed.write_files(
+                path, parts, state, company.index, did
+            ),
         )
         # Nobody ends before the backup is there, and worker 0 is the last one.
         company.from_first(

@@ -4,14 +4,20 @@ TensorFlow's checkpoint files keep slices of a tensor under its name and shape
 (`SaveV2` with `shape_and_slices`), and give any other slice of it
 (`RestoreV2`). So a sharded variable is whole in no process, neither when it is
 saved nor when it is loaded, and a mesh of other sizes reads the same files.
+They are written a few MB at a time, and joined in the end.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfscale.backup import storage
+from tfscale.backup.pace import at_once
 from tfscale.sharding.sharding import Sharding
+
+_CHUNK = 8 << 20
+_MAX_CHUNKS = 256  # and files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +37,50 @@ class Part:
     value: tf.Tensor
 
 
-def write_parts(prefix: str, parts: Sequence[Part]) -> None:
+def write_parts(
+    prefix: str, parts: list[Part], did: Callable[[int], None] = at_once
+) -> None:
     """Writes parts into the checkpoint files `<prefix>.index` and `.data-*`.
 
     Args:
         prefix: Path without an ending.
-        parts: Each part of each tensor once.
+        parts: Each part of each tensor once. Is empty in the end: a value is
+            let go as soon as it is written.
+        did: Is told of bytes that were written; see `Pace.did`.
     """
+    parts.reverse()
+    if not storage.is_local(prefix):  # joining would copy
+        _write(prefix, parts, len(parts))
+        return
+    prefixes = []
+    total = sum(part.sharding.local_bytes for part in parts)
+    enough = max(_CHUNK, total // _MAX_CHUNKS)
+    while parts:
+        count = size = 0
+        while count < len(parts) and (not count or size < enough):
+            count += 1
+            size += parts[-count].sharding.local_bytes
+        prefixes.append(f"{prefix}.{len(prefixes)}")
+        _write(prefixes[-1], parts, count)
+        storage.flush([f"{prefixes[-1]}.data-00000-of-00001"])
+        did(size)
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes,
+            destination_prefix=prefix,
+            delete_old_dirs=False,
+        )
+
+
+def _write(prefix, parts, count):
+    """Writes the last ones."""
+    chunk = [parts.pop() for _ in range(count)]
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
             prefix=prefix,
-            tensor_names=[part.key for part in parts],
-            shape_and_slices=[_slice(p.sharding, p.place) for p in parts],
-            tensors=[part.value for part in parts],
+            tensor_names=[part.key for part in chunk],
+            shape_and_slices=[_slice(p.sharding, p.place) for p in chunk],
+            tensors=[part.value for part in chunk],
         )
 
 

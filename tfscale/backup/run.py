@@ -31,6 +31,7 @@ from tfscale.backup.data_place import DataPlace
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
 from tfscale.backup.folder import BackupFolder
+from tfscale.backup.pace import Pace
 from tfscale.backup.parts import Part
 from tfscale.backup.report import Report
 from tfscale.backup.schedule import SaveSchedule
@@ -80,7 +81,9 @@ class Run:
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
+        self._saved_at = time.monotonic()
         self._logs_so_far: dict[str, float] | None = None
+        self._config_of_epoch: tuple[str | None] | None = None
         self._backup = self._newest()
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
@@ -151,6 +154,7 @@ class Run:
 
     def end(self) -> str:
         """Ends it well; returns the report."""
+        self._schedule.step_is_over(is_last=True)
         self._writer.wait()
         self._report.close()
         return self._report.text(self._schedule.useful_seconds)
@@ -171,6 +175,7 @@ class Run:
     def begin_epoch(self) -> int:
         """See `_internals.Watcher`; goes on from a backup, if there is one."""
         self._step = 0
+        self._config_of_epoch = None
         self._data.begin_epoch(self._epoch)
         backup, self._backup = self._backup, None
         if backup is None:
@@ -196,6 +201,7 @@ class Run:
 
     def between_steps(self, step: int) -> None:
         """See `_internals.Watcher`; saves if it is due, or ends the run."""
+        self._schedule.step_is_over(is_last=step == 0)
         self._writer.check()
         if self._num_steps and self._schedule.expects_size:  # all is built
             entries = variables.variables_of(self._model)
@@ -239,7 +245,17 @@ class Run:
             whole = Sharding(array.shape, value.dtype.size)
             parts.append(Part(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
-        self._writer.start(lambda: folder.commit(number, parts, state, company))
+        # Written twice as fast as saves follow each other, or faster; once to
+        # the disk, and once through the digest.
+        pace = Pace(
+            2 * sum(part.sharding.local_bytes for part in parts),
+            (start - self._saved_at) / 2,
+        )
+        self._saved_at = start
+        self._writer.start(
+            lambda: folder.commit(number, parts, state, company, pace.did),
+            pace,
+        )
         stall = time.monotonic() - start
         self._report.saved(stall)
         self._schedule.saved(stall)
@@ -251,7 +267,7 @@ class Run:
         callbacks = self._callbacks.callbacks
         return {
             **self._identity(),
-            "model": config_of(self._model),
+            "model": self._config(),
             "epoch": self._epoch,
             "step": step,
             "num_steps": self._num_steps,
@@ -262,6 +278,12 @@ class Run:
             "callback_states": callback_states.callback_states(callbacks),
             "report": self._report.state(self._schedule.useful_seconds),
         }
+
+    def _config(self):
+        """Made once in an epoch: it takes longer than all else of a save."""
+        if self._config_of_epoch is None:
+            self._config_of_epoch = (config_of(self._model),)
+        return self._config_of_epoch[0]
 
     def _restore(self, backup):
         state = json_arrays.join(

@@ -11,8 +11,11 @@ import hashlib
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tfscale.backup.pace import at_once
 
 _CHUNK = 1 << 20
 
@@ -83,14 +86,22 @@ def read(path: str) -> bytes:
         raise FileNotFoundError(path) from None
 
 
-def size_and_digest(path: str) -> tuple[int, str]:
-    """Bytes of a file and its SHA-256, read chunk by chunk."""
+def size_and_digest(
+    path: str, did: Callable[[int], None] = at_once
+) -> tuple[int, str]:
+    """Bytes of a file and its SHA-256, read chunk by chunk.
+
+    Args:
+        path: The file.
+        did: Is told of bytes that were read; see `Pace.did`.
+    """
     digest, size = hashlib.sha256(), 0
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
+                did(len(chunk))
     except tf.errors.NotFoundError:
         raise FileNotFoundError(path) from None
     return size, digest.hexdigest()

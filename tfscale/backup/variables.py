@@ -66,15 +66,15 @@ def variables_of(model: keras.Model) -> list[Entry]:
     entries, seen = [], set()
 
     def add(kind, variables, is_sum=False):
+        begin = len(entries)
         for variable in variables:
             if id(variable) in seen:
                 continue
             seen.add(id(variable))
             if isinstance(variable, keras.Variable):
                 seen.add(id(_internals.value_of(variable)))
-            number = sum(entry.key.startswith(kind) for entry in entries)
             name = getattr(variable, "path", None) or variable.name
-            key = f"{kind}/{number}"
+            key = f"{kind}/{len(entries) - begin}"
             entries.append(Entry(key, name, variable, is_sum))
 
     add("model", model.variables)

@@ -1,46 +1,46 @@
 """Writes backups beside the training, one at a time; no failure is hidden."""
 
 import threading
-import time
 from collections.abc import Callable
+
+from tfscale.backup.pace import Pace
 
 
 class Writer:
-    """Runs one job at a time in a thread of its own.
-
-    Attributes:
-        seconds: How long the last job took.
-    """
+    """Runs one job at a time in a thread of its own, at a pace."""
 
     def __init__(self):
         self._thread = None
         self._error = None
-        self.seconds = 0.0
+        self._pace: Pace | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Callable[[], None], pace: Pace) -> None:
         """Starts a job, after the one before has ended.
+
+        Args:
+            job: What is to be done.
+            pace: At which the job works; it hurries once it is waited for.
 
         Raises:
             Exception: What the job before raised.
         """
         self.wait()
+        self._pace = pace
         self._thread = threading.Thread(
             target=self._run, args=(job,), name="backup"
         )
         self._thread.start()
 
     def _run(self, job):
-        start = time.monotonic()
         try:
             job()
         except BaseException as error:
             self._error = error
-        self.seconds = time.monotonic() - start
 
     def check(self) -> None:
         """Raises what a job that has ended raised, once."""
@@ -49,7 +49,8 @@ class Writer:
 
     def join(self) -> None:
         """Returns once no job is under way, whatever became of it."""
-        if self._thread is not None:
+        if self._thread is not None and self._pace is not None:
+            self._pace.hurry()
             self._thread.join()
             self._thread = None
 

@@ -1,0 +1,62 @@
+"""Backups are written evenly in the time there is, unless somebody waits."""
+
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+
+from tfscale.backup import pace
+from tfscale.backup.writer import Writer
+
+
+class PaceTest(absltest.TestCase):
+    def begins(self, num_bytes, seconds, took):
+        """When each quarter of the work begins, if each takes so long."""
+        now = 100.0
+        begins = []
+        with (
+            mock.patch.object(pace.time, "monotonic", lambda: now),
+            mock.patch.object(pace.threading, "Event") as event,
+        ):
+
+            def wait(rest):
+                nonlocal now
+                now += rest
+
+            event.return_value.wait = wait
+            found = pace.Pace(num_bytes, seconds)
+            for _ in range(4):
+                begins.append(now - 100.0)
+                now += took
+                found.did(num_bytes // 4)
+        return begins
+
+    def test_it_is_spread_over_the_time_that_there_is(self):
+        self.assertEqual(self.begins(1 << 30, 4.0, 0.25), [0.0, 1.0, 2.0, 3.0])
+
+    def test_it_rests_no_longer_than_training_needs(self):
+        found = self.begins(256_000_000, 1e6, 0.25)
+        self.assertEqual(found, [0.0, 1.0, 2.0, 3.0])
+
+    def test_work_that_is_late_does_not_rest(self):
+        self.assertEqual(self.begins(1 << 30, 4.0, 2.0), [0.0, 2.0, 4.0, 6.0])
+
+    def test_who_waits_for_a_save_does_not_wait_for_its_rests(self):
+        """A SIGTERM leaves some seconds to be saved in."""
+        slow = pace.Pace(1 << 40, 1e6)
+        begun = threading.Event()
+
+        def job():
+            begun.set()
+            slow.did(1 << 40)  # an hour and more
+
+        writer = Writer()
+        writer.start(job, slow)
+        begun.wait()
+        self.assertTrue(writer.is_busy)
+        writer.wait()
+        self.assertFalse(writer.is_busy)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,42 @@
+"""Work beside the training, spread over the time that there is for it.
+
+at once   ████████................   each step of the training has one
+paced     █..█..█..█..█..█..█..█..   processor less for a moment only
+"""
+
+import threading
+import time
+
+# Slower than any disk, so that training has the processors.
+_BYTES_PER_SECOND = 64e6
+
+
+def at_once(num_bytes: int) -> None:
+    """Does not rest; see `Pace.did`."""
+
+
+class Pace:
+    """Rests between pieces of work, so that they are spread evenly.
+
+    Args:
+        num_bytes: All that is to be done.
+        seconds: In which it shall be done at the latest, if it can be.
+    """
+
+    def __init__(self, num_bytes: int, seconds: float):
+        self._seconds_per_byte = min(
+            1 / _BYTES_PER_SECOND, seconds / max(num_bytes, 1)
+        )
+        self._start = time.monotonic()
+        self._done = 0
+        self._is_waited_for = threading.Event()
+
+    def hurry(self) -> None:
+        """Rests no more: somebody waits."""
+        self._is_waited_for.set()
+
+    def did(self, num_bytes: int) -> None:
+        """Is told of a piece of work; returns when the next one may begin."""
+        self._done += num_bytes
+        due = self._start + self._done * self._seconds_per_byte
+        self._is_waited_for.wait(max(due - time.monotonic(), 0.0))
