@@ -9,20 +9,29 @@ import tensorflow as tf
 class Batch:
     """What a replica has of a batch.
 
-    Of N rows, microbatch m of M has those from N m // M to N (m + 1) // M.
+    Of N rows in M microbatches each has N // M, the first N % M one more.
 
     Args:
         data: What `train_step` gets: tensors in any structure, all with the
             same number of rows; `None` and scalars are in all microbatches.
         num_microbatches: How many there are to be, or None if the graph does
             not know it.
+        is_compiled: Whether XLA compiles the step, which has to know how many
+            rows a microbatch has.
+
+    Attributes:
+        more_rows: How many rows more than the last one microbatches have, for
+            each loop over some of them; None where the loop finds out.
+        num_rows: How many rows there are, a scalar of int32.
 
     Raises:
         TypeError: If there is a sparse or ragged tensor.
         ValueError: If there are no rows, or several numbers of them.
     """
 
-    def __init__(self, data: Any, num_microbatches: int | None):
+    def __init__(
+        self, data: Any, num_microbatches: int | None, is_compiled: bool
+    ):
         self._structure = data
         self._tensors = [_tensor(each) for each in keras.tree.flatten(data)]
         with_rows = [each for each in self._tensors if _has_rows(each)]
@@ -40,6 +49,10 @@ class Batch:
         self._num_known = known.pop() if known else None
         self._num_microbatches = num_microbatches
         self.num_rows = tf.shape(with_rows[0])[0]
+        is_even = self._even_size is not None
+        self.more_rows: tuple[int | None, ...] = (0,) if is_even else (None,)
+        if is_compiled and not is_even:
+            self.more_rows = (1, 0)
 
     @property
     def _even_size(self) -> int | None:
@@ -50,19 +63,27 @@ class Batch:
             return None
         return rows // number
 
-    def microbatch(self, index: tf.Tensor, count: tf.Tensor) -> Any:
+    def microbatch(
+        self, index: tf.Tensor, count: tf.Tensor, more_rows: int | None
+    ) -> Any:
         """One of the microbatches, in the structure of the data.
 
         Args:
             index: Which one, a scalar of int32.
             count: How many there are, a scalar of int32.
+            more_rows: That of its loop.
         """
         size = self._even_size
         if size is not None:
             begin = index * size
         else:
-            begin = self._begin(index, count)
-            size = self._begin(index + 1, count) - begin
+            size, num_longer = self.num_rows // count, self.num_rows % count
+            begin = index * size + tf.minimum(index, num_longer)
+            if more_rows is None:
+                size += tf.cast(index < num_longer, tf.int32)
+            else:
+                # No longer than the batch where there is none that is longer.
+                size = tf.minimum(size + more_rows, self.num_rows)
         return keras.tree.pack_sequence_as(
             self._structure,
             [
@@ -70,12 +91,6 @@ class Batch:
                 for each in self._tensors
             ],
         )
-
-    def _begin(self, index, count):
-        rows, index, count = (
-            tf.cast(x, tf.int64) for x in (self.num_rows, index, count)
-        )
-        return tf.cast(rows * index // count, tf.int32)
 
 
 def _tensor(value):

@@ -7,6 +7,8 @@ loop, where the replicas have met, and in it they are called anew:
     replica 0   trial ─┐   ┌─ microbatch ─┐   ┌─ update
                        ├─ loop            ├───┤
     replica 1   trial ─┘   └─ microbatch ─┘   └─ update
+
+For XLA there may be two, one behind the other: see `Batch`.
 """
 
 import itertools
@@ -66,21 +68,27 @@ def _loop(
         tensors = iter(tensors)
         return [list(itertools.islice(tensors, size)) for size in sizes]
 
-    def body(index, *sums):
-        sums = divided(sums)
+    sums = list(itertools.chain(*(step.initial for step in steps)))
+    shapes = list(itertools.chain(*(step.shapes for step in steps)))
+    index = tf.constant(0)
+    for more_rows in steps[0].batch.more_rows:
 
-        def run(thread):
-            return steps[thread].microbatch(index, count, sums[thread])
+        def body(index, *sums, more_rows=more_rows):
+            sums = divided(sums)
 
-        return index + 1, *itertools.chain(*on_each(run))
+            def run(thread):
+                step = steps[thread]
+                return step.microbatch(index, count, more_rows, sums[thread])
 
-    zero = tf.constant(0)
-    _, *sums = tf.while_loop(
-        lambda index, *_: index < count,
-        body,
-        [zero, *itertools.chain(*(step.initial for step in steps))],
-        [zero.shape, *itertools.chain(*(step.shapes for step in steps))],
-        parallel_iterations=1,
-    )
+            return index + 1, *itertools.chain(*on_each(run))
+
+        end = steps[0].batch.num_rows % count if more_rows else count
+        index, *sums = tf.while_loop(
+            lambda index, *_, end=end: index < end,
+            body,
+            [index, *sums],
+            [index.shape, *shapes],
+            parallel_iterations=1,
+        )
     for step, its_own in zip(steps, divided(sums)):
         step.sums = its_own

@@ -61,12 +61,14 @@ class ReplicaStep:
         num_microbatches: int | None,
         noise: GradientNoise | None,
     ):
-        self.batch = Batch(data, num_microbatches)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # Of several replicas the numbers of rows differ, and are not known.
+        is_compiled = model.jit_compile and replicas == 1
+        self.batch = Batch(data, num_microbatches, is_compiled)
         self.sums: list[tf.Tensor] = []
         self._model = model
         self._train_step = train_step
         self._rows = tf.cast(self.batch.num_rows, tf.float32)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._noise = noise if replicas == 1 else None
         self._try(data)
 
@@ -114,16 +116,21 @@ class ReplicaStep:
         return known + [x.shape for x in _tensors(self._logs)]
 
     def microbatch(
-        self, index: tf.Tensor, count: tf.Tensor, sums: list[tf.Tensor]
+        self,
+        index: tf.Tensor,
+        count: tf.Tensor,
+        more_rows: int | None,
+        sums: list[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Runs one microbatch; returns the sums with its own.
 
         Args:
             index: Which one, a scalar of int32.
             count: How many there are, a scalar of int32.
+            more_rows: See `Batch`.
             sums: What the ones before have made.
         """
-        data = self.batch.microbatch(index, count)
+        data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
         logs, taken, step = self._run(data, lambda _: next(totals), weight)
