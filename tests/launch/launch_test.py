@@ -16,11 +16,13 @@ from absl.testing import absltest
 from absl.testing import flagsaver
 from absl.testing import parameterized
 
+from tests import forked_processes
 from tests.source_files import REPOSITORY
 from tfscale.launch import __main__ as command
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
 
+_SECONDS_TO_MEET = 6.0
 _COMMAND = [sys.executable, "-m", "tfscale.launch", "--grace_seconds=1"]
 _HEAD = """
 import json, os, signal, sys, time
@@ -146,11 +148,70 @@ time.sleep(60)
         self.assertNotIn("] pid", output)
 
 
+class HostsTest(_LaunchTest):
+    """Launchers as on three machines, each a fork of this process."""
+
+    def launch(self, index, addresses, program, file):
+        def work():
+            flags.FLAGS.mark_as_parsed()
+            with (
+                open(file, "w") as log,
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+                flagsaver.flagsaver(
+                    hosts=addresses,
+                    host_index=index,
+                    min_workers=2,
+                    grace_seconds=1.0,
+                    preflight_seconds=_SECONDS_TO_MEET,
+                ),
+            ):
+                command.main(["launch", program])
+
+        return forked_processes.fork(work)
+
+    def test_those_left_go_on_without_a_machine_that_was_lost(self):
+        """They waited for it in each restart, and ended with an error."""
+        folder = self.create_tempdir().full_path
+        program = self.program(f"""
+hosts = config["cluster"]["worker"]
+print("hosts", len(hosts), "index", index, flush=True)
+open(f"{folder}/begun_{{index}}_of_{{len(hosts)}}", "w").close()
+if len(hosts) == 3:
+    while not os.path.exists("{folder}/lost"):
+        time.sleep(0.02)
+    sys.exit(7)  # as one whose company is lost
+""")
+        addresses = forked_processes.free_addresses(3)
+        launchers = [
+            self.launch(index, addresses, program, f"{folder}/log_{index}")
+            for index in range(3)
+        ]
+        end = time.monotonic() + 60.0
+        begun = {f"begun_{index}_of_3" for index in range(3)}
+        while not begun <= set(os.listdir(folder)):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+        lost = launchers.pop(0)  # it was the first one of all
+        os.kill(lost, signal.SIGKILL)
+        os.waitpid(lost, 0)
+        open(f"{folder}/lost", "w").close()
+        codes = [os.waitpid(pid, 0)[1] for pid in launchers]
+        for index in (1, 2):
+            with open(f"{folder}/log_{index}") as file:
+                said = file.read()
+            with self.subTest(index):
+                self.assertIn(f"without {addresses[0]}", said)
+                self.assertIn(f"hosts 2 index {index - 1}", said)
+        self.assertEqual(codes, [0, 0])
+
+
 class FlagsTest(parameterized.TestCase):
     @parameterized.parameters(
         dict(min_workers=2),
         dict(min_workers=3, max_workers=2),
         dict(min_workers=1, max_workers=2, num_workers=2),
+        dict(min_workers=3, hosts=["a:1", "b:1"]),
     )
     def test_fewest_and_most_workers_go_together(self, **values):
         flags.FLAGS.mark_as_parsed()

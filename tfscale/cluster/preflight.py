@@ -19,11 +19,25 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 
 _SECONDS_BETWEEN_CALLS = 0.2
+
+
+class MissingError(ConnectionError):
+    """Processes of a cluster are missing.
+
+    Args:
+        text: Says which, and why.
+        addresses: Theirs.
+    """
+
+    def __init__(self, text: str, addresses: Sequence[str]):
+        super().__init__(text)
+        self.addresses = list(addresses)
 
 
 def preflight(
@@ -33,6 +47,7 @@ def preflight(
     timeout: float = 60.0,
     patience: float = 3.0,
     say: Callable[[str], None] = logging.warning,
+    about: str = "",
 ) -> None:
     """Returns once all processes of a cluster have reached each other.
 
@@ -44,9 +59,10 @@ def preflight(
             not call, is an error.
         patience: Seconds after which those that are waited for are named.
         say: Is told who is waited for.
+        about: Those who have this in common meet, and others are missing.
 
     Raises:
-        ConnectionError: If a process is missing; says which, and why.
+        MissingError: If a process is missing; says which, and why.
         OSError: If this process' own port is in use.
         ValueError: If a fact differs; says where, and what it is there.
 
@@ -57,12 +73,14 @@ def preflight(
     others = [a for a in cluster.addresses if a != cluster.address]
     if not others:
         return
-    _Preflight(cluster, others, dict(facts)).run(timeout, patience, say)
+    found = _Preflight(cluster, others, dict(facts), about)
+    found.run(timeout, patience, say)
 
 
 class _Preflight:
-    def __init__(self, cluster, others, facts):
+    def __init__(self, cluster, others, facts, about):
         self._address = cluster.address
+        self._about = about
         self._facts = facts
         self._lock = threading.Lock()
         # Of each other process: why it was not reached so far, its facts.
@@ -90,12 +108,13 @@ class _Preflight:
                 while not self._is_done():
                     waited = time.monotonic() - start
                     if waited > timeout:
-                        raise ConnectionError(
+                        raise MissingError(
                             "All processes of a cluster must be there. "
                             f"Received: after {timeout:g} s, at "
                             f"{self._address}, still missing: "
                             f"{self._missing()}. Start them, or correct the "
-                            "addresses."
+                            "addresses.",
+                            self._reasons(),
                         )
                     if waited > patience and not said:
                         said = True
@@ -141,6 +160,8 @@ class _Preflight:
                 connection.settimeout(2.0)
                 reader = connection.makefile()
                 caller = json.loads(reader.readline())
+                if caller["about"] != self._about:
+                    return
                 connection.sendall(self._message())
                 # Counts only once the caller has heard the answer.
                 if reader.readline().strip() == "heard":
@@ -166,7 +187,10 @@ class _Preflight:
             with ports.connect(address) as connection:
                 connection.settimeout(2.0)
                 connection.sendall(self._message())
-                answer = json.loads(connection.makefile().readline())
+                text = connection.makefile().readline()
+                if not text:
+                    return "it does not answer"
+                answer = json.loads(text)
                 if answer["address"] != address:
                     return f"{answer['address']} answers there"
                 connection.sendall(b"heard\n")
@@ -179,18 +203,22 @@ class _Preflight:
             return ports.reason(error)
 
     def _message(self):
-        text = json.dumps({"address": self._address, "facts": self._facts})
-        return text.encode() + b"\n"
+        text = {"address": self._address, "facts": self._facts}
+        return json.dumps({**text, "about": self._about}).encode() + b"\n"
 
     def _is_done(self):
         with self._lock:
             return not self._unreached and not self._silent
 
-    def _missing(self):
+    def _reasons(self):
+        """Why each one is missing that is, by address."""
         with self._lock:
             reasons = dict.fromkeys(sorted(self._silent), "it did not call")
-            reasons.update(self._unreached)
-        return "; ".join(f"{a} ({why})" for a, why in reasons.items())
+            return {**reasons, **self._unreached}
+
+    def _missing(self):
+        reasons = self._reasons().items()
+        return "; ".join(f"{address} ({why})" for address, why in reasons)
 
     def _compare(self):
         for address, facts in sorted(self._found.items()):

@@ -19,6 +19,7 @@ from absl import flags
 from tfscale.cluster import Cluster
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster import preflight
+from tfscale.cluster.survivors import survivors
 from tfscale.cluster.versions import versions
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
@@ -30,7 +31,8 @@ MIN_WORKERS = flags.DEFINE_integer(
     "min_workers",
     None,
     "With --max_workers: a worker of this machine that fails is left out, and "
-    "the others start again, as long as so many are left.",
+    "the others start again, as long as so many are left. With --hosts: so "
+    "does a host that is not there after --preflight_seconds.",
     lower_bound=1,
 )
 MAX_WORKERS = flags.DEFINE_integer(
@@ -91,14 +93,14 @@ def main(arguments):
         raise app.UsageError("Say which program to run, behind the flags.")
     command = [sys.executable, *(["-m"] if MODULE.value else []), *program]
     _check_elastic()
-    cluster = _cluster_of_several_machines()
-    if cluster is not None:
-        preflight(
-            cluster,
-            versions(),
-            timeout=PREFLIGHT.value,
-            say=lambda text: print(f"[launch] {text}", file=sys.stderr),
-        )
+    hosts = _cluster_of_several_machines()
+    cluster = _met(hosts)
+
+    def find_lost():
+        nonlocal cluster
+        before, cluster = cluster, _met(hosts)
+        gone = [a for a in before.addresses if a not in cluster.addresses]
+        return ", ".join(gone)
 
     def make_tasks(attempt, lost):
         del attempt
@@ -114,13 +116,40 @@ def main(arguments):
         max_restarts=MAX_RESTARTS.value,
         grace=GRACE.value,
         min_workers=MIN_WORKERS.value,
+        find_lost=find_lost if HOSTS.value and MIN_WORKERS.value else None,
     )
     sys.exit(launcher.run())
+
+
+def _met(cluster):
+    """The cluster of the hosts that are there; all have to be, or enough."""
+    if cluster is None:
+        return None
+
+    def say(text):
+        print(f"[launch] {text}", file=sys.stderr, flush=True)
+
+    options = {"timeout": PREFLIGHT.value, "say": say}
+    if HOSTS.value and MIN_WORKERS.value:
+        least = MIN_WORKERS.value
+        return survivors(cluster, versions(), least=least, **options)
+    preflight(cluster, versions(), **options)
+    return cluster
 
 
 def _check_elastic():
     least, most = MIN_WORKERS.value, MAX_WORKERS.value
     if least is None and most is None:
+        return
+    if HOSTS.value:
+        if most is not None or least > len(HOSTS.value):
+            raise app.UsageError(
+                "--min_workers and --max_workers: with --hosts the first is at "
+                "most their number, which the second is: leave that out. "
+                "Received: "
+                f"--min_workers={least}, --max_workers={most}, "
+                f"{len(HOSTS.value)} hosts."
+            )
         return
     if least is None or most is None or least > most:
         raise app.UsageError(
@@ -128,10 +157,10 @@ def _check_elastic():
             f"the second. Received: --min_workers={least}, --max_workers="
             f"{most}."
         )
-    if NUM_WORKERS.value or NUM_PS.value or HOSTS.value:
+    if NUM_WORKERS.value or NUM_PS.value:
         raise app.UsageError(
-            "--min_workers and --max_workers are for the workers of this "
-            "machine. Leave --num_workers, --num_ps and --hosts out."
+            "--min_workers and --max_workers take the place of --num_workers, "
+            "and are not for --num_ps. Leave these out."
         )
 
 

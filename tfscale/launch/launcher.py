@@ -2,7 +2,7 @@
 
     start ──► all exit with 0 ──────────────────────────────► 0
       ▲   ──► one fails ──► report it, end the others ──► its exit code
-      ├────── without it, if there are more than --min_workers ──┤
+      ├────── without it, or without the hosts that are lost ────┤
       └────── --max_restarts, after a pause ─────────────────────┘
       SIGTERM, SIGINT: passed on; who is there after the grace is killed
 
@@ -63,6 +63,8 @@ class Launcher:
             long as the one before, 60 s at most.
         min_workers: Below so many a worker that fails is not left out; None
             if it never is.
+        find_lost: Called after a failure where workers are on other hosts too;
+            names those of them that were lost since, and are not waited for.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Launcher:
         grace: float = 15.0,
         first_pause: float = 1.0,
         min_workers: int | None = None,
+        find_lost: Callable[[], str] | None = None,
     ):
         self._command = list(command)
         self._make_tasks = make_tasks
@@ -81,6 +84,7 @@ class Launcher:
         self._grace = grace
         self._first_pause = first_pause
         self._min_workers = min_workers
+        self._find_lost = find_lost
         self._lost = []
         self._num_restarts = 0
         self._signal = None
@@ -113,6 +117,13 @@ class Launcher:
 
     def _goes_on(self):
         """Whether those who are left start again without who has failed."""
+        if self._find_lost is not None:
+            lost = self._find_lost()
+            if lost:
+                _say(
+                    f"starting again in {self._first_pause:g} s without {lost}"
+                )
+            return bool(lost) and self._pause(self._first_pause)
         if self._min_workers is None or self._num_workers <= self._min_workers:
             return False
         self._lost.append(self._first.place)

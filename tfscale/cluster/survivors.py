@@ -1,0 +1,55 @@
+"""Who is left of a cluster, agreed upon by all of them.
+
+a   reaches b, and not c ──► with b, about {a, b} ──► goes on with b
+b   reaches a, and not c ──► with a, about {a, b} ──► goes on with a
+c   is lost; if it comes later, nobody meets it
+"""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Mapping
+
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.preflight import MissingError
+from tfscale.cluster.preflight import preflight
+
+
+def survivors(
+    cluster: Cluster,
+    facts: Mapping[str, str],
+    *,
+    least: int,
+    timeout: float = 60.0,
+    say: Callable[[str], None] = logging.warning,
+) -> Cluster:
+    """The cluster of those workers that are there, and know of each other.
+
+    Args:
+        cluster: All workers, and no other job.
+        facts: See `preflight`.
+        least: So many have to be there.
+        timeout: Seconds after which a worker that is missing is left out.
+        say: Is told who is waited for, and who is left out.
+
+    Raises:
+        ConnectionError: If too few are there, or others have found others.
+        OSError: If this process' own port is in use.
+        ValueError: If a fact differs.
+    """
+    try:
+        preflight(cluster, facts, timeout=timeout, say=say)
+    except MissingError as error:
+        gone = error.addresses
+        left = tuple(a for a in cluster.addresses if a not in gone)
+        if len(left) < least:
+            raise
+        say(
+            f"Without {', '.join(gone)}: {len(left)} of "
+            f"{len(cluster.addresses)} are left, {least} at least."
+        )
+        cluster = Cluster(
+            {"worker": left}, "worker", left.index(cluster.address)
+        )
+    together = ",".join(cluster.addresses)
+    preflight(cluster, facts, timeout=timeout, say=say, about=together)
+    return cluster
