@@ -42,7 +42,8 @@ _FIRST = (
 )
 MAX_BYTES = 2.5 * 2**30
 _PR_SET_PDEATHSIG = 1
-_PEAKS = pytest.StashKey[dict]()
+# Bytes at the most, and seconds of processors, also of children: by file.
+_USED = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
@@ -64,7 +65,7 @@ def pytest_runtestloop(session):
     options = session.config.option
     if not options.processes or options.collectonly or session.testsfailed:
         return None
-    session.config.stash[_PEAKS] = {}
+    session.config.stash[_USED] = {}
     waiting = _groups(session.items)
     running = {}
     try:
@@ -89,13 +90,18 @@ def pytest_runtestloop(session):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    peaks = config.stash.get(_PEAKS, None)
-    if peaks:
-        group = max(peaks, key=peaks.get)
-        terminalreporter.write_line(
-            f"{len(peaks)} processes, the largest {peaks[group] / 2**30:.2f} "
-            f"GB: {group}"
-        )
+    used = config.stash.get(_USED, None)
+    if not used:
+        return
+    write = terminalreporter.write_line
+    if config.option.durations:
+        for file in sorted(used, key=lambda file: used[file][1]):
+            write(f"{used[file][1]:6.1f} s of processors: {file}")
+    group = max(used, key=lambda file: used[file][0])
+    write(
+        f"{len(used)} processes, {sum(s for _, s in used.values()):.0f} s of "
+        f"processors, the largest {used[group][0] / 2**30:.2f} GB: {group}"
+    )
 
 
 def _groups(items):
@@ -158,9 +164,12 @@ class _Process:
             )
             self._running = None
         else:
-            self._session.config.stash[_PEAKS][message[0]] = message[1]
             self.items = []
-            os.waitpid(self._pid, 0)
+            usage = os.wait4(self._pid, 0)[2]
+            self._session.config.stash[_USED][message[0]] = (
+                message[1],
+                usage.ru_utime + usage.ru_stime,
+            )
             self.connection.close()
             return True
         return False

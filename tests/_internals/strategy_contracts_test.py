@@ -266,6 +266,38 @@ class StrategyTest(tf.test.TestCase):
         ):
             self.assertEqual([int(x) for x in made], [0, 1])
 
+    @holds("input_lib", "InputWorkers")
+    @holds("DistributedIterator", "_type_spec")
+    @holds(
+        "DistributedIteratorBase.__init__",
+        "_input_workers",
+        "_iterators",
+    )
+    @holds(
+        "DistributedIteratorSpec",
+        "_component_specs",
+        "_from_components",
+        "_to_components",
+    )
+    def test_an_iterator_is_taken_by_a_function_as_one_of_each_worker(self):
+        strategy = tf.distribute.MirroredStrategy(DEVICES)
+        dataset = tf.data.Dataset.range(4).batch(2)
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        spec = iterator._type_spec
+        parts = spec._to_components(iterator)
+        self.assertLen(spec._component_specs, 1)
+        self.assertIs(parts, iterator._iterators)
+        workers = iterator._input_workers
+        self.assertIsInstance(workers, _internals.InputWorkers)
+        (host,) = workers.worker_devices
+        devices = workers.compute_devices_for_worker(0)
+        again = spec._from_components(parts)
+        # As many workers as there are pairs, each with an iterator.
+        again._input_workers = _internals.InputWorkers([(host, devices)] * 2)
+        again._iterators = [*parts, *parts]
+        self.assertLen(again._type_spec._component_specs, 2)
+        self.assertAllEqual(next(again).values, [[0], [1], [2], [3]])
+
 
 class VariableTest(tf.test.TestCase):
     def setUp(self):

@@ -93,6 +93,7 @@ from tfscale._internals.symbols import DistributedVariable
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import FuncGraph
 from tfscale._internals.symbols import Functional
+from tfscale._internals.symbols import InputWorkers
 from tfscale._internals.symbols import Mirrored
 from tfscale._internals.symbols import MirroredExtended
 from tfscale._internals.symbols import MirroredVariable
@@ -136,6 +137,7 @@ __all__ = [
     "EpochIterator",
     "FuncGraph",
     "Functional",
+    "InputWorkers",
     "Mirrored",
     "MirroredExtended",
     "MirroredVariable",

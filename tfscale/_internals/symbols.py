@@ -25,6 +25,9 @@ from tensorflow.python.distribute.distribute_lib import (
     get_update_replica_id as get_update_replica_id,
 )
 
+# Which devices get their batches from which host.
+from tensorflow.python.distribute.input_lib import InputWorkers as InputWorkers
+
 # Makes distributed datasets with options that the public method refuses.
 from tensorflow.python.distribute.input_util import (
     get_distributed_dataset as get_distributed_dataset,

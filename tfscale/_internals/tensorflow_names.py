@@ -19,7 +19,7 @@ TENSORFLOW = {
         "_batch_reduce_to": "ranks count once",
         "_call_for_each_replica": "ranks are called as replicas are",
         "_create_variable": "of a single device; others are made here",
-        "_distribute_datasets_from_function": "an ordinary iterator for one",
+        "_distribute_datasets_from_function": "an ordinary iterator",
         "_experimental_distribute_dataset": "likewise",
         "_gather_to_implementation": "ranks count once",
         "_get_cross_device_ops": "sums on each device that needs them",
@@ -63,6 +63,21 @@ TENSORFLOW = {
         "create_mirrored_variable": "makes a variable out of components",
         "VARIABLE_CLASS_MAPPING": "of which class",
         "VARIABLE_POLICY_MAPPING": "with which policy",
+    },
+    f"{_DISTRIBUTE}input_lib": {
+        "InputWorkers": "which devices have batches of which iterator",
+    },
+    f"{_DISTRIBUTE}input_lib.DistributedIterator": {
+        "_type_spec": "what a function takes of it",
+    },
+    f"{_DISTRIBUTE}input_lib.DistributedIteratorBase.__init__": {
+        "_input_workers": "one for each replica, of the same iterator",
+        "_iterators": "likewise",
+    },
+    f"{_DISTRIBUTE}input_lib.DistributedIteratorSpec": {
+        "_component_specs": "a function takes that iterator once",
+        "_from_components": "likewise",
+        "_to_components": "likewise",
     },
     f"{_DISTRIBUTE}input_util": {
         "get_distributed_dataset": "with options that the public one refuses",

@@ -10,6 +10,8 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale.distribute.generator_inputs import copied
 from tfscale.distribute.generator_inputs import unread
+from tfscale.distribute.in_turn import ordinary_iterator
+from tfscale.distribute.in_turn import taken_in_turn
 from tfscale.distribute.placed_inputs import placed
 
 
@@ -33,10 +35,6 @@ class MirroredInputs(_internals.MirroredExtended):
     def _is_on_cpu(self):
         return all("CPU" in device for device in self._devices)
 
-    @property
-    def _takes_ordinary_iterator(self):
-        return self._num_replicas_in_sync == 1 and self._is_on_cpu
-
     def _input_workers_with_options(self, options=None):
         if options is None and not self._fetches_ahead:
             # Batches are where they are used. Each iterator more that is let
@@ -52,32 +50,41 @@ class MirroredInputs(_internals.MirroredExtended):
         return unread(distribute(dataset), distribute)
 
     def _distributed(self, dataset, options):
-        if options or not self._takes_ordinary_iterator:
+        if options or not self._is_on_cpu:
             distributed = super()._experimental_distribute_dataset(
                 copied(dataset), options
             )
             return placed(distributed, dataset)
-        return _internals.get_distributed_dataset(
-            dataset,
-            self._input_workers_with_options(),
-            self._container_strategy(),
-            num_replicas_in_sync=1,
-            options=ordinary_iterator(),
+        is_read_ahead = self._num_replicas_in_sync > 1
+        distributed = self._made(
+            _internals.get_distributed_dataset,
+            copied(dataset) if is_read_ahead else dataset,
+            options,
+            num_replicas_in_sync=self._num_replicas_in_sync,
         )
+        return placed(distributed, dataset) if is_read_ahead else distributed
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
-        if options or not self._takes_ordinary_iterator:
-            distributed = super()._distribute_datasets_from_function(
-                dataset_fn, options
-            )
-            return counted_in_steps(distributed, self._num_replicas_in_sync)
-        return _internals.get_distributed_datasets_from_function(
+        count = self._num_replicas_in_sync
+        context = tf.distribute.InputContext(num_replicas_in_sync=count)
+        distributed = self._made(
+            _internals.get_distributed_datasets_from_function,
             dataset_fn,
-            self._input_workers_with_options(),
-            [tf.distribute.InputContext()],
-            self._container_strategy(),
-            options=ordinary_iterator(),
+            options,
+            input_contexts=[context],
         )
+        return counted_in_steps(distributed, count)
+
+    def _made(self, get, data, options, **kwargs):
+        is_in_turn = self._is_on_cpu and not options
+        distributed = get(
+            data,
+            self._input_workers_with_options(options),
+            strategy=self._container_strategy(),
+            options=ordinary_iterator() if is_in_turn else options,
+            **kwargs,
+        )
+        return taken_in_turn(distributed) if is_in_turn else distributed
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         """Keras asks for the mean of a batch to learn what it looks like.
@@ -124,22 +131,6 @@ class _CountedInSteps(Iterable):
     def cardinality(self):
         count = int(super().cardinality)
         return count if count < 0 else -(-count // self.num_replicas)
-
-
-def ordinary_iterator() -> tf.distribute.InputOptions:
-    """Options with which one replica gets an ordinary iterator of tf.data.
-
-    TensorFlow's for several devices has a `GeneratorDataset`, which makes glibc
-    map memory anew for all of more than 128 KiB, for as long as the process
-    lives (`ApplyPython311MemoryPatch`, TensorFlow 2.21). That costs what works
-    on microbatches and shards a tenth of its time.
-    """
-    return tf.distribute.InputOptions(
-        experimental_fetch_to_device=False,
-        experimental_replication_mode=(
-            tf.distribute.InputReplicationMode.PER_REPLICA
-        ),
-    )
 
 
 def _has_mean(tensors):

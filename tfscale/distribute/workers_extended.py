@@ -110,20 +110,14 @@ class WorkersExtended(MeshExtended):
             num_replicas_in_sync=self._num_replicas_in_sync,
         )
 
-    def _iterator_options(self, options):
-        if options or self.num_replicas > 1 or not self._is_on_cpu:
-            return options
-        return inputs.ordinary_iterator()
-
     def _distributed(self, dataset, options):
         common_order.check(dataset, self.workers.agreement)
-        distributed = _internals.get_distributed_dataset(
+        distributed = self._made(
+            _internals.get_distributed_dataset,
             generator_inputs.copied(dataset),
-            self._input_workers_with_options(options),
-            self._container_strategy(),
+            options,
             num_replicas_in_sync=self._num_replicas_in_sync,
             input_context=self._context(),
-            options=self._iterator_options(options),
         )
         return placed_inputs.placed(distributed, dataset)
 
@@ -131,12 +125,11 @@ class WorkersExtended(MeshExtended):
         def of_worker(context):
             return own_data.as_long_as_any(dataset_fn(context), self.workers)
 
-        distributed = _internals.get_distributed_datasets_from_function(
+        distributed = self._made(
+            _internals.get_distributed_datasets_from_function,
             of_worker,
-            self._input_workers_with_options(options),
-            [self._context()],
-            self._container_strategy(),
-            options=self._iterator_options(options),
+            options,
+            input_contexts=[self._context()],
         )
         return inputs.counted_in_steps(distributed, self.num_replicas)
 
