@@ -11,10 +11,10 @@ class RankContextTest(absltest.TestCase):
     def test_within_another_it_adds_to_it_and_ends_with_it(self):
         before = rank_context.current()
         with rank_context.within(reads_shards=True):
-            with rank_context.within(uses_for_parts=True):
+            with rank_context.within(gradients_are_partial=True):
                 self.assertTrue(rank_context.current().reads_shards)
-                self.assertTrue(rank_context.current().uses_for_parts)
-            self.assertFalse(rank_context.current().uses_for_parts)
+                self.assertTrue(rank_context.current().gradients_are_partial)
+            self.assertFalse(rank_context.current().gradients_are_partial)
             with (
                 self.assertRaises(KeyError),
                 rank_context.within(reads_shards=False),

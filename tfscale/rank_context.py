@@ -30,7 +30,8 @@ class RankContext:
             of each replica; where ranks are called.
         graph: The graph in which the ranks meet, if there is one.
         reads_shards: Whether a sharded variable is this rank's shard.
-        uses_for_parts: Whether whole variables are used on a part of something.
+        gradients_are_partial: Whether whole variables are used on a part of
+            something, so that their gradients are summed over the ranks.
         given_shards: Tensors that stand for shards, by `id(variable)`.
         seeds_are_for_shards: Whether random numbers are for a part of a tensor.
         model: The functional model whose decisions count, or None.
@@ -57,7 +58,7 @@ class RankContext:
     devices: Sequence[str] | None = None
     graph: Any = None
     reads_shards: bool = False
-    uses_for_parts: bool = False
+    gradients_are_partial: bool = False
     given_shards: MutableMapping[int, Any] = dataclasses.field(
         default_factory=dict
     )

@@ -199,7 +199,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("query", [layer.name for layer in layers])
         for layer in layers:
             if layer.name == "query":
-                self.assertTrue(layer.sharded_call.rule.is_part)
+                self.assertTrue(layer.sharded_call.rule.is_inner)
                 self.assertTrue(layer.sharded_call.rule.stays_sharded)
             if layer.name == "key":
                 self.assertEqual(isinstance(layer, ShardedLayer), keys)

@@ -27,7 +27,7 @@ def joined(values, rank):
     return np.concatenate(values, axis=1)
 
 
-def own_part(values, rank):
+def own_shard(values, rank):
     return part(values[rank], rank, len(values))
 
 
@@ -42,13 +42,13 @@ OPERATORS = {
     "total_over_ranks": (collectives.total_over_ranks, total, total),
     "scatter_to_ranks": (
         lambda x: collectives.scatter_to_ranks(x, 1),
-        own_part,
+        own_shard,
         joined,
     ),
     "gather_from_ranks": (
         lambda x: collectives.gather_from_ranks(x, 1),
         joined,
-        own_part,
+        own_shard,
     ),
     "reduce_scatter": (
         lambda x: collectives.reduce_scatter(x, 1),
@@ -67,12 +67,15 @@ FORWARD_ONLY = {
         collectives.max_over_ranks,
         lambda values, rank: np.max(values, axis=0),
     ),
-    "own_part": (lambda x: collectives.own_part(x, 1), own_part),
+    "own_shard": (lambda x: collectives.own_shard(x, 1), own_shard),
     "concat_over_ranks": (
         lambda x: collectives.concat_over_ranks(x, 1),
         joined,
     ),
-    "sum_of_parts": (lambda x: collectives.sum_of_parts(x, 1), part_of_total),
+    "own_shard_of_sum": (
+        lambda x: collectives.own_shard_of_sum(x, 1),
+        part_of_total,
+    ),
 }
 
 

@@ -81,7 +81,7 @@ class ShardedVariable(MeshVariable):
             # Threads meet outside of loops and branches only.
             with (
                 collectives.graph_of_collectives(),
-                collectives.uses_for_parts(False),
+                collectives.gradients_are_partial(False),
             ):
                 value = self._gathered()
             if self.trainable:

@@ -97,7 +97,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             labels = tf.squeeze(labels, axis=-1)
         labels = tf.cast(labels, tf.int64)
         # Not while building, when there are no shapes to speak of.
-        found = collectives.part_before_gather(y_pred)
+        found = collectives.shard_before_gather(y_pred)
         is_part = found is not None and found[1] == y_pred.shape.rank - 1
         logits = found[0] if is_part else y_pred
         size = logits.shape[-1]

@@ -32,7 +32,7 @@ def decide(num_ranks: int, rule) -> None:
         num_ranks: Number of model ranks.
         rule: That of a layer about to run.
     """
-    if rule.is_part:
+    if rule.is_inner:
         return
     model = decisions.model_in_call()
     if model is None:

@@ -71,18 +71,18 @@ def reads_shards() -> bool:
 
 
 @contextlib.contextmanager
-def uses_for_parts(uses: bool):
+def gradients_are_partial(are_partial: bool):
     """Within it, whole variables are used on this rank's part of something.
 
     Or not, if `uses` is false. If so, their gradients are added up.
     """
-    with rank_context.within(uses_for_parts=uses):
+    with rank_context.within(gradients_are_partial=are_partial):
         yield
 
 
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
-    if rank_context.current().uses_for_parts and num_ranks() > 1:
+    if rank_context.current().gradients_are_partial and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
 
@@ -129,7 +129,7 @@ def scatter_to_ranks(x, dim: int):
 
     @tf.custom_gradient
     def split(x):
-        return own_part(x, dim), _of_dense(
+        return own_shard(x, dim), _of_dense(
             lambda dy: gather_from_ranks(dy, dim)
         )
 
@@ -154,7 +154,7 @@ def gather_from_ranks(x, dim: int):
     return whole
 
 
-def part_before_gather(whole):
+def shard_before_gather(whole):
     """What this rank gave to `gather_from_ranks` for a tensor.
 
     Who takes it in the place of the whole spares the gather: TensorFlow leaves
@@ -187,7 +187,9 @@ def reduce_scatter(x, dim: int):
 
     @tf.custom_gradient
     def scatter(x):
-        return sum_of_parts(x, dim), _of_dense(lambda dy: all_gather(dy, dim))
+        return own_shard_of_sum(x, dim), _of_dense(
+            lambda dy: all_gather(dy, dim)
+        )
 
     return scatter(x) if num_ranks() > 1 else x
 
@@ -209,7 +211,7 @@ def _of_dense(backward):
     return lambda dy: backward(tf.convert_to_tensor(dy))
 
 
-def own_part(x, dim: int):
+def own_shard(x, dim: int):
     """This rank's part along a dim; no gradient is defined."""
     if num_ranks() == 1:
         return x
@@ -231,7 +233,7 @@ def concat_over_ranks(x, dim: int):
     return _exchange(lambda parts: operations.all_gather(parts, dim), x)
 
 
-def sum_of_parts(x, dim: int):
+def own_shard_of_sum(x, dim: int):
     """This rank's part of the sum of the ranks' tensors; no gradient."""
     return _exchange(lambda parts: operations.reduce_scatter(parts, dim), x)
 

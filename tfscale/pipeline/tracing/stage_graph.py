@@ -163,7 +163,7 @@ class StageGraph:
             self.forward[keys.Mask(value)] = tf.identity(mask)
         if self._targets is not None:
             # Whether anybody but the loss wants it whole is not known yet.
-            part = collectives.part_before_gather(tensor)
+            part = collectives.shard_before_gather(tensor)
             if part is not None:
                 tensor, self.gathered[value] = part
         # An output may be an input: never the same tensor.

@@ -81,15 +81,15 @@ class SequencePlan:
         scatters: By `id` of a layer whose output is a sum over ranks: the
             whole size of dim 1, along which it leaves a part to each.
         conversions: By `id` of a `Crossing` and place of the tensor.
-        copies: Ids of the crossings of layers that use their whole weights on
-            parts: the gradients are added up.
+        partial_gradients: Ids of the crossings of layers that use their whole
+            weights on parts: the gradients are added up.
         sharded_generators: Ids of the states of generators that draw for parts.
         sharded: Names of the layers that take parts and give parts.
     """
 
     scatters: Mapping[int, int]
     conversions: Mapping[tuple, Conversion]
-    copies: frozenset[int]
+    partial_gradients: frozenset[int]
     sharded_generators: frozenset[int]
     sharded: tuple[str, ...]
 
@@ -171,7 +171,9 @@ class Crossing:
             return tensor
 
         args, kwargs = map_inputs(convert, args, kwargs)
-        with collectives.uses_for_parts(id(self) in plan.copies):
+        with collectives.gradients_are_partial(
+            id(self) in plan.partial_gradients
+        ):
             outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
 

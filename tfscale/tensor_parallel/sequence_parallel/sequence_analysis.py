@@ -151,12 +151,12 @@ class _Search:
         outputs = {
             calls[key].sources[0].tensor.name: key
             for key in keys
-            if key not in choices.whole
+            if key not in choices.replicated
         }
         for point in walk.effective:
             key = outputs.get(point.before.name)
             if key is not None:
-                walk.changes.append(sequence_choices.set_whole(key))
+                walk.changes.append(sequence_choices.set_replicated(key))
 
     def _check(self, walk, trace, whole, calls, keys, choices):
         """The plan, if a rank does what was looked at."""
@@ -178,7 +178,7 @@ class _Search:
             trace,
             whole.calls,
             choices,
-            set(keys) - choices.whole,
+            set(keys) - choices.replicated,
             {
                 state
                 for state, tensor in whole.generators.items()

@@ -40,7 +40,7 @@ class ChangingWalk(propagation_walk.Walk):
         choices: sequence_choices.Choices,
         keys,
     ):
-        super().__init__(facts, choices.whole)
+        super().__init__(facts, choices.replicated)
         self.changes = []
         self._trace = trace
         self._choices = choices
@@ -55,7 +55,7 @@ class ChangingWalk(propagation_walk.Walk):
     def _state(self, tensor):
         if (
             self._span is not None
-            and id(self._span.crossing) in self._choices.copies
+            and id(self._span.crossing) in self._choices.partial_gradients
             and tensor.name in self._trace.parameters
         ):
             return Replicated(), frozenset()
@@ -96,7 +96,7 @@ class ChangingWalk(propagation_walk.Walk):
     def _copy_weights(self, operand):
         """Whether a layer's own weights, or what it makes of them, do."""
         span = self._span
-        if span is None or id(span.crossing) in self._choices.not_copies:
+        if span is None or id(span.crossing) in self._choices.not_partial:
             return False
         needed = self._facts.needs_gradient
         seen, stack = set(), [operand]
@@ -113,7 +113,7 @@ class ChangingWalk(propagation_walk.Walk):
                 return False
             stack += tensor.op.inputs
         key = id(span.crossing)
-        self.changes.append(sequence_choices.set_copies(key))
+        self.changes.append(sequence_choices.set_partial(key))
         return True
 
     def _put_together(self, tensors) -> bool:
@@ -151,14 +151,17 @@ class ChangingWalk(propagation_walk.Walk):
         weights = {
             id(s.crossing): s
             for s in self._trace.around(span)
-            if id(s.crossing) in self._choices.copies
+            if id(s.crossing) in self._choices.partial_gradients
         }
         for tensor in tensors:
             made_in = self._trace.span_of(tensor.op)
-            if made_in and id(made_in.crossing) in self._choices.copies:
+            if (
+                made_in
+                and id(made_in.crossing) in self._choices.partial_gradients
+            ):
                 weights[id(made_in.crossing)] = made_in
         for key, found in weights.items():
-            self.changes.append(sequence_choices.set_not_copies(key))
+            self.changes.append(sequence_choices.set_not_partial(key))
             for point in self._trace.entrances(found):
                 if self.is_along_sequence(point.after):
                     self.changes.append(

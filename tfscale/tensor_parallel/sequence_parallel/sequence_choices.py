@@ -13,16 +13,16 @@ class Choices:
     Attributes:
         modes: By name of the operation of a `Point`: None, then "scatter", or
             "all_gather" and after it "gather"; at last "never".
-        copies: Ids of crossings that use their weights on parts.
-        not_copies: Those for which that was found wrong.
-        whole: Keys of the sums that stay whole.
+        partial_gradients: Ids of crossings that use their weights on parts.
+        not_partial: Those for which that was found wrong.
+        replicated: Keys of the sums that are whole on all ranks.
         infeasible: Why nothing can be sharded, if so.
     """
 
     modes: dict = dataclasses.field(default_factory=dict)
-    copies: set = dataclasses.field(default_factory=set)
-    not_copies: set = dataclasses.field(default_factory=set)
-    whole: set = dataclasses.field(default_factory=set)
+    partial_gradients: set = dataclasses.field(default_factory=set)
+    not_partial: set = dataclasses.field(default_factory=set)
+    replicated: set = dataclasses.field(default_factory=set)
     infeasible: str | None = None
 
 
@@ -35,12 +35,12 @@ def set_mode(point, mode):
     return change
 
 
-def set_not_copies(key):
+def set_not_partial(key):
     """A change: a layer does not use its weights on parts."""
 
     def change(choices):
-        choices.copies.discard(key)
-        choices.not_copies.add(key)
+        choices.partial_gradients.discard(key)
+        choices.not_partial.add(key)
 
     return change
 
@@ -54,19 +54,19 @@ def set_infeasible(reason):
     return change
 
 
-def set_copies(key):
+def set_partial(key):
     """A change: a layer uses its weights on parts."""
 
     def change(choices):
-        choices.copies.add(key)
+        choices.partial_gradients.add(key)
 
     return change
 
 
-def set_whole(key):
+def set_replicated(key):
     """A change: the sum of a call stays whole."""
 
     def change(choices):
-        choices.whole.add(key)
+        choices.replicated.add(key)
 
     return change

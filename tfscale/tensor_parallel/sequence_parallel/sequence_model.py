@@ -92,7 +92,7 @@ def decide(num_ranks: int, rule) -> None:
     if model is not None and call_of(model) is None:
         prepare(model, num_ranks)
         raise _Prepared
-    if model is None and not rule.is_part:
+    if model is None and not rule.is_inner:
         _warn_of_own_call(rule)
     analysis.decide(num_ranks, rule)
 

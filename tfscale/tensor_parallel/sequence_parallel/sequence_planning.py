@@ -22,7 +22,7 @@ def make_plan(
         drawing: Ids of the states of the generators that draw for parts.
     """
     num_ranks = walk.num_ranks
-    scatters, conversions, copies = {}, {}, set()
+    scatters, conversions, partial_gradients = {}, {}, set()
     for key in keys:
         layer = recorded[key].rule.sum_layer
         size = recorded[key].outputs.shape[1]
@@ -41,7 +41,7 @@ def make_plan(
         if known != made:
             layer = point.crossing.layer
             return None, f"{layer.name!r} is called in two ways"
-    copying = choices.copies
+    copying = choices.partial_gradients
     for point in trace.points.values():
         taken = conversions.get((id(point.crossing), point.place))
         layer = point.crossing.layer
@@ -54,8 +54,8 @@ def make_plan(
                 return None, f"{layer.name!r} is called in two ways"
         is_input = point.place[0] == "in"
         if id(point.crossing) in copying and is_input:
-            copies.add(id(point.crossing))
-    if not copying <= copies:
+            partial_gradients.add(id(point.crossing))
+    if not copying <= partial_gradients:
         return None, "a layer without inputs has weights"
     return (
         sequence.SequencePlan(

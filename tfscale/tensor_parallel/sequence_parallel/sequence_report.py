@@ -71,7 +71,7 @@ def exchanged(
     found += [
         text for key, text in _OF_CONVERSION.items() if key in conversions
     ]
-    if id(crossed_layer.crossing_of(layer)) in plan.copies:
+    if id(crossed_layer.crossing_of(layer)) in plan.partial_gradients:
         found.append("all-reduce of the weights' gradients")
     return tuple(found)
 

@@ -97,7 +97,7 @@ class _Attention(rules.Rule):
         self._columns = columns
         for dense in columns:
             rule = dense.sharded_call.rule
-            rule.stays_sharded = rule.is_part = True
+            rule.stays_sharded = rule.is_inner = True
         # Of dropped-out scores, whose heads are sharded.
         for generator in rank_seeds.generators(layer):
             rank_seeds.attach(generator)
@@ -153,7 +153,7 @@ class _Attention(rules.Rule):
         if mask is not None and len(mask.shape) == self._num_positions() + 2:
             query = _dense(self.layer, "query")
             if mask.shape[1] == query.kernel.shape[_heads_dim(query)] > 1:
-                mask = collectives.own_part(mask, 1)
+                mask = collectives.own_shard(mask, 1)
                 given.arguments["attention_mask"] = mask
         return given.args[1:], given.kwargs
 
@@ -247,7 +247,7 @@ def _heads_dim(dense):
 
 def _call_for_parts(layer, x):
     # The sequence is whole in here, and it is the heads that are sharded.
-    with sequence.following(None), collectives.uses_for_parts(True):
+    with sequence.following(None), collectives.gradients_are_partial(True):
         return layer(x)
 
 

@@ -90,7 +90,7 @@ class _Column(rules.Rule):
         # The bias has the dims from the first one with a letter on.
         dim = rank + self.source_dim
         if self._letter in letters and dim >= 0:
-            return rules.part_of(bias, dim)
+            return rules.own_shard_along(bias, dim)
         whole = tf.convert_to_tensor(bias)
         return collectives.copy_to_ranks(whole)
 
@@ -137,6 +137,6 @@ class _Row(rules.Rule):
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:
-            with collectives.uses_for_parts(scatters):
+            with collectives.gradients_are_partial(scatters):
                 x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

@@ -40,7 +40,7 @@ class Rule(abc.ABC):
             the right (negative), or None if the output is whole.
         sink_dim: The dim of its input that it can take sharded, likewise.
         stays_sharded: Whether the output stays sharded; see `decide`.
-        is_part: Whether the rule of a layer around it has decided that.
+        is_inner: Whether the rule of a layer around it has decided that.
     """
 
     source_dim: int | None = None
@@ -50,7 +50,7 @@ class Rule(abc.ABC):
     # Whether its inputs may come as `sequence.enter` has them.
     shares_input = False
 
-    is_part = False
+    is_inner = False
 
     def __init__(self, layer):
         self.layer = layer
@@ -58,7 +58,7 @@ class Rule(abc.ABC):
 
     def reset(self) -> None:
         """Gathers the output, but where the user says otherwise."""
-        if not self.is_part:
+        if not self.is_inner:
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
     def decide(self, stays_sharded: bool, reason: str | None) -> None:
@@ -205,7 +205,7 @@ def given_shards(shards: dict[int, tf.Tensor]):
         yield
 
 
-def part_of(variable, dim):
+def own_shard_along(variable, dim):
     """This rank's part of a variable, sharded along `dim` or replicated."""
     if sharding_of(variable).model_dim == dim:
         return shard_of(variable)
