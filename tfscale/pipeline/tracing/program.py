@@ -90,14 +90,14 @@ class Programs:
         )
         trainable = [variable.trainable for variable in self._plan.variables]
         kind = repr((specs, training, trainable))
-        if kind not in self._of_kinds:
-            request = _Request(kind, inputs, targets, training)
-            if collectives.num_ranks() == 1:
-                self._trace_once(request)
-            else:
-                # Ranks are traced by whoever runs them.
-                context = tf.distribute.get_replica_context()
-                context.merge_call(self._trace_all, args=(request,))
+        request = _Request(kind, inputs, targets, training)
+        if collectives.num_ranks() == 1:
+            self._trace_once(request)
+        else:
+            # Ranks are traced by whoever runs them. They meet also if this
+            # kind is known: that of another replica may be new.
+            context = tf.distribute.get_replica_context()
+            context.merge_call(self._trace_all, args=(request,))
         return self._of_kinds[kind][collectives.rank()]
 
     def _trace_all(self, strategy, requests):
