@@ -4,10 +4,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.serving import cluster_spec
 from tfscale.parameter_server.worker_dataset import WorkerDataset
+
+_SECONDS_FOR_THE_OTHERS = 60.0
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -34,6 +37,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             it.
 
     Raises:
+        ConnectionError: If a worker or server does not answer in a minute,
+            where TensorFlow would wait for ever; says which, and why.
         RuntimeError: If TensorFlow is connected to a cluster already.
         ValueError: If there is no cluster, it has no chief, worker or
             parameter server, this process is not the chief, or a worker has
@@ -50,6 +55,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __init__(self, cluster: Cluster | None = None):
         cluster = _checked(cluster or cluster_from_environment())
+        others = [a for a in cluster.addresses if a != cluster.address]
+        ports.wait_for_all(others, _SECONDS_FOR_THE_OTHERS)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             cluster_spec(cluster),
             task_type="chief",
