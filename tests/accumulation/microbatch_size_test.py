@@ -50,6 +50,12 @@ class MicrobatchSizeTest(parameterized.TestCase):
         self.assertTrue(size.is_found)
         self.assertLess(size.rows, rows)
 
+    def test_where_not_even_one_row_fits_it_is_one(self):
+        """Weights alone took more than there is: an OverflowError."""
+        size = MicrobatchSize(idle=1.5, gradients=0.4)
+        size.note(1.7, num_rows=64)
+        self.assertEqual((size.rows, size.is_found), (1, True))
+
     def test_a_smaller_last_batch_decides_nothing(self):
         size = MicrobatchSize(idle=0.1, gradients=0.05)
         size.note(0.11, num_rows=64)

@@ -382,6 +382,16 @@ class InFunction(keras.Model):
         return super().train_step(data)
 
 
+def spectral(x, y):
+    """Its kernel is assigned to in each call, which ended in an AttributeError.
+
+    There, a weight had no handle.
+    """
+    dense = keras.layers.Dense(3, name="dense")
+    layer = keras.layers.SpectralNormalization(dense, name="spectral")
+    return keras.Model(x, layer(y))
+
+
 def _accumulating_twice():
     return keras.optimizers.SGD(gradient_accumulation_steps=2)
 
@@ -455,6 +465,7 @@ class BadInputTest(parameterized.TestCase):
         (KeptElsewhere, "sgd", "another optimizer, 'elsewhere'"),
         (OnlyElsewhere, "sgd", "never applied"),
         (Assigns, "sgd", "an `assign` to 'a/kernel'"),
+        (spectral, "sgd", "an `assign` to 'spectral/dense/kernel'"),
         (Twice, "sgd", "a second call of its `apply`"),
         (NeverApplied, "sgd", "never applied"),
         (InFunction, "sgd", "inside of a `tf.function`"),

@@ -79,7 +79,10 @@ class MicrobatchSize:
             # An update takes as much: of the microbatch there is no more in it
             # than beyond gradients and their sums.
             by_row = (peak - self._idle - self._gradients) / rows
-        fitting = rows + (1.0 - peak) / by_row if by_row > 0 else math.inf
+        if by_row > 0:
+            fitting = rows + (1.0 - peak) / by_row
+        else:
+            fitting = math.inf if peak <= 1.0 else rows_before
         self._before = rows, peak
         if peak > 1.0:
             self.rows, self.is_found = max(1, math.floor(fitting)), True

@@ -80,7 +80,13 @@ class ReplicaStep:
             return tensor
 
         with _Trial(collect_losses=True) as scope:
-            logs, taken, step = self._run(data, record, 1.0)
+            try:
+                logs, taken, step = self._run(data, record, 1.0)
+            except Exception:
+                # Weights that a layer has assigned to are no longer variables
+                # here, which may be what it is about.
+                checks.check_updates(self._model, scope.changed)
+                raise
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
         checks.check_updates(self._model, scope.changed)
