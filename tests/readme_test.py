@@ -1,4 +1,6 @@
 import contextlib
+import glob
+import importlib.util
 import io
 import os
 import re
@@ -9,6 +11,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import source_files
 from tests.source_files import REPOSITORY
 
 PAGES = sorted(
@@ -16,6 +19,13 @@ PAGES = sorted(
     for name in os.listdir(os.path.join(REPOSITORY, "docs"))
     if name.endswith(".md")
 )
+
+BENCHMARKS = [
+    os.path.relpath(path, REPOSITORY)
+    for path in sorted(
+        glob.glob(os.path.join(REPOSITORY, "benchmarks", "*", "README.md"))
+    )
+]
 
 
 def _read(name):
@@ -75,6 +85,34 @@ class PagesTest(parameterized.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             for program in programs:
                 exec(program, names)
+
+    @parameterized.parameters("README.md", *PAGES, *BENCHMARKS)
+    def test_the_commands_of_a_page_name_what_is_there(self, page):
+        text = _read(page).replace("\\\n", "")
+        sources = "".join(
+            _read(path)
+            for path in source_files.python_files()
+            if path.startswith(("benchmarks/", "examples/", "tfscale/launch/"))
+        )
+        for command in re.findall(r"python -m .*", text):
+            for module in re.findall(r" -m ([\w.]+)", command):
+                self.assertIsNotNone(importlib.util.find_spec(module), module)
+            for path in re.findall(r" --flagfile=([\w./]+)", command):
+                self.assertTrue(os.path.exists(os.path.join(REPOSITORY, path)))
+            flags = re.findall(r" --(\w+)", command)
+            for flag in {*flags} - {"flagfile"}:
+                self.assertIn(f'"{flag}"', sources, command)
+
+    def test_the_pictures_of_collectives_are_drawn_by_their_command(self):
+        (program,) = re.findall(
+            r'^python -c "(.*)"$', _read("docs/collectives.md"), re.M
+        )
+        here = os.getcwd()
+        os.chdir(self.create_tempdir().full_path)
+        self.addCleanup(os.chdir, here)
+        os.mkdir("docs")
+        exec(program, {})
+        self.assertCountEqual(os.listdir("docs"), ["ring.png", "tree.png"])
 
     @parameterized.parameters("README.md", *PAGES)
     def test_the_pages_that_it_links_are_there(self, page):
