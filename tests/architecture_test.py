@@ -52,6 +52,8 @@ PURE = (
     "tfscale/pipeline/planning/simulate.py",
     "tfscale/pipeline/planning/timeline.py",
     "tfscale/sharding/sharding.py",
+    "tfscale/tensor_parallel/layout_entries.py",
+    "tfscale/tensor_parallel/layout_hints.py",
     "tfscale/tensor_parallel/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.

@@ -1,14 +1,18 @@
 """From a layout map to the dim of each variable that the model axis divides."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
 
-AXIS = "model"
+from tfscale.tensor_parallel.layout_entries import AXIS
+from tfscale.tensor_parallel.layout_entries import axes_of
+from tfscale.tensor_parallel.layout_entries import check_map
+from tfscale.tensor_parallel.layout_entries import check_pattern
+from tfscale.tensor_parallel.layout_entries import split_dim_of
+from tfscale.tensor_parallel.layout_hints import hint
+
 _DATA_AXIS = "data"
-_NUMBER = re.compile(r"_\d+(?=/|$)")
 _NO_PATHS = (
     " No layer has made a variable yet: a model with a `call` of its own must "
     "not be left to `fit` to build. Call it on a batch in the scope first."
@@ -60,7 +64,7 @@ class Layouts:
     """
 
     def __init__(self, layout_map: Mapping[str, Any] | None, mesh):
-        _check_map(layout_map)
+        check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self._size = sizes.get(AXIS)
         self._may_be_idle = layout_map is not None or self.size == 1
@@ -72,10 +76,10 @@ class Layouts:
         if self._size == 1:
             return
         for pattern, layout in (layout_map or {}).items():
-            _check_pattern(pattern)
-            axes = _axes_of(pattern, layout)
+            check_pattern(pattern)
+            axes = axes_of(pattern, layout)
             self._axes[pattern] = axes
-            self._dims[pattern] = _split_dim_of(pattern, axes, sizes)
+            self._dims[pattern] = split_dim_of(pattern, axes, sizes)
             if getattr(layout, "is_found", False):
                 self._found.add(pattern)
 
@@ -140,7 +144,7 @@ class Layouts:
                 f"for {path!r}, which is sharded along dim {declared}. Make "
                 "the pattern narrower, or use the layer of Keras."
             )
-        if dim is not None and shape[dim] % self._size:
+        if dim is not None and shape[dim] % self.size:
             raise self._not_divisible(path, shape, dim, axes)
         return dim
 
@@ -171,7 +175,7 @@ class Layouts:
         if not unmatched:
             return
         paths = [getattr(v, "path", v) for v in variables]
-        lines = [f"  {p!r}{_hint(p, paths)}" for p in unmatched]
+        lines = [f"  {p!r}{hint(p, paths)}" for p in unmatched]
         raise ValueError(
             "Every pattern of a layout map must match the whole path of a "
             "variable (`re.fullmatch`). Received patterns that match none:\n"
@@ -205,93 +209,3 @@ class Layouts:
             f"whole: give {path!r} a key of its own with `None`s, which comes "
             "first, or start from `tfscale.auto_layout_map`."
         )
-
-
-def _check_map(layout_map):
-    if layout_map is None or isinstance(layout_map, Mapping):
-        return
-    what = "Pass one, or a dict of tuples, or None."
-    if hasattr(layout_map, "device_mesh"):  # one of `keras.distribution`
-        what = (
-            "A distribution of Keras holds a mesh and a map: pass the map that "
-            "it was made with; which axis is which is a matter of names here."
-        )
-    raise TypeError(
-        "`layout_map` must be a `keras.distribution.LayoutMap`. Received: "
-        f"{layout_map!r}. {what}"
-    )
-
-
-def _check_pattern(pattern):
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(
-            "The keys of a layout map must be regular expressions. Received: "
-            f"{pattern!r}: {error}. For any text write '.*'."
-        ) from error
-
-
-def _axes_of(pattern, layout):
-    axes = getattr(layout, "axes", layout)
-    if not isinstance(axes, (tuple, list)):
-        raise TypeError(
-            "A layout must be a `keras.distribution.TensorLayout` or a tuple "
-            f"with one entry per dim. Received: {layout!r} for {pattern!r}."
-        )
-    return tuple(axes)
-
-
-def _split_dim_of(pattern, axes, sizes):
-    for axis in axes:
-        # An axis of the mesh, yet its layers are whole: a variable is on one
-        # stage, never spread over several.
-        if axis == "pipeline":
-            raise ValueError(
-                "A layout must not name the axis 'pipeline', along which "
-                f"layers are spread and not their weights. Received: {axes} "
-                f"for {pattern!r}. Use {AXIS!r}."
-            )
-        if axis is not None and axis not in sizes:
-            raise ValueError(
-                "A layout must name axes of the mesh. Received: "
-                f"{axis!r} in {axes} for {pattern!r}, but the mesh has the "
-                f"axes {', '.join(map(repr, sizes))}. Rename it; "
-                "`get_layout_map` of keras_hub takes the names as "
-                "`model_parallel_dim_name` and `data_parallel_dim_name`."
-            )
-    if axes.count(AXIS) > 1:
-        raise ValueError(
-            f"A layout must name the axis {AXIS!r} once at most. Received: "
-            f"{axes} for {pattern!r}. Put `None` in all places but one."
-        )
-    return axes.index(AXIS) if AXIS in axes else None
-
-
-def _hint(pattern, paths):
-    whole = [p for p in paths if re.fullmatch(pattern, p)]
-    if whole:
-        return (
-            f" (it matches {whole[0]!r}, which was not made under the "
-            "strategy, or has a key of its own)"
-        )
-    inside = [p for p in paths if re.search(pattern, p)]
-    if inside:
-        return (
-            f" (it matches only a part of {inside[0]!r}; begin or end it with "
-            "'.*')"
-        )
-    plain = re.sub(r"\.\*|\.\+|[\\^$()\[\]?]", "", pattern)
-    numbered = [
-        p for p in paths if _NUMBER.sub("", p) == _NUMBER.sub("", plain)
-    ]
-    if numbered:
-        return (
-            f" (it matches {numbered[0]!r} but for a number, which Keras gives "
-            "layers of one name in the order in which they are made: name them "
-            "yourself, pass the function that builds the model to "
-            "`tfscale.auto_layout_map`, or call `keras.utils.clear_session()` "
-            "before the model is built)"
-        )
-    near = difflib.get_close_matches(plain, paths, n=3, cutoff=0.0)
-    return f" (nearest: {', '.join(map(repr, near))})" if near else ""
