@@ -20,6 +20,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tests import source_files
+from tests import strategies
 from tests.whole_batch import same_numbers_test as whole_batch
 from tfscale.callbacks import GradientAccumulation
 from tfscale.collectives import operations
@@ -43,17 +44,6 @@ def clipped(**options):
         ema_overwrite_frequency=2,
         weight_decay=0.1,
         **options,
-    )
-
-
-def mirrored():
-    """Without collectives, whose keys another strategy in the process has.
-
-    TensorFlow numbers them anew for each, and refuses one of another shape.
-    """
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
 
@@ -229,7 +219,7 @@ class SameNumbersTest(parameterized.TestCase):
         job = dataclasses.replace(
             JOBS["own"], fit=dict(callbacks=[GradientAccumulation(3)])
         )
-        strategy = mirrored()
+        strategy = strategies.mirrored()
         actual = same_numbers.plain(job, strategy)
         same_numbers.assert_same(self, _on_one_device("own"), actual, RTOL)
 
@@ -517,7 +507,7 @@ class BadInputTest(parameterized.TestCase):
     )
     def test_mirrored_strategy_sums_last(self, optimizer, message):
         same_numbers.reset()
-        with mirrored().scope():
+        with strategies.mirrored().scope():
             model = whole_batch.dense()
             model.compile(optimizer(), "mse")
         with self.assertRaisesRegex(

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import strategies
 from tfscale.callbacks.input_wait import InputWait
 
 
@@ -64,11 +65,7 @@ class Slow(keras.layers.Layer):
 
 def _strategy(name):
     if name == "mirrored":
-        # Its collectives would have the keys of those of another test.
-        return tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
+        return strategies.mirrored()
     if name == "mesh":
         return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
     return tf.distribute.get_strategy()

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from tests import forked_cluster
 from tests import same_numbers
+from tests import strategies
 
 _RANDOM = np.random.RandomState(0)
 X = _RANDOM.normal(size=(48, 6)).astype("float32")
@@ -22,9 +23,7 @@ DEVICES = ["CPU:0", "CPU:1"]
 
 STRATEGIES = {
     "OneDevice": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"),
-    "Mirrored": lambda: tf.distribute.MirroredStrategy(
-        DEVICES, cross_device_ops=tf.distribute.ReductionToOneDevice()
-    ),
+    "Mirrored": strategies.mirrored,
     "CentralStorage": lambda: tf.distribute.experimental.CentralStorageStrategy(
         DEVICES, "CPU:0"
     ),

@@ -7,6 +7,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import strategies
 from tfscale import data
 
 
@@ -156,16 +157,8 @@ class ResumedTrainingTest(tf.test.TestCase):
 
 
 class DistributedTest(tf.test.TestCase, parameterized.TestCase):
-    def _strategy(self):
-        # No collectives: theirs get equal keys in all MirroredStrategies of a
-        # process, and fail where the gradients of two tests differ in shape.
-        return tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
-
     def test_replicas_share_a_global_batch_in_order(self):
-        strategy = self._strategy()
+        strategy = strategies.mirrored()
         pipeline = data.pipeline(data.arrays(np.arange(40)), batch_size=8)
         whole = list(pipeline.as_numpy_iterator())
         pipeline.position.assign(epoch=0)
@@ -193,7 +186,7 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
                 shard="files",
             )
 
-        strategy = self._strategy()
+        strategy = strategies.mirrored()
         distributed = strategy.distribute_datasets_from_function(make)
         steps = [
             strategy.experimental_local_results(parts) for parts in distributed
@@ -212,7 +205,7 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
     def test_fit_under_a_strategy_is_fit_on_one_device(self):
         rows = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
         weights = []
-        for strategy in (tf.distribute.get_strategy(), self._strategy()):
+        for strategy in (tf.distribute.get_strategy(), strategies.mirrored()):
             with strategy.scope():
                 model = keras.Sequential([keras.layers.Dense(3)])
                 model.compile(keras.optimizers.SGD(0.1), "mse")

@@ -13,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tests import strategies
 from tfscale import data
 
 _BATCH = 8
@@ -210,10 +211,7 @@ class DerivedTest(tf.test.TestCase):
 
 def _strategy(name):
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"],
-            cross_device_ops=tf.distribute.ReductionToOneDevice(),
-        )
+        return strategies.mirrored()
     if name == "mesh":
         return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
     return tf.distribute.get_strategy()
