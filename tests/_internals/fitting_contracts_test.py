@@ -187,6 +187,26 @@ class FitTest(tf.test.TestCase):
             self.assertAllEqual([row for row, _ in kept], X[:count])
             self.assertLen(taken, count)
 
+    @holds("py_dataset_adapter", "PyDatasetAdapter")
+    @holds("PyDatasetAdapter.__init__", "enqueuer", "shuffle")
+    def test_a_py_dataset_can_be_read_beside_its_workers(self):
+        class Rows(keras.utils.PyDataset):
+            def __len__(self):
+                return len(X)
+
+            def __getitem__(self, i):
+                return X[i : i + 1], X[i : i + 1]
+
+        adapter = fitting.PyDatasetAdapter(Rows(workers=2), shuffle=True)
+        beside = _internals.view(
+            adapter,
+            enqueuer=property(lambda self: None),
+            shuffle=property(lambda self: False),
+        )
+        rows = [row[0] for row, _ in beside.get_numpy_iterator()]
+        self.assertAllEqual(rows, X)
+        self.assertFalse(adapter.enqueuer.is_running())
+
     @holds("TensorFlowTrainer.fit", "_initial_epoch", "_eval_epoch_iterator")
     def test_a_fit_begins_where_it_is_told_and_keeps_its_validation(self):
         model, epochs = compiled(), []

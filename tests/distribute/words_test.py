@@ -104,6 +104,19 @@ class ByHandTest(parameterized.TestCase):
             step()
         mesh_strategy.run(step)
 
+    @parameterized.parameters(dict(data=2), dict(pipeline=2))
+    def test_a_step_of_a_model_that_the_scope_runs(self, **axes):
+        # "DistributedVariable.handle is not available", and for a pipeline
+        # that None has no quotient by a number.
+        with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
+            model = build()
+            if "pipeline" in axes:
+                model = tfscale.PipelineModel(model, 2)
+            model.compile("sgd", "mse")
+            model.test_on_batch(X, X)
+            with self.assertRaisesRegex(ValueError, "by the replicas.*run"):
+                model.train_step((X, X))
+
     def test_a_scope_in_that_of_another_strategy(self):
         with (
             self.assertRaisesRegex(ValueError, "cannot be within each other"),

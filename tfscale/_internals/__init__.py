@@ -54,7 +54,7 @@ from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import element_spec_of
-from tfscale._internals.fitting import first_batches_of_generator
+from tfscale._internals.fitting import first_batches_from_python
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
@@ -169,7 +169,7 @@ __all__ = [
     "distribute_utils",
     "eager_context",
     "element_spec_of",
-    "first_batches_of_generator",
+    "first_batches_from_python",
     "flat_losses",
     "flatten_layers",
     "functional_in",

@@ -13,11 +13,13 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from tfscale._internals.instances import view
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PerReplicaSpec
+from tfscale._internals.symbols import PyDatasetAdapter
 
 # What callbacks of Keras keep for later steps, beside public attributes.
 MODEL_CHECKPOINT_COUNTERS = (
@@ -80,24 +82,36 @@ def _callers() -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def first_batches_of_generator() -> tf.data.Dataset | None:
-    """What Keras has kept of a Python generator, as it makes its dataset.
+def first_batches_from_python() -> tf.data.Dataset | None:
+    """Batches like those of a generator or a `PyDataset` in `fit`.
 
-    That is when an `EpochIterator` is made, on the stack of this thread: its
-    strategy is given the dataset, and nothing else of the generator.
+    They are asked for while an `EpochIterator` is made, on the stack of this
+    thread: its strategy is given a dataset, and nothing else of the source.
 
     Returns:
-        A dataset of up to two batches, of which none is taken from the
-        generator; or None if no generator is at work.
+        A dataset of which no batch is taken from a generator or from the
+        workers of a `PyDataset`, nor is its order shuffled for it: what Keras
+        has kept of the one, batches of the other by their numbers. None if
+        neither is at work.
     """
     for frame in _callers():
         epochs = frame.f_locals.get("self")
         if isinstance(epochs, EpochIterator):
             adapter = epochs.data_adapter
-            if not isinstance(adapter, GeneratorDataAdapter):
-                return None
-            kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
-            return GeneratorDataAdapter(kept).get_tf_dataset()
+            if isinstance(adapter, GeneratorDataAdapter):
+                kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
+                return GeneratorDataAdapter(kept).get_tf_dataset()
+            if isinstance(adapter, PyDatasetAdapter):
+                beside = view(
+                    adapter,
+                    enqueuer=property(lambda self: None),
+                    shuffle=property(lambda self: False),
+                )
+                # The autotuner may sleep through the end of an iterator.
+                options = tf.data.Options()
+                options.autotune.enabled = False
+                return beside.get_tf_dataset().take(1).with_options(options)
+            return None
     return None
 
 

@@ -218,6 +218,14 @@ KERAS = {
     ".GeneratorDataAdapter.__init__": {
         "generator": "what is kept of it, and then the rest",
     },
+    "keras.src.trainers.data_adapters.py_dataset_adapter": {
+        "PyDatasetAdapter": "a `PyDataset` that a user gave to `fit`",
+    },
+    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
+    ".__init__": {
+        "enqueuer": "its workers, whose batches are gone once taken",
+        "shuffle": "an order of its own for each iterator",
+    },
     "keras.src.trainers.data_adapters.data_adapter_utils": {
         "NUM_BATCHES_FOR_TENSOR_SPEC": "how many batches are kept of it",
     },

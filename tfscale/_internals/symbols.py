@@ -112,6 +112,9 @@ from keras.src.trainers.data_adapters.data_adapter_utils import (
 from keras.src.trainers.data_adapters.generator_data_adapter import (
     GeneratorDataAdapter as GeneratorDataAdapter,
 )
+from keras.src.trainers.data_adapters.py_dataset_adapter import (
+    PyDatasetAdapter as PyDatasetAdapter,
+)
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 
 # isort: split

@@ -7,8 +7,10 @@ predictions. So such batches are copied, before replicas get their parts.
 
 Under a strategy Keras looks at a batch before it trains, with an iterator that
 it throws away, and TensorFlow reads up to four batches ahead for that. Other
-data begins anew; what was taken out of a generator is gone. Keras has kept the
-first two batches to know their shapes, and it is shown these in its place.
+data begins anew; what was taken out of a generator is gone, and so is what the
+workers of a `PyDataset` had made. Keras has kept the first two batches of a
+generator to know their shapes, and it is shown these in its place; of a
+`PyDataset`, batches that are made for it.
 """
 
 from collections.abc import Callable
@@ -34,10 +36,11 @@ def unread(
 
     Args:
         distributed: A `tf.distribute.DistributedDataset`; unless it is of a
-            generator that was given to `fit` or `evaluate`, nothing is done.
+            generator or a `PyDataset` given to `fit` or `evaluate`, nothing is
+            done.
         distribute: Makes such datasets.
     """
-    first_batches = _internals.first_batches_of_generator()
+    first_batches = _internals.first_batches_from_python()
     if first_batches is not None:
         in_place.put(
             distributed, _Unread, first_batches=distribute(first_batches)

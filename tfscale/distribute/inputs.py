@@ -47,7 +47,9 @@ class MirroredInputs(_internals.MirroredExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         distribute = functools.partial(self._distributed, options=options)
-        return unread(distribute(dataset), distribute)
+        distributed = unread(distribute(dataset), distribute)
+        in_place.put(distributed, _NotEmpty)
+        return distributed
 
     def _distributed(self, dataset, options):
         if options or not self._is_on_cpu:
@@ -112,6 +114,28 @@ class MirroredInputs(_internals.MirroredExtended):
         return tf.nest.map_structure(reduce, value)
 
 
+# No `in_place.Mixin`, see placed_inputs.py.
+class _NotEmpty(Iterable):
+    def __iter__(self):
+        batches = super().__iter__()
+        return (
+            _with_any(batches) if _internals.keras_looks_at_data() else batches
+        )
+
+
+def _with_any(batches):
+    has_any = False
+    for batch in batches:
+        has_any = True
+        yield batch
+    if not has_any:
+        raise ValueError(
+            "There must be a batch to train or evaluate on. Received: data "
+            "without any. Look for a filter, a `take` or `drop_remainder=True` "
+            "that leaves nothing, or for a generator that has been used up."
+        )
+
+
 def counted_in_steps(distributed: Any, num_replicas: int) -> Any:
     """A dataset of batches of replicas, whose length is in steps.
 
@@ -135,6 +159,8 @@ class _CountedInSteps(Iterable):
 
 def _has_mean(tensors):
     first = tensors[0]
-    return first.dtype not in (tf.bool, tf.string) and all(
-        tensor.shape == first.shape for tensor in tensors
+    return (
+        isinstance(first, tf.Tensor)  # and neither sparse nor ragged
+        and first.dtype not in (tf.bool, tf.string)
+        and all(tensor.shape == first.shape for tensor in tensors)
     )

@@ -79,6 +79,13 @@ class MeshOptimizer(in_place.Mixin):
             extended.optimizer_states.all_gather(variables)
         return result
 
+    def scale_loss(self, loss):
+        """See `keras.optimizers.Optimizer`; Keras' steps begin with it."""
+        # An error, where there are no replicas: the gradients that come next
+        # are not for those who wrote the step.
+        extended_of(self).place()
+        return super().scale_loss(loss)
+
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # They are sums. `ReplicaContext.all_reduce` would put them through one
         # operation, and so all stages' gradients on one device, where their

@@ -113,6 +113,13 @@ class ModelRanks(MirroredInputs):
     def place(self) -> tuple[int, int]:
         """Replica and model rank of this thread; in replica context."""
         thread = _internals.get_current_replica_id_as_int()
+        if thread is None:
+            raise ValueError(
+                "A step must be called by the replicas. Received: a call in "
+                "the scope of the strategy, outside of `strategy.run`. Call "
+                "`strategy.run(model.train_step, args=(batch,))`, or likewise "
+                "what has the step in it."
+            )
         return divmod(thread, self.num_model_ranks)
 
     def _call_for_each_replica(self, fn, args, kwargs):

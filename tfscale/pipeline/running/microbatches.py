@@ -58,7 +58,10 @@ def _with_rows(tensor, num_rows):
     one = tf.zeros if tensor.dtype == tf.string else tf.ones
     row = one(tf.concat([[1], tf.maximum(sizes[1:], 1)], axis=0), tensor.dtype)
     row = tf.concat([tensor[:1], row], axis=0)[:1]
-    more = tf.repeat(row, tf.maximum(num_rows - sizes[0], 0), axis=0)
+    # To repeat it is not implemented for all types.
+    more = tf.gather(
+        row, tf.zeros([tf.maximum(num_rows - sizes[0], 0)], "int32")
+    )
     return tf.ensure_shape(
         tf.concat([tensor, more], axis=0), [None, *tensor.shape[1:]]
     )

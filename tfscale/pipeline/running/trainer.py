@@ -187,15 +187,7 @@ class PipelineTrainer(KerasFace):
         parts += [self._compile_loss, getattr(self, "optimizer", None)]
         if all(part is None or part.built for part in parts):
             return
-        try:
-            super()._maybe_symbolic_build(iterator, data_batch)
-        except StopIteration:
-            raise ValueError(
-                "There must be a batch to train or evaluate on. Received: "
-                f"data without any, for {self.name!r}. Look for a filter, a "
-                "`take` or `drop_remainder=True` that leaves nothing, or for "
-                "a generator that has been used up."
-            ) from None
+        super()._maybe_symbolic_build(iterator, data_batch)
 
     def _check_built(self):
         parts = [self._compile_metrics]
