@@ -32,8 +32,10 @@ def test_map_passes_structures_on_as_map_does():
         }
 
     plain = numbers.map(function)
-    for ahead in (False, True):
-        mapped = single_device.map_on_host(numbers, function, ahead=ahead)
+    for calls in (None, 1, tf.data.AUTOTUNE):
+        mapped = single_device.map_on_host(
+            numbers, function, num_parallel_calls=calls
+        )
         assert mapped.element_spec == plain.element_spec
         assert int(mapped.cardinality()) == 3
         for one, other in zip(mapped, plain, strict=True):
@@ -47,6 +49,22 @@ def test_map_unpacks_tuples_and_captures():
     table = tf.constant([10, 20, 30], tf.int64)
     mapped = single_device.map_on_host(pairs, lambda a, b: table[a] + b)
     assert list(mapped.as_numpy_iterator()) == [10, 21, 32]
+
+
+def test_scan_is_scan():
+    def function(state, number):
+        total = state[0] + number
+        return (total,), (total, number)
+
+    numbers = tf.data.Dataset.range(5)
+    zero = tf.constant(0, tf.int64)
+    ours = single_device.scan_on_host(
+        numbers, [zero], (tf.TensorSpec([], tf.int64),), function
+    )
+    theirs = numbers.scan((zero,), function)
+    assert ours.element_spec == theirs.element_spec
+    assert int(ours.cardinality()) == 5
+    assert list(ours.as_numpy_iterator()) == list(theirs.as_numpy_iterator())
 
 
 def test_interleave_keeps_the_order_of_interleave():

@@ -70,7 +70,8 @@ def pipeline(
         augment: Function like `parse` of what `parse` returned, with one more
             argument `seed`, an int64 tensor of shape `(2,)` for
             `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
-            the pipeline's seed, the epoch and the record, on nothing else.
+            the pipeline's seed, the epoch and the record, on nothing else. It
+            is run on batches under the same condition as `parse`.
         shuffle: Whether each epoch has an order of its own.
         seed: Integer that order and augmentation are drawn from.
         remainder: What becomes of records that do not fill the last batch:
@@ -196,10 +197,26 @@ def pipeline(
         batchwise=decision.batchwise,
         parse_reason=decision.reason,
     )
+    recipe = _augmented_in_batches(recipe)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed)
     dataset = chain.build(recipe, position).with_options(recipe.options)
     return ResumableDataset(dataset, recipe, position)
+
+
+def _augmented_in_batches(recipe):
+    if recipe.augment is None:
+        return recipe
+    decision = batchwise.decide_augment(recipe)
+    nothing_parsed = recipe.source.decode is None and recipe.parse is None
+    return dataclasses.replace(
+        recipe,
+        augment_batch=decision.function,
+        augment_reason=decision.reason,
+        # What is augmented one by one is not put together before.
+        batchwise=recipe.batchwise
+        and (decision.batchwise or not nothing_parsed),
+    )
 
 
 def _with_seed(augment):

@@ -21,16 +21,19 @@ _ONE_DEVICE = {"experimental_ints_on_device": True}
 class _Transformed(tf.data.Dataset):
     """A dataset with a function that is marked for one device."""
 
-    def __init__(self, dataset, function, kind, make, name=None):
+    def __init__(self, dataset, function, kind, make, name=None, state=()):
         self._dataset = dataset
         self._name = name  # where tf.data looks for it
+        taken = dataset.element_spec
         self._function = _internals.StructuredFunctionWrapper(
             tf.autograph.experimental.do_not_convert(function),
             kind,
-            dataset=dataset,
+            input_structure=(state, taken) if state else taken,
             defun_kwargs=dict(_ONE_DEVICE),
         )
         spec = self._function.output_structure
+        if state:
+            spec = spec[1]
         if isinstance(spec, tf.data.DatasetSpec):
             spec = spec.element_spec
         self._spec = spec
@@ -55,13 +58,13 @@ class _Transformed(tf.data.Dataset):
         return self._spec
 
 
-def map_on_host(dataset, function, *, ahead=False, name=None):
+def map_on_host(dataset, function, *, num_parallel_calls=None, name=None):
     """`dataset.map(function)`.
 
     Args:
         dataset: `tf.data.Dataset`.
         function: Function of an element.
-        ahead: Whether it is called in a thread of its own.
+        num_parallel_calls: As of `Dataset.map`.
         name: String, of the transformation.
 
     Returns:
@@ -69,15 +72,37 @@ def map_on_host(dataset, function, *, ahead=False, name=None):
     """
 
     def make(**common):
-        if not ahead:
+        if num_parallel_calls is None:
             return tf.raw_ops.MapDataset(preserve_cardinality=True, **common)
         return tf.raw_ops.ParallelMapDatasetV2(
-            num_parallel_calls=tf.constant(1, tf.int64),
+            num_parallel_calls=tf.constant(num_parallel_calls, tf.int64),
             preserve_cardinality=True,
             **common,
         )
 
     return _Transformed(dataset, function, "Dataset.map()", make, name)
+
+
+def scan_on_host(dataset, state, specs, function):
+    """`dataset.scan(state, function)`.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+        state: List of tensors.
+        specs: Tuple of `tf.TensorSpec`, of every state.
+        function: Function of a tuple, the state, and an element that returns
+            the next state and an element.
+
+    Returns:
+        `tf.data.Dataset`.
+    """
+
+    def make(**common):
+        return tf.raw_ops.ScanDataset(
+            initial_state=state, preserve_cardinality=True, **common
+        )
+
+    return _Transformed(dataset, function, "Dataset.scan()", make, state=specs)
 
 
 def interleave_on_host(dataset, function, *, cycle_length, block_length):

@@ -201,6 +201,90 @@ def _pipeline(rows, **kwargs):
         return data.pipeline(data.arrays(rows), **kwargs)
 
 
+def _flipped(x, seed):
+    flip = tf.random.stateless_uniform([], seed) < 0.5
+    return tf.where(flip, x[:, ::-1], x)
+
+
+def _shifted(x, seed):
+    begin = tf.random.stateless_uniform([], seed, 0, 3, tf.int32)
+    return tf.gather(tf.pad(x, [[1, 1], [0, 0]]), begin + tf.range(3))
+
+
+def _noisy(x, seed):
+    more = tf.random.stateless_truncated_normal([2], seed + 1)
+    return x / 3.0 + tf.random.stateless_normal([3, 1], seed) * more
+
+
+# Function, and a part of why it is not run on batches, or None.
+AUGMENTATIONS = {
+    "deterministic": (lambda x, seed: {"x": x[::-1] * 2.0 - 1.0}, None),
+    "flipped": (_flipped, None),
+    "shifted": (_shifted, None),
+    "noisy": (_noisy, None),
+    "from_numbers": (
+        lambda x, seed: x + tf.random.stateless_uniform([], [7, 7]),
+        "no seed of a record",
+    ),
+    "softmax": (lambda x, seed: tf.nn.softmax(x), "Softmax"),
+    "mean": (lambda x, seed: x - tf.reduce_mean(x), "Mean"),
+    "python": (
+        lambda x, seed: tf.ensure_shape(
+            tf.numpy_function(np.negative, [x], tf.float32), [3, 2]
+        ),
+        "PyFunc",
+    ),
+    "condition": (tf.image.stateless_random_flip_left_right, "If"),
+    "begins_where_drawn": (
+        lambda x, seed: x[tf.random.stateless_uniform([], seed, 0, 3, "int32")],
+        "cannot convert",
+    ),
+}
+
+
+class AugmentTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*AUGMENTATIONS)
+    def test_values_and_draws_are_those_of_single_records(self, name):
+        augment, why_not = AUGMENTATIONS[name]
+        # What has a condition in it knows images only.
+        rows = _FLOATS[..., None] if name == "condition" else _FLOATS
+        one_by_one = _pipeline(rows, augment=augment)
+        self.assertIn("not parsed by batches", one_by_one.recipe.augment_reason)
+        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+            found = _pipeline(rows, augment=augment)
+        reason = found.recipe.augment_reason
+        by_batch = found.recipe.augment_batch is not None
+        self.assertEqual(by_batch, why_not is None, reason)
+        if why_not is not None:
+            self.assertIn(why_not, reason)
+            return  # it is the same chain
+        self.assertEqual(one_by_one.element_spec, found.element_spec)
+        for epoch, index in ((0, 0), (2, 5)):
+            for pipeline in (one_by_one, found):
+                pipeline.position.assign(epoch=epoch, index=index)
+            for one, other in zip(one_by_one, found, strict=True):
+                parts = zip(tf.nest.flatten(one), tf.nest.flatten(other))
+                for a, b in parts:
+                    self.assertAllEqual(
+                        tf.io.serialize_tensor(a), tf.io.serialize_tensor(b)
+                    )
+
+    def test_behind_parsing_and_a_cache(self):
+        kwargs = dict(parse=lambda x: x / 7.0, augment=_noisy, cache="memory")
+        one_by_one = _pipeline(_FLOATS, **kwargs)
+        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+            found = _pipeline(_FLOATS, **kwargs)
+        self.assertIsNotNone(found.recipe.augment_batch)
+        for _ in range(2):  # the second epoch is of the cache
+            for one, other in zip(one_by_one, found, strict=True):
+                self.assertAllEqual(one, other)
+
+    def test_explain_says_which_and_why(self):
+        pipeline = _pipeline(_FLOATS, augment=_noisy)
+        text = str(data.explain(pipeline, seconds=0.05))
+        self.assertIn("They are augmented one by one: they are not", text)
+
+
 class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*(n for n in FUNCTIONS if n not in REFUSED))
     def test_values_are_those_of_single_records(self, name):

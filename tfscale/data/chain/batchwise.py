@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.data.chain import order
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import vectorize
 from tfscale.data.chain.recipe import Recipe
@@ -69,7 +70,7 @@ def decide(
             )
         return _no(f"{source.kind} are read one by one")
     if not functions and parse_batch is None:
-        if recipe.augment is not None:
+        if recipe.augment is not None and source.num_records < FEW_RECORDS:
             return _no("nothing is parsed")
         return Decision(None, True, "nothing is parsed")
     if parse_batch is not None:
@@ -86,8 +87,69 @@ def decide(
     except vectorize.NotExactError as error:
         return _no(str(error))
     except (tf.errors.OpError, ValueError) as error:
-        return _no(f"some records were tried in vain: {error}".split("\n")[0])
+        return _no(_in_vain(error))
     return Decision(batched, True, "the same bits are found by batches")
+
+
+def decide_augment(recipe: Recipe) -> Decision:
+    """Finds out how the records of a recipe that are parsed are augmented.
+
+    Args:
+        recipe: `Recipe`, whose `augment` is not None.
+
+    Returns:
+        A `Decision`, whose function takes a batch of parsed records and their
+        seeds, an int64 tensor of shape `(batch, 2)`.
+    """
+    if not recipe.batchwise:
+        return _no("they are not parsed by batches")
+    if recipe.source.num_records < FEW_RECORDS:
+        return _no(f"there are fewer than {FEW_RECORDS}")
+
+    def of_parts(seed, *parts):
+        record = tf.nest.pack_sequence_as(recipe.spec, parts)
+        return recipe_lib.call(recipe.augment, record, seed=seed)
+
+    seed = tf.TensorSpec([2], tf.int64)
+    try:
+        batched = vectorize.vectorized(
+            of_parts, [seed, *tf.nest.flatten(recipe.spec)]
+        )
+
+        def of_batch(batch, seeds):
+            return batched(seeds, *tf.nest.flatten(batch), numbers=seeds[:, 1])
+
+        _compare_augmented(recipe, of_batch)
+    except vectorize.NotExactError as error:
+        return _no(str(error))
+    except (tf.errors.OpError, ValueError) as error:
+        return _no(_in_vain(error))
+    return Decision(of_batch, True, "the same bits are found by batches")
+
+
+def _compare_augmented(recipe, of_batch):
+    parsed = recipe.source.sample(_TRIED).map(
+        lambda *r: recipe.parsed(r if len(r) > 1 else r[0])
+    )
+    numbers = tf.range(_TRIED, dtype=tf.int64)
+    records = tf.data.Dataset.zip(
+        tf.data.Dataset.from_tensor_slices(numbers), parsed
+    )
+    epoch = tf.constant(1, tf.int64)
+
+    def of_one(number, record):
+        seed = order.augmentation_seed(0, epoch, number)
+        return recipe_lib.call(recipe.augment, record, seed=seed)
+
+    @tf.autograph.experimental.do_not_convert
+    def of_some(numbers, batch):
+        return of_batch(batch, order.augmentation_seeds(0, epoch, numbers))
+
+    _must_agree(records, of_one, of_some)
+
+
+def _in_vain(error):
+    return f"some records were tried in vain: {error}".split("\n")[0]
 
 
 def of_one(parse_batch: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,10 +213,13 @@ def _compare(recipe: Recipe, batched: Callable[..., Any]) -> None:
         return batched(*batch, numbers=numbers)
 
     # A tuple is several arguments to `map`, and one record to `parsed`.
-    one_by_one = records.map(
-        lambda *r: recipe.parsed(r if len(r) > 1 else r[0])
+    _must_agree(
+        records, lambda *r: recipe.parsed(r if len(r) > 1 else r[0]), of_batch
     )
-    want = next(iter(one_by_one.batch(_TRIED)))
+
+
+def _must_agree(records, of_one, of_batch):
+    want = next(iter(records.map(of_one).batch(_TRIED)))
     for size in (_TRIED, 3):  # nothing may depend on the batch
         parts = records.batch(size).map(of_batch)
         found = [tf.nest.flatten(part) for part in parts]

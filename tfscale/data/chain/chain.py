@@ -14,10 +14,14 @@ one parallel map of records: each hop between maps costs 10 to 30 microseconds,
 and autotuning one number is enough.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
+from tfscale.data.chain import buffered
+from tfscale.data.chain import named
 from tfscale.data.chain import order
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import service
@@ -51,9 +55,16 @@ def build(recipe, position):
 def keyed_batches(recipe, position):
     """The chain up to prefetching: a dataset of `(keys, batch)`."""
     if not recipe.batchwise:
-        return _batched(recipe, keyed_records(recipe, position))
+        records = keyed_records(recipe.quickest(), position)
+        if not recipe.names_failed:
+            return _batched(recipe, records)
+        return named.batches(
+            _batched(recipe, records.ignore_errors()),
+            _raw_batches(recipe, position),
+            functools.partial(made, recipe),
+        )
     batches = _parsed_batches(recipe, position)
-    if recipe.augment is None:
+    if recipe.augment is None or recipe.augment_batch is not None:
         return batches
     # As many as a whole epoch has: see `stream`.
     size = recipe.plan.batch_size
@@ -75,38 +86,54 @@ def _raw_records(recipe, position):
         return stream.indexed_keys(recipe, position).unbatch()
     if isinstance(recipe.source, BlockSource):
         return windows.block_records(recipe, position)
-    return windows.stream_records(recipe, position)
+    return buffered.stream_records(recipe, position)
 
 
 def _parsed_batches(recipe, position):
     """Read, parse and cache, a batch at a time."""
-    plan = recipe.plan
     gathered = isinstance(recipe.source, IndexedSource)
-    if gathered:
-        batches = stream.indexed_keys(recipe, position)
-        if plan.batches_per_step > 1:
-            shape = [plan.batches_per_step, plan.batch_size, stream.KEY_SIZE]
-            batches = batches.map(lambda k: tf.reshape(k, shape)).unbatch()
-    else:
-        batches = _batched(recipe, _raw_records(recipe, position))
 
-    def work(keys, raw=None):
-        if gathered and plan.remainder == "keep":
-            # The last batch is shorter than declared; see `stream`.
-            keys = tf.raw_ops.PlaceholderWithDefault(
-                input=keys, shape=[None, stream.KEY_SIZE]
-            )
+    def work(keys, *raw):
+        if recipe.plan.remainder == "keep":
+            keys, *raw = stream.whole(keys, *raw)
         index = keys[:, stream.RECORD]
 
         def make():
-            batch = recipe.source.gather(index) if gathered else raw
+            batch = recipe.source.gather(index) if gathered else raw[0]
             return recipe.parsed_batch(batch, index)
 
         if recipe.cache is None:
-            return keys, make()
-        return keys, recipe.cache.get_or_make(index, make)
+            batch = make()
+        else:
+            batch = recipe.cache.get_or_make(index, make)
+        if recipe.augment is None or recipe.augment_batch is None:
+            return keys, batch
+        seeds = order.augmentation_seeds(
+            keys[0, stream.SEED], keys[0, stream.EPOCH], index
+        )
+        return keys, recipe.augment_batch(batch, seeds)
 
+    batches = _raw_batches(recipe, position)
+    if recipe.parse_batch is None and recipe.augment is None:
+        return single_device.map_on_host(
+            batches, work, **recipe.parallel(), name="record"
+        )
+    # Of a user's function Grappler changes bits, as it does one by one: it
+    # makes a quotient by a constant a product.
     return batches.map(work, **recipe.parallel(), name="record")
+
+
+def _raw_batches(recipe, position):
+    plan = recipe.plan
+    if isinstance(recipe.source, BlockSource):
+        return windows.block_batches(recipe, position)
+    if not isinstance(recipe.source, IndexedSource):
+        return _batched(recipe, buffered.stream_records(recipe, position))
+    batches = stream.indexed_keys(recipe, position)
+    if plan.batches_per_step > 1:
+        shape = [plan.batches_per_step, plan.batch_size, stream.KEY_SIZE]
+        batches = batches.map(lambda k: tf.reshape(k, shape)).unbatch()
+    return batches
 
 
 def _augmented(recipe, records):
@@ -125,23 +152,31 @@ def _augment(recipe, key, record):
 
 def _mapped(recipe, records):
     """Read, parse, cache and augment, in one parallel map."""
+    # Named behind the batch are those that are missing in the order.
+    order_ = {"deterministic": True} if recipe.names_failed else {}
+    return records.map(
+        lambda key, raw=None: (key, made(recipe, key, raw)),
+        **recipe.parallel(),
+        **(order_ if recipe.parallel() else {}),
+        name="record",
+    )
 
-    def work(key, raw=None):
-        index = key[stream.RECORD]
 
-        def make():
-            record = recipe.source.read(index) if raw is None else raw
-            return recipe.checked(index, recipe.parsed(record))
+def made(recipe, key, raw=None):
+    """A record that is read, parsed or found in the cache, and augmented."""
+    index = key[stream.RECORD]
 
-        if recipe.cache is None:
-            record = make()
-        else:
-            record = recipe.cache.get_or_make(index, make)
-        if recipe.augment is not None:
-            record = _augment(recipe, key, record)
-        return key, record
+    def make():
+        record = recipe.source.read(index) if raw is None else raw
+        return recipe.checked(index, recipe.parsed(record))
 
-    return records.map(work, **recipe.parallel(), name="record")
+    if recipe.cache is None:
+        record = make()
+    else:
+        record = recipe.cache.get_or_make(index, make)
+    if recipe.augment is None:
+        return record
+    return _augment(recipe, key, record)
 
 
 def _batched(recipe, records):

@@ -109,6 +109,7 @@ ANY = frozenset(
         "Square",
         "SquaredDifference",
         "Squeeze",
+        "StatelessRandomGetAlg",
         "StopGradient",
         "StridedSlice",
         "Sub",
@@ -116,6 +117,17 @@ ANY = frozenset(
         "Transpose",
         "Unpack",
         "ZerosLike",
+    ]
+)
+# Draw from a seed: for one record after the other.
+RANDOM = frozenset(
+    [
+        "StatelessRandomGetKeyCounter",
+        "StatelessRandomNormalV2",
+        "StatelessRandomUniformFullIntV2",
+        "StatelessRandomUniformIntV2",
+        "StatelessRandomUniformV2",
+        "StatelessTruncatedNormalV2",
     ]
 )
 # Exact in any order, where numbers wrap around.

@@ -49,3 +49,20 @@ def augmentation_seed(seed, epoch, record):
     """
     key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
     return tf.random.experimental.stateless_fold_in(key, record)
+
+
+def augmentation_seeds(seed, epoch, records):
+    """As `augmentation_seed`, of a batch of records.
+
+    Args:
+        seed: int64 scalar.
+        epoch: int64 scalar.
+        records: int64 vector.
+
+    Returns:
+        int64 tensor of shape `(len(records), 2)`.
+    """
+    # A record's number is folded in as it is, behind what is drawn from the
+    # rest.
+    drawn = augmentation_seed(seed, epoch, tf.constant(0, tf.int64))[0]
+    return tf.stack([tf.fill(tf.shape(records), drawn), records], axis=1)

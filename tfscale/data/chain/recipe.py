@@ -48,6 +48,9 @@ class Recipe:
         batchwise: Whether records go through the chain in batches, up to
             `augment`.
         parse_reason: String for explanations, why.
+        augment_batch: Function of a batch of parsed records and their `seeds`
+            that does what `augment` does of each, or None.
+        augment_reason: String for explanations, why.
         service: String, the address of a tf.data service, or None.
         service_lanes: Integer, batches that a service makes at a time.
         lane: int64 scalar, which of the lanes this is; see `service`.
@@ -70,6 +73,8 @@ class Recipe:
     parse_batch: Callable[..., Any] | None = None
     batchwise: bool = False
     parse_reason: str = ""
+    augment_batch: Callable[..., Any] | None = None
+    augment_reason: str = ""
     service: str | None = None
     service_lanes: int = 1
     lane: tf.Tensor | int = 0
@@ -78,6 +83,27 @@ class Recipe:
     def num_lanes(self):
         """Lanes that the steps of an epoch are dealt out to."""
         return 1 if self.service is None else self.service_lanes
+
+    @property
+    def names_failed(self):
+        """Whether a record that fails is named behind the batch: see `named`.
+
+        That needs all records, and in order.
+        """
+        return (
+            getattr(self.source, "quick_decode", None) is not None
+            and self.service is None
+            and self.options.deterministic
+        )
+
+    def quickest(self):
+        """The recipe with a decoder whose errors are named behind the batch."""
+        if not self.names_failed:
+            return self
+        source = dataclasses.replace(
+            self.source, decode=self.source.quick_decode
+        )
+        return dataclasses.replace(self, source=source)
 
     def parallel(self):
         """Arguments of a parallel map."""

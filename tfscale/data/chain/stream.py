@@ -19,6 +19,7 @@ are marked for one device (see `single_device`), which leaves them as they are
 written: short.
 """
 
+import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
@@ -26,12 +27,34 @@ from tfscale.data.chain import order
 
 KEY_SIZE = 5
 SEED, EPOCH, RECORD, REAL, LAST = range(KEY_SIZE)
+NO_KEY = -1  # in each place of what is no key
 
 
 def declare(tensor, length):
     """Sets the length that a vector has in a whole epoch; see the module."""
     tensor.set_shape([length, *tensor.shape[1:]])
     return tensor
+
+
+def whole(keys, *raw):
+    """A batch without what has no key, so that it may be shorter than declared.
+
+    Args:
+        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
+        *raw: Structures of tensors with the same first dimension.
+
+    Returns:
+        A tuple of all of them.
+    """
+    count = tf.math.count_nonzero(keys[:, RECORD] >= 0, dtype=tf.int32)
+
+    def cut(t):
+        rows = tf.raw_ops.PlaceholderWithDefault(
+            input=t, shape=[None, *t.shape[1:]]
+        )
+        return rows[:count]
+
+    return keras.tree.map_structure(cut, (keys, *raw))
 
 
 def place(position, plan):

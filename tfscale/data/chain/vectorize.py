@@ -14,6 +14,7 @@ Graphs", 2019) is for.
 """
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -67,10 +68,17 @@ def vectorized(
     on_strings = [
         op for op in operations if op.type in exact_operations.ON_STRINGS
     ]
+    drawn = [
+        t
+        for op in operations
+        if op.type in exact_operations.RANDOM
+        for t in op.outputs
+    ]
 
     @tf.autograph.experimental.do_not_convert
     def batched(*batch, numbers):
         known = {t.name: part for t, part in zip(inputs, batch, strict=True)}
+        _draw(imported, known, captured, drawn)
         for operation in on_strings:
             values = _values(operation, known, captured, imported)
             if operation.type == "DecodeRaw":
@@ -100,7 +108,11 @@ def _reached(graph):
 
 def _check(operation):
     kind = operation.type
-    exact = kind in exact_operations.ON_STRINGS | exact_operations.ANY
+    exact = kind in (
+        exact_operations.ON_STRINGS
+        | exact_operations.ANY
+        | exact_operations.RANDOM
+    )
     if kind in exact_operations.OF_INTEGERS:
         exact = operation.outputs[0].dtype.is_integer
     if not exact:
@@ -113,6 +125,10 @@ def _check(operation):
         if not all(tf.TensorShape(s).is_fully_defined() for s in shapes):
             # Padded to the longest of a batch.
             raise NotExactError("it parses sequences of variable length")
+    if kind in exact_operations.RANDOM and any(
+        not t.shape.is_fully_defined() for t in operation.outputs
+    ):
+        raise NotExactError("it draws a number of values that is not known")
     if kind == "Substr" and any(len(t.shape) for t in operation.inputs):
         raise NotExactError("it uses Substr of more than one string")
 
@@ -137,6 +153,24 @@ def _values(operation, known, captured, imported):
     ]
 
 
+def _draw(imported, known, captured, tensors):
+    """Adds to `known` what is drawn, for one record after the other."""
+    if not tensors:
+        return
+    feeds = _cut(tensors, known)
+    if not feeds:
+        raise NotExactError("it draws from no seed of a record")
+    function = imported.prune(
+        feeds=[*feeds, *captured], fetches=[t.name for t in tensors]
+    )
+    values = tf.map_fn(
+        lambda parts: function(*parts, *captured.values()),
+        [known[name] for name in feeds],
+        fn_output_signature=[tf.TensorSpec(t.shape, t.dtype) for t in tensors],
+    )
+    known.update(zip([t.name for t in tensors], values, strict=True))
+
+
 def _map(imported, known, captured, tensors):
     """Adds tensors to `known`, computed from those that are."""
     names = list(dict.fromkeys(t.name for t in tensors if t.name not in known))
@@ -146,6 +180,9 @@ def _map(imported, known, captured, tensors):
     function = imported.prune(
         feeds=[*feeds, *captured], fetches=[[name] for name in names]
     )
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # it logs what it raises, at length
     try:
         values = tf.vectorized_map(
             lambda parts: function(*parts, *captured.values()),
@@ -154,6 +191,8 @@ def _map(imported, known, captured, tensors):
         )
     except ValueError as error:
         raise NotExactError("`tf.vectorized_map` cannot convert it") from error
+    finally:
+        logger.setLevel(level)
     known.update((name, value) for name, (value,) in zip(names, values))
 
 

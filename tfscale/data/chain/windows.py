@@ -39,15 +39,79 @@ def block_records(recipe, position):
     Returns:
         `tf.data.Dataset` of an int64 key and a scalar string.
     """
+    records = _read_windows(recipe, position)
+    return _unbatched(
+        single_device.map_on_host(records, lambda _, *parts: parts),
+        recipe.plan.slice_size,
+    )
+
+
+def block_batches(recipe, position):
+    """A dataset of `(keys, raw)` for a `BlockSource`: batches, in order.
+
+    They are cut out of the windows as they are, because a hop for each record
+    costs more than to shuffle and read it.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        `tf.data.Dataset` of int64 keys and a vector of strings. Both are as
+        long as a batch; where the last one is smaller, what it lacks has
+        `stream.NO_KEY`.
+    """
+    plan = recipe.plan
+    size = plan.batch_size
+
+    def cut(left, window):
+        last, *parts = window
+        keys, raw = (tf.concat(two, 0) for two in zip(left, parts))
+        count = tf.shape(raw)[0]
+        number = count // size
+        if plan.remainder == "keep":
+            lacks = tf.where(last, -count % size, 0)
+            keys = tf.pad(
+                keys, [[0, lacks], [0, 0]], constant_values=stream.NO_KEY
+            )
+            raw = tf.concat([raw, tf.fill([lacks], "")], 0)
+            number = (count + lacks) // size
+        left = keys[number * size :], raw[number * size :]
+        keys = tf.reshape(
+            keys[: number * size], [number, size, stream.KEY_SIZE]
+        )
+        return left, (keys, tf.reshape(raw[: number * size], [number, size]))
+
+    none = [tf.zeros([0, stream.KEY_SIZE], tf.int64), tf.zeros([0], tf.string)]
+    specs = (
+        tf.TensorSpec([None, stream.KEY_SIZE], tf.int64),
+        tf.TensorSpec([None], tf.string),
+    )
+    batches = single_device.scan_on_host(
+        _read_windows(recipe, position), none, specs, cut
+    )
+    return _unbatched(batches, plan.batches_per_step)
+
+
+def _unbatched(dataset, length):
+    """What is in windows, of which `length` are in a step."""
+
+    def declared(*parts):
+        return tuple(stream.declare(part, length) for part in parts)
+
+    return single_device.map_on_host(dataset, declared).unbatch()
+
+
+def _read_windows(recipe, position):
     reader = _WindowReader(recipe, position)
     windows = single_device.map_on_host(
         tf.data.Dataset.from_tensors(0), reader.windows, name="position"
     )
     # One window is read while the one before it is handed out.
     read = single_device.map_on_host(
-        windows.unbatch(), reader.read, ahead=True, name="read"
+        windows.unbatch(), reader.read, num_parallel_calls=1, name="read"
     )
-    return read.prefetch(1).unbatch()
+    return read.prefetch(1)
 
 
 class _WindowReader:
@@ -72,7 +136,7 @@ class _WindowReader:
         return order.shuffled(blocks, self._num_blocks, seed, epoch)
 
     def windows(self, _):
-        """Head and number and first position of each window left."""
+        """Of each window left: head, number, first position, is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
         where = stream.place(self._position, plan)
         seed, epoch, start, _, final = where
@@ -92,11 +156,14 @@ class _WindowReader:
         window = tf.where(needed)[:, 0]
         head = stream.repeated(where, tf.size(window))
         begin = tf.gather(begins, window)
+        last = tf.equal(window, tf.reduce_max(window))
         length = plan.num_steps
-        return tuple(stream.declare(t, length) for t in (head, window, begin))
+        return tuple(
+            stream.declare(t, length) for t in (head, window, begin, last)
+        )
 
-    def read(self, head, window, begin):
-        """Keys and raw records of a window, this worker's, in order."""
+    def read(self, head, window, begin, last):
+        """Whether it is the last, and this worker's keys and raw records."""
         where = tf.unstack(head)
         seed, epoch, start, *_, final = where
         first_block = window * self._per_window
@@ -121,8 +188,7 @@ class _WindowReader:
         keys = stream.keys_of(where, records, positions, self._plan)
         with tf.control_dependencies([self._check(records, raw)]):
             keys = tf.identity(keys)
-        length = self._plan.slice_size
-        return stream.declare(keys, length), stream.declare(raw, length)
+        return last, keys, raw
 
     def _mine(self, positions, where):
         """Those positions that are this worker's and this lane's."""
@@ -175,84 +241,3 @@ class _WindowReader:
         return tf.cond(
             self._recipe.cache.is_full(), lambda: tf.fill([size], ""), read
         )
-
-
-def stream_records(recipe, position):
-    """A dataset of `(key, raw)` for a `StreamSource`, in order.
-
-    The order is that of a shuffle buffer whose seed is a function of (seed,
-    epoch). It is entered at a position by reading up to it, before anything
-    costly is done to a record.
-
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
-
-    Returns:
-        `tf.data.Dataset` of an int64 key and the record.
-    """
-    source, plan = recipe.source, recipe.plan
-
-    def epoch_of(*where):
-        seed, epoch, start, steps, final = where
-        records = source.dataset.enumerate()
-        if recipe.shuffle:
-            key = order.augmentation_seed(seed, epoch, _MIX)
-            records = _shuffled(records, recipe.window, key)
-        end = plan.global_batch * steps + start
-        padding = tf.maximum(end - plan.num_records, 0)
-        if plan.remainder == "pad":
-            records = records.concatenate(
-                source.dataset.enumerate().repeat().take(padding)
-            )
-        records = records.enumerate().skip(start)
-
-        def mine(place, _):
-            step = (place - start) // plan.global_batch
-            first, length = plan.slice_of(step, start, tf.minimum)
-            mine = (place >= first) & (place < first + length)
-            mine &= step % recipe.num_lanes == recipe.lane
-            return mine & (step < steps)
-
-        if plan.num_workers > 1 or recipe.num_lanes > 1:
-            records = records.filter(mine)
-        else:
-            records = records.take(final + 1 - start)
-
-        def keyed(place, record):
-            number, raw = record
-            keys = stream.keys_of(where, number[None], place[None], plan)
-            return keys[0], raw
-
-        return records.map(keyed)
-
-    head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: stream.place(position, plan), name="position"
-    )
-    return head.flat_map(epoch_of)
-
-
-def _shuffled(records, window, key):
-    """`records.shuffle`, from a seed that is a tensor, and from nothing else.
-
-    `Dataset.shuffle` would mix in the seed of `tf.random.set_seed`, so that
-    the order were no function of the position.
-    """
-    specs = tf.nest.flatten(records.element_spec)
-    plain = [isinstance(spec, tf.TensorSpec) for spec in specs]
-    variant = tf.raw_ops.ShuffleDataset(
-        input_dataset=tf.data.experimental.to_variant(records),
-        buffer_size=tf.constant(window, tf.int64),
-        seed=tf.cast(key[0], tf.int64),
-        seed2=tf.cast(key[1], tf.int64),
-        # Ragged and sparse tensors travel as variants.
-        output_types=[
-            spec.dtype if one else tf.variant for spec, one in zip(specs, plain)
-        ],
-        output_shapes=[
-            spec.shape if one else tf.TensorShape(None)
-            for spec, one in zip(specs, plain)
-        ],
-        reshuffle_each_iteration=False,
-    )
-    return tf.data.experimental.from_variant(variant, records.element_spec)

@@ -92,8 +92,13 @@ def _decisions(pipeline):
         return ()
     recipe = pipeline.recipe
     how = "batch by batch" if recipe.batchwise else "one by one"
+    augmented = ()
+    if recipe.augment is not None:
+        by = "one by one" if recipe.augment_batch is None else "batch by batch"
+        augmented = (f"They are augmented {by}: {recipe.augment_reason}.",)
     return (
         f"Records are parsed {how}: {recipe.parse_reason}.",
+        *augmented,
         f"Cache: {recipe.cache_kind}, {recipe.cache_reason}.",
     )
 

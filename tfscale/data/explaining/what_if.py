@@ -18,6 +18,7 @@ from tfscale.data.chain.position import Position
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.dataset_graph import DatasetGraph
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import IndexedSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def build(recipe):
 def _recipe_stages(recipe):
     bare = dataclasses.replace(
         recipe,
-        source=dataclasses.replace(recipe.source, decode=None),
+        source=_undecoded(recipe.source),
         parse=None,
         parse_batch=None,
         augment=None,
@@ -95,7 +96,7 @@ def _recipe_stages(recipe):
         if recipe.batchwise:
             batches = chain.keyed_batches(part, Position(0))
         else:
-            records = chain.keyed_records(part, Position(0))
+            records = chain.keyed_records(part.quickest(), Position(0))
             records = records.map(lambda key, record: key)
             batches = records.batch(recipe.plan.batch_size)
         prefixes.append((name, batches.with_options(recipe.options)))
@@ -104,6 +105,12 @@ def _recipe_stages(recipe):
     if recipe.prefetch:
         prefixes.append(("prefetch", build(recipe)))
     return prefixes
+
+
+def _undecoded(source):
+    if isinstance(source, IndexedSource):
+        source = dataclasses.replace(source, quick_decode=None)
+    return dataclasses.replace(source, decode=None)
 
 
 def _recipe_changes(recipe, count):

@@ -72,7 +72,9 @@ def files(pattern: Pattern) -> IndexedSource:
     )
 
 
-def labelled(kind, paths, labels, *, decode, class_names, num_skipped):
+def labelled(
+    kind, paths, labels, *, decode, quick_decode, class_names, num_skipped
+):
     """Each file is a record, which `decode` makes.
 
     Args:
@@ -81,6 +83,7 @@ def labelled(kind, paths, labels, *, decode, class_names, num_skipped):
         labels: Integer array of shape `(len(paths),)`.
         decode: Function of contents, a scalar string, label, an int32 scalar,
             and path, a scalar string, that returns the record.
+        quick_decode: As in `IndexedSource`.
         class_names: Tuple of strings.
         num_skipped: Integer, damaged files that were left out.
 
@@ -98,6 +101,7 @@ def labelled(kind, paths, labels, *, decode, class_names, num_skipped):
         labels,
         read,
         decode=decode,
+        quick_decode=quick_decode,
         class_names=class_names,
         num_skipped=num_skipped,
     )

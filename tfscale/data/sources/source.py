@@ -26,6 +26,8 @@ class IndexedSource:
             them as they are gains nothing.
         decode: Function of what was read that returns the record, where the
             source knows its format; else None.
+        quick_decode: As `decode`, for less, with errors that do not say which
+            record it was; else None.
         split: Function `(num_workers, worker)` that returns a worker's own
             source and the list of all workers' sizes; None where there are no
             files to share out.
@@ -45,6 +47,7 @@ class IndexedSource:
     gather: Callable[[tf.Tensor], Any] | None = None
     in_memory: bool = False
     decode: Callable[..., Any] | None = None
+    quick_decode: Callable[..., Any] | None = None
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
     class_names: tuple[str, ...] = ()
     identity: Callable[[], bytes] | None = None
@@ -52,7 +55,7 @@ class IndexedSource:
     order: Callable[..., tf.Tensor] | None = None
 
     def __post_init__(self):
-        _as_they_are(self, "read", "gather", "decode", "order")
+        _as_they_are(self, "read", "gather", "decode", "quick_decode", "order")
 
     def first(self) -> Any:
         """The first record, as eager tensors."""

@@ -1,0 +1,71 @@
+"""A record that cannot be made is named behind the batch.
+
+An operation's error does not say which record it was of. To catch it at each
+record costs 0.1 ms, an eighth of decoding a photo. Here it costs nothing: a
+record that fails is left out, and the keys of the batches are compared with
+those that belong there. The first one that is missing is made again, in a way
+that names it.
+
+    wanted   1 7 4 | 3 0 5 | 2 6
+    made     1 7 4 | 3 5 2 | 6        0 has failed: made again, slowly
+"""
+
+import tensorflow as tf
+
+from tfscale.data import single_device
+from tfscale.data.chain import stream
+
+
+def batches(made, wanted, make):
+    """What was made, if it is what was wanted.
+
+    Args:
+        made: `tf.data.Dataset` of `(keys, batch)`, without those that failed.
+        wanted: `tf.data.Dataset` of the keys that belong there.
+        make: Function of a key that makes the record and names it if it fails.
+
+    Returns:
+        `tf.data.Dataset` of `(keys, batch)`, as many as are wanted.
+    """
+    spec = made.element_spec
+    nothing = tf.data.Dataset.from_tensors(0).repeat()
+    nothing = single_device.map_on_host(
+        nothing, lambda _: tf.nest.map_structure(_empty, spec)
+    )
+    # What has no end leaves it to `wanted` how many there are.
+    both = tf.data.Dataset.zip(wanted, made.concatenate(nothing))
+
+    def checked(wanted, element):
+        keys, batch = element
+        wanted = tf.raw_ops.PlaceholderWithDefault(
+            input=wanted, shape=[None, stream.KEY_SIZE]
+        )
+        count = tf.minimum(tf.shape(keys)[0], tf.shape(wanted)[0])
+        same = tf.reduce_all(keys[:count] == wanted[:count], axis=1)
+        first = tf.reduce_sum(tf.math.cumprod(tf.cast(same, tf.int32)))
+
+        def fail():
+            # As it was tried at first, and not readied before it is needed.
+            key = tf.data.Dataset.from_tensors(wanted[first])
+            tried = key.map(make).get_single_element()
+            with tf.control_dependencies(tf.nest.flatten(tried)):
+                return tf.raw_ops.Assert(
+                    condition=False,
+                    data=[
+                        "A record could not be made at first, and then could: "
+                        "what it is read from fails at times. Received: record",
+                        wanted[first, stream.RECORD],
+                    ],
+                )
+
+        whole = tf.equal(first, tf.shape(wanted)[0])
+        check = tf.cond(whole, tf.no_op, fail)
+        with tf.control_dependencies([check]):
+            return tf.identity(keys), batch
+
+    return single_device.map_on_host(both, checked, name="check")
+
+
+def _empty(spec):
+    """None of a batch, with as many rows as its spec says."""
+    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
