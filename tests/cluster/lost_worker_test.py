@@ -88,7 +88,7 @@ class LostWorkerTest(absltest.TestCase):
         codes, logs = logs_without_launcher(EXITING, 2)
         self.assertEqual(codes, {"worker0": 1, "worker1": 3}, str(logs))
         last = logs["worker0"].splitlines()[-1]
-        self.assertRegex(last, r"Received: worker 1 at localhost:\d+ is gone")
+        self.assertRegex(last, r"worker 1 at localhost:\d+ has ended while ")
         self.assertNotRegex(logs["worker0"], CASCADE)
         ended_at = float(re.search("ended at (.*)", logs["worker1"]).group(1))
         self.assertLess(ended_at - killed_at(logs["worker1"]), 10.0)

@@ -26,6 +26,7 @@ class Agreement:
     Args:
         count: Number of workers.
         index: Which of them this is.
+        check_all_there: Raises if one of them is gone.
         say: Is told who is waited for.
 
     Attributes:
@@ -36,10 +37,12 @@ class Agreement:
         self,
         count: int,
         index: int,
+        check_all_there: Callable[[], None],
         say: Callable[[str], None] = logging.warning,
     ):
         self._count = count
         self._index = index
+        self._check_all_there = check_all_there
         self._say = say
         self.num_checks = 0
 
@@ -51,6 +54,7 @@ class Agreement:
             fact: What has to be the same in all workers.
 
         Raises:
+            ConnectionError: If another worker is gone.
             ValueError: If another worker says something else.
         """
         self.num_checks += 1
@@ -71,6 +75,7 @@ class Agreement:
             found = _internals.get_key_value(self._key(other), _MILLISECONDS)
             if found is not None:
                 return found
+            self._check_all_there()
             if not told and time.monotonic() - start > _PATIENCE_SECONDS:
                 told = True
                 self._say(

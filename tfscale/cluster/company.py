@@ -43,6 +43,18 @@ _SECONDS_TO_END_TOO = 1.0
 # TensorFlow's connections may close a moment before these.
 _SECONDS_TO_KNOW = 1.0
 _SECONDS_BETWEEN_COUNTS = 0.2
+_HAS_ENDED = (
+    "has ended while others wait for it (it exited, or they do something that "
+    "needs all and that it does not, such as `evaluate`)"
+)
+# TensorFlow says that shapes or dtypes of a "collective instance" differ.
+_DIFFERENT = (
+    "All workers must do the same things in the same order. Received: tensors "
+    "of workers that do not belong together, because one of them has gone on "
+    "to something else. What ends `fit` or an epoch in one worker, such as a "
+    "callback that sets `stop_training`, must end it in all of them; so must "
+    "what calls `fit`, `evaluate` or `predict`."
+)
 
 
 class Company:
@@ -69,7 +81,7 @@ class Company:
         self.num_meetings: Callable[[], int] = int
         self._ends = threading.Event()
         self._lock = threading.Lock()
-        self._lost: list[str] = []
+        self._lost: list[tuple[str, str]] = []
         self._knows = threading.Event()
         first = coordinator_of(cluster)
         self._connections: dict[str, socket.socket]
@@ -93,6 +105,15 @@ class Company:
         if getattr(sys, "last_value", None) is None:
             self._tell(f"bye {self.num_meetings()}")
 
+    def check_all_there(self) -> None:
+        """Raises if a worker is gone.
+
+        Raises:
+            ConnectionError: Says which.
+        """
+        if self._lost:
+            raise ConnectionError(self._words())
+
     def _tell(self, words):
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # It may be gone already.
@@ -107,7 +128,7 @@ class Company:
                 if word == "lost":
                     self._note(found)
                 elif word == "bye" and self._is_behind(int(found)):
-                    self._note(address)
+                    self._note(address, _HAS_ENDED)
         except OSError:
             words = ""  # Its machine is gone.
         if not words.startswith("bye "):
@@ -120,28 +141,29 @@ class Company:
                 return True
         return False
 
-    def _note(self, address):
+    def _note(self, address, how="is gone"):
         if address == self._cluster.address:
             self.is_missed.set()
         with self._lock:
-            if address in self._lost:
+            if address in dict(self._lost):
                 return
-            self._lost.append(address)
+            self._lost.append((address, how))
         self._knows.set()
         self._tell(f"lost {address}")
         if len(self._lost) == 1 and not self._ends.wait(_SECONDS_TO_END_TOO):
             logging.error(self._words())
 
     def _words(self):
+        lost, how = self._lost[0]
         names = [
             f"{job} {index} at {address}"
             for job, addresses in self._cluster.jobs.items()
             for index, address in enumerate(addresses)
-            if address == self._lost[0]
+            if address == lost
         ]
         return (
             "All workers must be there until all have ended. Received: "
-            f"{names[0]} is gone. What it printed last says why. Start all of "
+            f"{names[0]} {how}. What it printed last says why. Start all of "
             "them again, which `python -m tfscale.launch --max_restarts` does; "
             "with `tfscale.callbacks.BackupAndRestore` they go on where the "
             "last backup was made."
@@ -155,5 +177,7 @@ class Company:
                 print(self._words(), file=sys.stderr, flush=True)
             else:
                 before(kind, error, traceback)
+                if "ollective instance" in str(error):
+                    print(_DIFFERENT, file=sys.stderr, flush=True)
 
         sys.excepthook = say

@@ -50,7 +50,9 @@ class Workers:
     def __init__(self, found: Joined):
         self.count = len(found.cluster.addresses)
         self.index = found.index
-        self.agreement = Agreement(self.count, self.index)
+        self.agreement = Agreement(
+            self.count, self.index, found.company.check_all_there
+        )
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
         found.company.num_meetings = self._num_meetings

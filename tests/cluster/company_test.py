@@ -1,0 +1,82 @@
+"""What workers say of each other, without TensorFlow's part in it."""
+
+import contextlib
+import io
+import sys
+import threading
+from unittest import mock
+
+import tensorflow as tf
+from absl.testing import absltest
+
+from tests import forked_processes
+from tfscale.cluster import Cluster
+from tfscale.cluster import agreement
+from tfscale.cluster.company import Company
+
+
+def two():
+    """The companies of two workers."""
+    jobs = {"worker": tuple(forked_processes.free_addresses(2))}
+    found = {}
+
+    def meet(index):
+        found[index] = Company(Cluster(jobs, "worker", index), 10.0)
+
+    other = threading.Thread(target=meet, args=(1,))
+    other.start()
+    meet(0)
+    other.join()
+    return found[0], found[1]
+
+
+class CompanyTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        patch = mock.patch.object(sys, "excepthook", lambda *error: None)
+        self.enter_context(patch)
+
+    def test_one_that_has_ended_and_is_waited_for_is_named(self):
+        # Where `evaluate` was called by one only, it waited for ever.
+        first, second = two()
+        first.num_meetings = lambda: 8
+        second.num_meetings = lambda: 7
+        first.check_all_there()
+        second.leave()
+        self.assertTrue(second.is_missed.wait(10.0))
+        self.assertTrue(first._knows.wait(10.0))
+        waiting = agreement.Agreement(2, 0, first.check_all_there)
+        with (
+            mock.patch.object(agreement, "_internals") as shared,
+            self.assertRaisesRegex(
+                ConnectionError,
+                "worker 1 at .* has ended while others wait for it",
+            ),
+        ):
+            shared.get_key_value.return_value = None
+            waiting.check("dataset", "64 rows")
+        first.leave()
+
+    def test_all_may_end_after_the_same_meetings(self):
+        first, second = two()
+        second.leave()
+        self.assertFalse(second.is_missed.wait(0.5))
+        first.check_all_there()
+        first.leave()
+
+    def test_tensors_that_do_not_belong_together_are_explained(self):
+        # It was a traceback of some 40 lines of TensorFlow's.
+        companies = two()
+        error = tf.errors.InternalError(
+            None, None, "Collective instance 32 expected type 0 and data_type 1"
+        )
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            sys.excepthook(type(error), error, None)
+        self.assertIn("must do the same things in the same", said.getvalue())
+        for one in companies:
+            one.leave()
+
+
+if __name__ == "__main__":
+    absltest.main()
