@@ -117,6 +117,8 @@ class EnvironmentTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(SLURM_STEP_NODELIST=None), "without SLURM_STEP_NODELIST"),
         (dict(SLURM_STEP_TASKS_PER_NODE="3,2"), r"\[3, 2\] tasks, of 4"),
+        (dict(SLURM_STEP_NUM_TASKS="4.0"), "STEP_NUM_TASKS must be a number"),
+        (dict(SLURM_PROCID=None), "SLURM_PROCID must be a number.*''"),
         (dict(SLURMD_NODENAME="gpu09"), "task 3 on 'gpu09', in place of"),
     )
     def test_a_slurm_step_that_does_not_fit_is_refused(self, change, message):
@@ -139,6 +141,14 @@ class EnvironmentTest(parameterized.TestCase):
     def test_an_indexed_job_without_a_service_is_refused(self, **change):
         with self.assertRaisesRegex(ValueError, "headless service"):
             cluster_from_environment({**KUBERNETES, **change})
+
+    def test_a_number_of_workers_is_a_number(self):
+        # It was "invalid literal for int() with base 10", of nothing named.
+        environ = {**KUBERNETES, "TFSCALE_NUM_WORKERS": "three"}
+        with self.assertRaisesRegex(
+            ValueError, "TFSCALE_NUM_WORKERS must be a number.*'three'"
+        ):
+            cluster_from_environment(environ)
 
 
 if __name__ == "__main__":

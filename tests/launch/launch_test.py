@@ -221,6 +221,15 @@ class FlagsTest(parameterized.TestCase):
         ):
             command.main(["launch", "program.py"])
 
+    def test_a_host_without_a_port_is_named(self):
+        # It said that this machine was both of them.
+        flags.FLAGS.mark_as_parsed()
+        with (
+            flagsaver.flagsaver(hosts=["a", "b"]),
+            self.assertRaisesRegex(ValueError, "must be 'host:port'.*'a'"),
+        ):
+            command.main(["launch", "program.py"])
+
 
 class LauncherTest(_LaunchTest, parameterized.TestCase):
     """The launcher without a process of its own."""

@@ -53,11 +53,21 @@ def cluster_from_environment(
     """
     if environ.get("TF_CONFIG"):
         return Cluster.from_tf_config(environ["TF_CONFIG"])
-    if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if _number(environ, "SLURM_STEP_NUM_TASKS", "1") > 1:
         return _slurm(environ)
     if "JOB_COMPLETION_INDEX" in environ and "TFSCALE_NUM_WORKERS" in environ:
         return _kubernetes(environ)
     return None
+
+
+def _number(environ, name, default):
+    text = environ.get(name, default)
+    if not text.isdecimal():
+        raise ValueError(
+            f"The environment variable {name} must be a number. Received: "
+            f"{text!r}. Correct it, or set TF_CONFIG, which goes before."
+        )
+    return int(text)
 
 
 def _slurm(environ):
@@ -72,21 +82,22 @@ def _slurm(environ):
 
     hosts = expand_hosts(read("SLURM_STEP_NODELIST"))
     counts = expand_counts(read("SLURM_STEP_TASKS_PER_NODE"))
-    total = int(environ["SLURM_STEP_NUM_TASKS"])
+    total = _number(environ, "SLURM_STEP_NUM_TASKS", "1")
     if len(hosts) != len(counts) or sum(counts) != total:
         raise ValueError(
             "The hosts of a Slurm step must have its tasks. Received: hosts "
             f"{hosts} with {counts} tasks, of {total}."
         )
     # Tasks are taken to lie in blocks, as `srun` lays them by default.
-    job, step = int(read("SLURM_JOB_ID")), int(environ.get("SLURM_STEP_ID", 0))
+    job = _number(environ, "SLURM_JOB_ID", "")
+    step = _number(environ, "SLURM_STEP_ID", "0")
     first_port = 10_000 + 16 * ((job + step) % 1_875)
     addresses = [
         f"{host}:{first_port + task}"
         for host, count in zip(hosts, counts)
         for task in range(count)
     ]
-    index = int(read("SLURM_PROCID"))
+    index = _number(environ, "SLURM_PROCID", "")
     here = environ.get("SLURMD_NODENAME")
     if here and addresses[index].rpartition(":")[0] != here:
         raise ValueError(
@@ -122,8 +133,8 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _kubernetes(environ):
-    index = int(environ["JOB_COMPLETION_INDEX"])
-    count = int(environ["TFSCALE_NUM_WORKERS"])
+    index = _number(environ, "JOB_COMPLETION_INDEX", "")
+    count = _number(environ, "TFSCALE_NUM_WORKERS", "")
     host = environ.get("HOSTNAME", "")
     job, _, number = host.rpartition("-")
     service = environ.get("TFSCALE_SERVICE")

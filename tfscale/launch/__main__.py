@@ -171,10 +171,12 @@ def _cluster_of_several_machines():
                 "--hosts has one worker each: leave --num_workers and --num_ps "
                 "out."
             )
+        jobs = {"worker": tuple(HOSTS.value)}
+        Cluster(jobs, "worker", 0)  # Says what is wrong with an address.
         index = HOST_INDEX.value
         if index is None:
             index = _own_index(HOSTS.value)
-        return Cluster({"worker": tuple(HOSTS.value)}, "worker", index)
+        return Cluster(jobs, "worker", index)
     if NUM_WORKERS.value or NUM_PS.value or MAX_WORKERS.value:
         return None
     return cluster_from_environment()
