@@ -84,7 +84,7 @@ class _Preflight:
         self._facts = facts
         self._lock = threading.Lock()
         # Of each other process: why it was not reached so far, its facts.
-        self._unreached = {address: "not tried yet" for address in others}
+        self._unreached = dict.fromkeys(others, "not tried yet")
         self._silent = set(others)
         self._found = {}
         self._over = threading.Event()

@@ -84,7 +84,7 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():
-            return collectives.as_used(dense_gradient(value))
+            return collectives.as_used(_dense_gradient(value))
         return value
 
     def _update_replica(self, update_fn, value, **kwargs):
@@ -117,7 +117,7 @@ class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
 
 
 @tf.custom_gradient
-def dense_gradient(x):
+def _dense_gradient(x):
     """The same tensor, whose gradient is dense.
 
     The gradient of a lookup is a `tf.IndexedSlices` in which a row stands as

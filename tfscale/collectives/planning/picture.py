@@ -38,18 +38,18 @@ def as_text(plan: CollectivePlan) -> str:
         for device in range(plan.num_devices)
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = [headline(plan)]
+    lines = [_headline(plan)]
     for device, row in enumerate(cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  ".join([f"  device {device}", *padded]).rstrip())
     return "\n".join(lines)
 
 
-def headline(plan: CollectivePlan) -> str:
+def _headline(plan: CollectivePlan) -> str:
     """Algorithm, operation and sizes of a plan, in a line.
 
     >>> from tfscale.collectives.planning.algorithms.tree import tree
-    >>> headline(tree("reduce", 4, root=2))
+    >>> _headline(tree("reduce", 4, root=2))
     'tree reduce to device 2: 4 devices, 1 chunk, 2 rounds'
     """
     to_root = {"broadcast": " from"}.get(plan.operation, " to")
@@ -103,7 +103,7 @@ def save_png(plan: CollectivePlan, path: str) -> None:
     circle, rounds = figure.subplots(1, 2, width_ratios=(height, width))
     _draw_circle(circle, plan)
     _draw_rounds(rounds, plan)
-    figure.suptitle(headline(plan), weight="bold")
+    figure.suptitle(_headline(plan), weight="bold")
     kinds = {send.adds for sends in plan.rounds for send in sends}
     figure.legend(
         handles=[

@@ -41,8 +41,8 @@ def halving_doubling(
         return CollectivePlan(
             operation,
             num_devices,
-            largest_power(num_devices),
-            halving_doubling_all_reduce(num_devices),
+            _largest_power(num_devices),
+            _halving_doubling_all_reduce(num_devices),
             name=name,
         )
     return plan_of(name, pattern, operation, num_devices, root)
@@ -55,7 +55,7 @@ def _doubling_all_gather(count):
     the largest power of two leave their chunk to a partner, and get the rest
     from it at the end.
     """
-    power = largest_power(count)
+    power = _largest_power(count)
     chunks = {d: [c for c in (d, power + d) if c < count] for d in range(power)}
     before = [[Send(e, e - power, e) for e in range(power, count)]]
     core = [
@@ -88,13 +88,13 @@ def _scattered_broadcast(count):
     )
 
 
-def halving_doubling_all_reduce(count: int) -> Rounds:
+def _halving_doubling_all_reduce(count: int) -> Rounds:
     """Rabenseifner's, in as many chunks as the largest power of two.
 
     Devices above it give all that they have to a partner first, and get the
     sums from it last.
     """
-    power = largest_power(count)
+    power = _largest_power(count)
     extras = range(power, count)
     gathered = _doubling_all_gather(power)
 
@@ -113,7 +113,7 @@ def halving_doubling_all_reduce(count: int) -> Rounds:
     return rounds_of(moved(True) + core + moved(False))
 
 
-def largest_power(count: int) -> int:
+def _largest_power(count: int) -> int:
     """The largest power of two that is not above a number."""
     return 1 << (count.bit_length() - 1)
 

@@ -42,7 +42,7 @@ def tree(
     return plan_of("tree", TREE, operation, num_devices, root)
 
 
-def tree_broadcast(count: int) -> Rounds:
+def _tree_broadcast(count: int) -> Rounds:
     """All of it, from device 0."""
     # With 8 devices: 0>4; 0>2 4>6; 0>1 2>3 4>5 6>7.
     return rounds_of(
@@ -76,11 +76,11 @@ def tree_gather(count: int) -> Rounds:
 def _tree_all_gather(count):
     gather = tree_gather(count)
     broadcast = building.on(
-        tree_broadcast(count), range(count), {0: range(count)}
+        _tree_broadcast(count), range(count), {0: range(count)}
     )
     # Who has passed a chunk on to the root does not get it again.
     there = [(device, device) for device in range(count)]
     return building.without_needless(gather + broadcast, there)
 
 
-TREE = Pattern(tree_broadcast, one, tree_gather, _tree_all_gather)
+TREE = Pattern(_tree_broadcast, one, tree_gather, _tree_all_gather)
