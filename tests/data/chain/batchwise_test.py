@@ -306,6 +306,20 @@ class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
                     tf.io.serialize_tensor(a), tf.io.serialize_tensor(b)
                 )
 
+    @parameterized.parameters("memory", "file")
+    def test_a_cache_keeps_what_single_records_are(self, cache):
+        rows, parse, _ = FUNCTIONS["bytes_in_an_example"]  # holds a quotient
+        kwargs = dict(parse=parse, cache_dir=self.create_tempdir().full_path)
+        one_by_one = _pipeline(rows, **kwargs)
+        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+            found = _pipeline(rows, cache=cache, **kwargs)
+        self.assertTrue(found.recipe.batchwise)
+        for _ in range(2):  # the second epoch is of the cache
+            for one, other in zip(one_by_one, found, strict=True):
+                parts = zip(tf.nest.flatten(one), tf.nest.flatten(other))
+                for a, b in parts:
+                    self.assertAllEqual(a, b)
+
     def test_what_is_random_is_refused_as_ever(self):
         rows, parse, _ = FUNCTIONS["random"]
         with self.assertRaisesRegex(ValueError, "deterministic"):

@@ -100,7 +100,12 @@ def _parsed_batches(recipe, position):
 
         def make():
             batch = recipe.source.gather(index) if gathered else raw[0]
-            return recipe.parsed_batch(batch, index)
+            if recipe.cache is None or recipe.parse_batch is None:
+                return recipe.parsed_batch(batch, index)
+            # As a map of its own, it is not readied for what is in the cache.
+            one = tf.data.Dataset.from_tensors((index, batch))
+            parsed = one.map(lambda i, b: recipe.parsed_batch(b, i))
+            return parsed.get_single_element()
 
         if recipe.cache is None:
             batch = make()
@@ -114,13 +119,14 @@ def _parsed_batches(recipe, position):
         return keys, recipe.augment_batch(batch, seeds)
 
     batches = _raw_batches(recipe, position)
-    if recipe.parse_batch is None and recipe.augment is None:
-        return single_device.map_on_host(
-            batches, work, **recipe.parallel(), name="record"
-        )
     # Of a user's function Grappler changes bits, as it does one by one: it
     # makes a quotient by a constant a product.
-    return batches.map(work, **recipe.parallel(), name="record")
+    users = recipe.parse_batch is not None and recipe.cache is None
+    if users or recipe.augment is not None:
+        return batches.map(work, **recipe.parallel(), name="record")
+    return single_device.map_on_host(
+        batches, work, **recipe.parallel(), name="record"
+    )
 
 
 def _raw_batches(recipe, position):
