@@ -1,10 +1,14 @@
 """Backups are written evenly in the time there is, unless somebody waits."""
 
+import subprocess
+import sys
 import threading
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest
 
+from tests.source_files import REPOSITORY
 from tfscale.backup import pace
 from tfscale.backup.writer import Writer
 
@@ -21,7 +25,7 @@ class PaceTest(absltest.TestCase):
 
             def wait(rest):
                 nonlocal now
-                now += rest
+                now += rest + 1e-9
 
             event.return_value.wait = wait
             found = pace.Pace(num_bytes, seconds)
@@ -32,11 +36,12 @@ class PaceTest(absltest.TestCase):
         return begins
 
     def test_it_is_spread_over_the_time_that_there_is(self):
-        self.assertEqual(self.begins(1 << 30, 4.0, 0.25), [0.0, 1.0, 2.0, 3.0])
+        found = self.begins(1 << 30, 4.0, 0.25)
+        np.testing.assert_allclose(found, [0.0, 1.0, 2.0, 3.0], atol=1e-6)
 
     def test_it_rests_no_longer_than_training_needs(self):
         found = self.begins(256_000_000, 1e6, 0.25)
-        self.assertEqual(found, [0.0, 1.0, 2.0, 3.0])
+        np.testing.assert_allclose(found, [0.0, 1.0, 2.0, 3.0], atol=1e-6)
 
     def test_work_that_is_late_does_not_rest(self):
         self.assertEqual(self.begins(1 << 30, 4.0, 2.0), [0.0, 2.0, 4.0, 6.0])
@@ -56,6 +61,24 @@ class PaceTest(absltest.TestCase):
         self.assertTrue(writer.is_busy)
         writer.wait()
         self.assertFalse(writer.is_busy)
+
+    def test_a_program_that_is_over_does_not_wait_for_rests_either(self):
+        """It had, after an error in `fit`, until the backup was there."""
+        text = (
+            "from tfscale.backup.pace import Pace\n"
+            "from tfscale.backup.writer import Writer\n"
+            "pace = Pace(1 << 40, 1e6)\n"
+            "Writer().start(lambda: [pace.did(1 << 40), print('done')], pace)"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", text],
+            cwd=REPOSITORY,
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual(said.stdout, "done\n")
 
 
 if __name__ == "__main__":

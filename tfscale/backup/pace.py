@@ -9,6 +9,7 @@ import time
 
 # Slower than any disk, so that training has the processors.
 _BYTES_PER_SECOND = 64e6
+_SECONDS = 0.1  # between two looks at whether the program is over
 
 
 def at_once(num_bytes: int) -> None:
@@ -39,4 +40,9 @@ class Pace:
         """Is told of a piece of work; returns when the next one may begin."""
         self._done += num_bytes
         due = self._start + self._done * self._seconds_per_byte
-        self._is_waited_for.wait(max(due - time.monotonic(), 0.0))
+        while (rest := due - time.monotonic()) > 0:
+            # Python ends once all threads have; after an error in `fit` nobody
+            # else says that it waits.
+            is_over = not threading.main_thread().is_alive()
+            if is_over or self._is_waited_for.wait(min(rest, _SECONDS)):
+                return
