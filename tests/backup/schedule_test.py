@@ -1,5 +1,6 @@
 """With "auto", saves take no more than their share, whatever they cost."""
 
+import random
 from unittest import mock
 
 from absl.testing import absltest
@@ -81,6 +82,34 @@ class SaveScheduleTest(parameterized.TestCase):
                 clock.now += 9.0  # then validation
                 found.step_is_over(is_last)
         self.assertEqual(found.useful_seconds, 11.0)
+
+    def test_others_who_disturb_the_clock_do_not_make_it_more_than_its_share(
+        self,
+    ):
+        """By what it truly cost, which the schedule is not told."""
+        draw = random.Random(0)
+        clock, cost = Clock(), 0.0
+        with mock.patch.object(schedule, "time", clock):
+            found = schedule.SaveSchedule("auto", 0.035)
+            found.expect(0)
+            left = saves = 0
+            for _ in range(10_000):
+                found.step_is_over(is_last=False)
+                if found.is_due(is_first=False):
+                    clock.now += 0.002
+                    found.saved(0.002)
+                    cost += 0.002
+                    left, saves = 30, saves + 1
+                found.step_begins(is_writing=left > 0)
+                # One in ten has a third more; a save costs a fifth.
+                usual = 0.02 * (1.3 if draw.random() < 0.1 else 1.0)
+                usual *= draw.uniform(0.95, 1.05)
+                clock.now += usual + 0.004 * (left > 0)
+                cost += 0.004 * (left > 0)
+                left -= 1
+                found.step_ended(1)
+        self.assertGreater(saves, 40)
+        self.assertBetween(cost / (clock.now - cost), 0.02, 0.035)
 
     def test_the_first_one_waits_until_it_takes_its_share_too(self):
         """It came after ten steps: half the time of a short run."""

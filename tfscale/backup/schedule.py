@@ -6,6 +6,9 @@ import time
 
 _MIN_USUAL_STEPS = 10
 _NUM_USUAL_STEPS = 50
+# What slower steps cost is known by a clock that others disturb, as often too
+# low as too high; and the share is a limit.
+_MARGIN = 1.1
 # What a first save is taken to cost, until one was made: training on all cores
 # is held up for about the time of writing, which is 60 to 150 MB/s on a disk.
 _BYTES_PER_SECOND = 100e6
@@ -136,7 +139,8 @@ class SaveSchedule:
             if self._is_writing or self._beside_steps:
                 return False  # what that costs is not known yet
             if self._num_saves:
-                with_one_more = self._cost * (1 + 1 / self._num_saves)
+                each = self._cost / self._num_saves
+                with_one_more = _MARGIN * (self._cost + each)
             elif self._steps < _MIN_USUAL_STEPS:
                 return False
             else:
