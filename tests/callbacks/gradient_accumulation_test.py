@@ -252,6 +252,33 @@ class SameNumbersTest(parameterized.TestCase):
             actual.model.optimizer, keras.optimizers.LossScaleOptimizer
         )
 
+    def test_a_microbatch_has_the_range_of_numbers_of_the_batch(self):
+        """As a mean of its own it left that of half precision 16 times sooner.
+
+        Steps were left out that the whole batch makes.
+        """
+
+        def build():
+            keras.config.set_dtype_policy("mixed_float16")
+            try:
+                return whole_batch.dense()
+            finally:
+                keras.config.set_dtype_policy("float32")
+
+        job = same_numbers.Job(
+            build,
+            dict(x=X, y=Y, batch_size=16),
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.05), initial_scale=2.0**16
+            ),
+            compile=lambda: dict(run_eagerly=True),
+        )
+        expected, actual = same_numbers.plain(job), accumulating(job, 16, 1, 1)
+        for outcome in (expected, actual):
+            optimizer = outcome.model.optimizer
+            self.assertEqual(int(optimizer.iterations), 3)
+            self.assertEqual(float(optimizer.dynamic_scale), 2.0**16)
+
     def test_what_train_step_returns_is_averaged_by_rows(self):
         expected = _on_one_device("own_step").logs["mine"]
         same_numbers.assert_close(

@@ -145,14 +145,17 @@ class ReplicaStep:
         for g in taken.gradients:
             if g is not None:
                 total = next(before)
-                found.append(total + _times(tf.cast(g, total.dtype), weight))
+                g = _times(tf.cast(g, total.dtype), taken.weight)
+                found.append(total + g)
         for seen, mean, variance in step.moments:
             old = next(before), next(before), next(before)
             new = tf.cast(seen, mean.dtype), mean, variance
             found += moments.combined(old, new)
         if self._noise is not None:
             parts = [
-                _times(g, weight) for g in taken.gradients if g is not None
+                _times(g, taken.weight)
+                for g in taken.gradients
+                if g is not None
             ]
             found.append(next(before) + of_one_part(parts))
             rows = tf.maximum(losses.num_rows(data), 1.0)
@@ -195,7 +198,7 @@ class ReplicaStep:
             _internals.flatten_layers(self._model),
             weight,
         )
-        taken = TakenGradients(self._model.optimizer)
+        taken = TakenGradients(self._model.optimizer, weight)
         step = moments.MicrobatchStep()
         with (
             part.entered(),

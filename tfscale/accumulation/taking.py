@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.whole_batch import model_loss
 
 
 class TakenOptimizer(in_place.Mixin):
@@ -19,21 +20,38 @@ class TakenOptimizer(in_place.Mixin):
             return super().apply(grads, trainable_variables)
         return taken.take(self, grads, trainable_variables)
 
+    def scale_loss(self, loss):
+        """See `keras.optimizers.Optimizer`."""
+        taken = rank_context.current().taken_gradients
+        if taken is not None:
+            loss = taken.weigh(loss)
+        return super().scale_loss(loss)
+
 
 class TakenGradients:
     """What `train_step` gives to the optimizer in one microbatch.
 
+    They are multiplied by the weight of the microbatch: at once if the loss
+    passes through `optimizer.scale_loss`, or else behind. At once they have the
+    range of numbers that the whole batch has, which half precision may leave.
+
     Args:
         optimizer: That of the model.
+        weight: What the microbatch counts in the batch; 0 if it has no rows.
 
     Attributes:
         gradients: For each variable a dense tensor or None.
         variables: What `apply` was given as variables, or None.
+        weight: What they are still to be multiplied by.
     """
 
-    def __init__(self, optimizer: keras.Optimizer):
+    def __init__(
+        self, optimizer: keras.Optimizer, weight: tf.Tensor | float = 1.0
+    ):
         self.gradients: list[tf.Tensor | None] = []
         self.variables: list[Any] | None = None
+        self.weight = weight
+        self._whole_weight = weight
         self._optimizer = optimizer
         self._is_taken = False
         self._graph = tf.compat.v1.get_default_graph()
@@ -64,6 +82,13 @@ class TakenGradients:
             None if g is None else tf.convert_to_tensor(g) for g in grads
         ]
         self.variables = None if variables is None else list(variables)
+
+    def weigh(self, loss) -> tf.Tensor:
+        """The loss, whose gradient counts as that of the microbatch."""
+        self.weight = tf.sign(self._whole_weight)
+        loss = tf.convert_to_tensor(loss)
+        weight = tf.cast(self._whole_weight, loss.dtype)
+        return model_loss.weighed(loss, tf.ones_like(weight), weight)
 
     def check(self) -> None:
         """Raises unless there are any."""

@@ -42,7 +42,7 @@ class _Model(in_place.Mixin):
         # A vector is logged as a mean, and minimised as a sum.
         share = part.share if loss.shape.rank == 0 else 1.0
         counts = tf.minimum(part.rows, 1.0)
-        return _weighed(
+        return weighed(
             loss,
             tf.cast(counts / part.num_replicas, loss.dtype),
             tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
@@ -94,7 +94,7 @@ def of_whole_batch(model):
 
 
 @tf.custom_gradient
-def _weighed(loss, to_log, to_minimise):
+def weighed(loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor):
     """The loss times one factor, its gradient times another one."""
 
     def gradient(upstream):
