@@ -253,7 +253,8 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
         model = sharded("adam", 2).model
         strategy = model.distribute_strategy
         step = tf.function(
-            lambda x, y: strategy.run(model.train_step, args=((x, y),))
+            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
+            autograph=False,  # as in `fit`
         )
         graph = step.get_concrete_function(
             tf.zeros((8, 12)), tf.zeros((8, 12))
