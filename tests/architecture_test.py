@@ -4,10 +4,8 @@ import functools
 import glob
 import importlib
 import inspect
-import json
 import os
 import re
-import subprocess
 import sys
 
 import keras
@@ -16,6 +14,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests import build_file
+from tests import forked_python
 from tests import source_files
 
 REPOSITORY = source_files.REPOSITORY
@@ -417,23 +416,6 @@ class PublicNamesTest(absltest.TestCase):
                     self.assertIn(">>> ", value.__doc__)
 
 
-# A process for each command would import TensorFlow again, for seconds. So one
-# imports it and becomes each command by a fork, before TensorFlow has started.
-_FORKED_COMMANDS = """
-import functools, json, runpy, sys
-import keras, tensorflow, tfscale
-from tests import forked_processes
-
-def run(command):
-    sys.argv = command
-    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-
-for command in json.load(sys.stdin):
-    found = forked_processes.output_of(functools.partial(run, command))
-    print(json.dumps(found), flush=True)
-"""
-
-
 class ConfigsTest(parameterized.TestCase):
     # absl's `--only_check_flags` leaves before it has looked for unknown flags
     # and asked the validators; `--only_check_args` does both.
@@ -449,17 +431,10 @@ class ConfigsTest(parameterized.TestCase):
         ]
         # What has to be refused, or the others would prove nothing.
         commands.append((*cls.command(CONFIGS[0]), "--no_such", cls.FLAGS[1]))
-        process = subprocess.run(
-            [sys.executable, "-c", _FORKED_COMMANDS],
-            input=json.dumps(commands),
-            capture_output=True,
-            cwd=REPOSITORY,
-            text=True,
-        )
-        lines = process.stdout.splitlines()
-        if process.returncode or len(lines) != len(commands):
-            raise RuntimeError(process.stdout + process.stderr)
-        cls.results = dict(zip(commands, map(json.loads, lines), strict=True))
+        cls.results = {
+            command: forked_python.run(["-m", *command], REPOSITORY)
+            for command in commands
+        }
 
     @staticmethod
     def command(config):
@@ -477,14 +452,14 @@ class ConfigsTest(parameterized.TestCase):
     def test_every_config_is_valid_for_the_example_that_it_names(
         self, config, flag
     ):
-        status, said = self.results[(*self.command(config), flag)]
-        self.assertEqual(status, 0, said)
+        found = self.results[(*self.command(config), flag)]
+        self.assertEqual(found.returncode, 0, found.stderr)
 
     def test_an_unknown_flag_is_refused(self):
         command = (*self.command(CONFIGS[0]), "--no_such", self.FLAGS[1])
-        status, said = self.results[command]
-        self.assertNotEqual(status, 0)
-        self.assertIn("no_such", said)
+        found = self.results[command]
+        self.assertNotEqual(found.returncode, 0)
+        self.assertIn("no_such", found.stdout + found.stderr)
 
 
 if __name__ == "__main__":

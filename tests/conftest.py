@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
+from tests import forked_python
 from tests.processes import pytest_addoption  # noqa: F401
 from tests.processes import pytest_runtestloop  # noqa: F401
 from tests.processes import pytest_terminal_summary  # noqa: F401
@@ -30,6 +31,10 @@ flags.FLAGS.mark_as_parsed()
 # took a tenth of the time; and an iterator of tf.data that is found late may
 # hold up its end for up to a minute, because its autotuner sleeps through it.
 gc.disable()
+
+
+def pytest_configure():
+    forked_python.serve()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
-"""Real processes of a cluster, of which TensorFlow is imported once.
+"""Real processes of a cluster, which import TensorFlow no more.
 
-    the test ──► python -m tests.forked_cluster   imports, then forks
+    the test ──► python -m tests.forked_cluster, by forked_python.py
                    ├─► chief 0    the program, with a TF_CONFIG of its own
                    ├─► worker 0   likewise ...
                    └─► ...
@@ -15,12 +15,12 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 
 from tests import forked_processes
+from tests import forked_python
 from tests import source_files
 
 
@@ -49,10 +49,9 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
         [job, index, False] for job, count in jobs.items()
         for index in range(count)
     ] + [[job, index, True] for job, index in spares]  # fmt: skip
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.forked_cluster"],
+    process = forked_python.run(
+        ["-m", "tests.forked_cluster"],
         input=json.dumps([module, cluster, tasks, folder, timeout]),
-        capture_output=True,
         cwd=source_files.REPOSITORY,
         env={
             **os.environ,
@@ -60,7 +59,6 @@ def run(module, jobs, folder, spares=(), timeout=120.0):
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
-        text=True,
         timeout=timeout + 60.0,
     )
     if process.returncode:
@@ -87,12 +85,6 @@ def results(module, jobs, spares=()):
 def _main():
     forked_processes.die_with(os.getppid())
     module, cluster, tasks, folder, timeout = json.load(sys.stdin)
-    import keras  # noqa: F401
-    import numpy  # noqa: F401
-    import tensorflow  # noqa: F401
-
-    import tfscale  # noqa: F401
-
     children = {}
     for job, index, is_spare in tasks:
         name = f"{job}{index}"

@@ -24,6 +24,8 @@ from multiprocessing import connection
 
 import pytest
 
+from tests import forked_python
+
 # The dearest files, which begin first: none is left alone in the end, with one
 # core, while the others have nothing to do.
 _FIRST = (
@@ -168,7 +170,7 @@ class _Process:
             usage = os.wait4(self._pid, 0)[2]
             self._session.config.stash[_USED][message[0]] = (
                 message[1],
-                usage.ru_utime + usage.ru_stime,
+                usage.ru_utime + usage.ru_stime + message[2],
             )
             self.connection.close()
             return True
@@ -250,7 +252,8 @@ def _run(session, items, pipe, parent):
                     when="teardown",
                 )
             )
-        pipe.send(("end", (item.nodeid.partition("::")[0], peak)))
+        file = item.nodeid.partition("::")[0]
+        pipe.send(("end", (file, peak, forked_python.seconds_used)))
         os._exit(0)
     finally:
         os._exit(1)

@@ -1,14 +1,13 @@
 """Every name of the tables is there, and is missed if it is not."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale._internals import check
 from tfscale._internals import hub_names
@@ -33,8 +32,7 @@ def names_in(owner):
     return [name for _, of, name in ROWS if of.endswith(owner)]
 
 
-# A process for each name would import TensorFlow again, for seconds. So one
-# imports it and becomes each by a fork, before TensorFlow has started.
+# Becomes each name by a fork: what they share is imported once.
 _FORKED_IMPORTS = """
 import functools, importlib, inspect, json, os, pathlib, re, sys, types
 import keras, tensorflow
@@ -80,6 +78,10 @@ def rename(owner, name):
         setattr(found, "renamed", vars(found)[name])
         delattr(found, name)
 
+for module in list(sys.modules):
+    if module.partition(".")[0] == "tfscale":
+        del sys.modules[module]
+
 for owner, name in json.load(sys.stdin):
     read, write = os.pipe()
     child = os.fork()
@@ -103,12 +105,10 @@ class CheckTest(parameterized.TestCase):
     def test_a_renamed_name_is_one_error_at_import(self):
         # Names that are overridden here would silently not be called, and
         # training would go on without its clipping, or its averages.
-        process = subprocess.run(
-            [sys.executable, "-c", _FORKED_IMPORTS],
+        process = forked_python.run(
+            ["-c", _FORKED_IMPORTS],
+            REPOSITORY,
             input=json.dumps([(owner, name) for _, owner, name in ROWS]),
-            capture_output=True,
-            cwd=REPOSITORY,
-            text=True,
         )
         lines = process.stdout.splitlines()
         self.assertLen(lines, len(ROWS), process.stderr)

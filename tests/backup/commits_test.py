@@ -1,11 +1,10 @@
 """A backup of two workers is there whole or not at all, whoever is killed."""
 
 import json
-import subprocess
-import sys
 
 import tensorflow as tf
 
+from tests import forked_python
 from tests.backup import commits
 from tests.source_files import REPOSITORY
 from tfscale.backup.folder import BackupFolder
@@ -16,12 +15,8 @@ _SECONDS = 200
 class CommitsTest(tf.test.TestCase):
     def test_one_is_killed_before_each_thing_that_it_does_to_a_file(self):
         top = self.create_tempdir().full_path
-        process = subprocess.run(
-            [sys.executable, "-m", "tests.backup.commits", top],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
+        process = forked_python.run(
+            ["-m", "tests.backup.commits", top], REPOSITORY, timeout=_SECONDS
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         found = json.loads(process.stdout.splitlines()[-1])

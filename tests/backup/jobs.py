@@ -1,28 +1,18 @@
-"""Trainings that are killed and started again, each in a process of its own.
-
-A process for each would import TensorFlow again, for seconds. So one imports it
-and becomes each training by a fork, before TensorFlow has started.
-"""
+"""Trainings that are killed and started again, each in a process of its own."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
-_SERVER = """
-import functools, json, sys
-import keras, numpy, tensorflow, tfscale
-from tests import forked_processes
+_TRAIN = """
+import json, sys
 from tests.backup import trainings
 
-for line in sys.stdin:
-    train = functools.partial(trainings.train, **json.loads(line))
-    print(json.dumps(forked_processes.output_of(train)), flush=True)
+trainings.train(**json.load(sys.stdin))
 """
 
 
@@ -30,37 +20,18 @@ class Killed(Exception):
     """A training was killed, as it was asked to be."""
 
 
-class Jobs:
-    """Runs trainings of `trainings.train`, one after the other."""
-
-    def __init__(self):
-        self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=REPOSITORY,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            text=True,
-        )
-
-    def close(self):
-        self._server.stdin.close()
-        self._server.stdout.close()
-        self._server.wait()
-
-    def run(self, **arguments):
-        """What a training returned; raises if it was killed, or failed."""
-        self._server.stdin.write(json.dumps(arguments) + "\n")
-        self._server.stdin.flush()
-        status, said = json.loads(self._server.stdout.readline())
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            raise Killed(said)
-        lines = said.splitlines()
-        results = [line for line in lines if line.startswith("RESULT ")]
-        if status or not results:
-            raise RuntimeError(f"{os.waitstatus_to_exitcode(status)}: {said}")
-        return {**json.loads(results[-1][7:]), "said": said}
+def run(**arguments):
+    """What `trainings.train` returned; raises if it was killed, or failed."""
+    process = forked_python.run(
+        ["-c", _TRAIN], REPOSITORY, input=json.dumps(arguments)
+    )
+    said = process.stdout + process.stderr
+    if process.returncode == -signal.SIGKILL:
+        raise Killed(said)
+    results = [s for s in said.splitlines() if s.startswith("RESULT ")]
+    if process.returncode or not results:
+        raise RuntimeError(f"{process.returncode}: {said}")
+    return {**json.loads(results[-1][7:]), "said": said}
 
 
 def assert_close(value, expected, rtol):

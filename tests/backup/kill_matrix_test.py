@@ -38,21 +38,15 @@ MORE_ON_A_MESH = {
 
 
 class KillMatrixTest(parameterized.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.jobs = jobs.Jobs()
-        cls.addClassCleanup(cls.jobs.close)
-
     def assert_same_end(self, kills, **arguments):
         """Kills a training at each of the points, in processes of their own."""
         folder = self.create_tempdir().full_path
-        whole = self.jobs.run(folder=f"{folder}/whole", **arguments)
+        whole = jobs.run(folder=f"{folder}/whole", **arguments)
         interval = arguments.get("save_freq", 2) * 2
         last = -1
         for kill in kills:
             with self.assertRaises(jobs.Killed) as raised:
-                self.jobs.run(folder=f"{folder}/runs", kill=kill, **arguments)
+                jobs.run(folder=f"{folder}/runs", kill=kill, **arguments)
             made = [
                 [int(n) for n in line.split()[1:]]
                 for line in str(raised.exception).splitlines()
@@ -64,7 +58,7 @@ class KillMatrixTest(parameterized.TestCase):
                 begin = made[0][0] * per_epoch + made[0][1]
                 self.assertGreaterEqual(begin, last - interval, kill)
                 last = made[-1][0] * per_epoch + made[-1][1]
-        end = self.jobs.run(folder=f"{folder}/runs", **arguments)
+        end = jobs.run(folder=f"{folder}/runs", **arguments)
         for name in set(whole) - {"said"}:
             self.assertEqual(end[name], whole[name], name)
         self.assertFalse(os.path.exists(f"{folder}/runs/backup-"))
@@ -113,14 +107,12 @@ class KillMatrixTest(parameterized.TestCase):
         freq = {"epoch": 5}.get(arguments.get("save_freq"))
         if freq:
             folder = self.create_tempdir().full_path
-            whole = self.jobs.run(folder=f"{folder}/a", **arguments)
+            whole = jobs.run(folder=f"{folder}/a", **arguments)
             with self.assertRaises(jobs.Killed):
                 # The save before the third epoch has waited for the one
                 # before the second, which is therefore there.
-                self.jobs.run(
-                    folder=f"{folder}/b", kill="batch 13", **arguments
-                )
-            end = self.jobs.run(folder=f"{folder}/b", **arguments)
+                jobs.run(folder=f"{folder}/b", kill="batch 13", **arguments)
+            end = jobs.run(folder=f"{folder}/b", **arguments)
             self.assertEqual(end["weights"], whole["weights"])
             self.assertEqual(end["steps"], whole["steps"])
             self.assertNotIn("STEP 0", end["said"])
@@ -139,12 +131,6 @@ class KillMatrixTest(parameterized.TestCase):
 
 
 class ElasticTest(parameterized.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.jobs = jobs.Jobs()
-        cls.addClassCleanup(cls.jobs.close)
-
     def test_on_another_mesh(self):
         folder = self.create_tempdir().full_path
         meshes = (
@@ -153,13 +139,13 @@ class ElasticTest(parameterized.TestCase):
             dict(mesh={"model": 2}),
         )
         arguments = dict(data="tfscale", model="plain")
-        whole = self.jobs.run(folder=f"{folder}/whole", **arguments)
+        whole = jobs.run(folder=f"{folder}/whole", **arguments)
         for mesh in meshes:
             with self.assertRaises(jobs.Killed):
-                self.jobs.run(
+                jobs.run(
                     folder=f"{folder}/runs", kill="batch 4", **arguments, **mesh
                 )
-        end = self.jobs.run(folder=f"{folder}/runs", **arguments)
+        end = jobs.run(folder=f"{folder}/runs", **arguments)
         for value, expected in zip(end["values"], whole["values"]):
             jobs.assert_close(value, expected, 1e-5)
         self.assertEqual(end["iterations"], whole["iterations"])
@@ -169,7 +155,7 @@ class ElasticTest(parameterized.TestCase):
         sizes = (8, 4, 10)
         for size in sizes:
             with self.assertRaises(jobs.Killed) as raised:
-                self.jobs.run(
+                jobs.run(
                     folder=folder,
                     kill="batch 2",
                     data="counting",
@@ -180,7 +166,7 @@ class ElasticTest(parameterized.TestCase):
                     validate=False,
                 )
             del raised
-        end = self.jobs.run(
+        end = jobs.run(
             folder=folder,
             data="counting",
             model="counting",
@@ -195,13 +181,11 @@ class ElasticTest(parameterized.TestCase):
 
 class SignalTest(absltest.TestCase):
     def test_sigterm_saves_at_the_next_step(self):
-        server = jobs.Jobs()
-        self.addCleanup(server.close)
         folder = self.create_tempdir().full_path
-        whole = server.run(folder=f"{folder}/whole")
+        whole = jobs.run(folder=f"{folder}/whole")
         with self.assertRaisesRegex(RuntimeError, f"^{128 + signal.SIGTERM}: "):
-            server.run(folder=f"{folder}/runs", terminate=4, save_freq="epoch")
-        end = server.run(folder=f"{folder}/runs", save_freq="epoch")
+            jobs.run(folder=f"{folder}/runs", terminate=4, save_freq="epoch")
+        end = jobs.run(folder=f"{folder}/runs", save_freq="epoch")
         self.assertEqual(end["weights"], whole["weights"])
         self.assertEqual(end["steps"], whole["steps"])
         self.assertIn("STEP 0 4", end["said"])

@@ -5,8 +5,6 @@ import os
 import pathlib
 import shutil
 import socket
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -15,6 +13,8 @@ import tensorflow_datasets as tfds
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
+from tests.source_files import REPOSITORY
 from tfscale import data
 from tfscale.data.caches import memory
 
@@ -701,12 +701,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
             "print(len(list(run())))\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code, self.folder],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
+        done = forked_python.run(["-c", code, self.folder], REPOSITORY)
         self.assertEqual(done.returncode, 0, done.stderr)
         error, left, batches = done.stdout.splitlines()
         self.assertIn("could not be written", error)
@@ -830,11 +825,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
             "    parse=lambda x: tf.fill([9], tf.strings.as_string(x)),\n"
             "    cache='file', cache_dir=sys.argv[1])\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code, self.folder],
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
+        done = forked_python.run(["-c", code, self.folder], REPOSITORY)
         self.assertEqual(done.returncode, -9)
         self.assertLen(os.listdir(self.folder), 1)  # what it left
         self.assertLen(list(self._strings()), 2)

@@ -1,26 +1,21 @@
 import os
-import subprocess
-import sys
 
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
 class DrawTimelineTest(absltest.TestCase):
     def test_it_draws_what_was_predicted_and_measured(self):
         output = os.path.join(self.create_tempdir().full_path, "timeline.png")
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                sys.executable,
                 *("-m", "examples.draw_timeline", f"--output={output}"),
                 *("--num_blocks=2", "--width=16", "--sequence_length=8"),
                 *("--batch_size=4", "--num_microbatches=2"),
             ],
-            capture_output=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-            text=True,
+            REPOSITORY,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         self.assertRegex(process.stdout, "predicted: (.|\n)*measured: ")

@@ -1,11 +1,10 @@
 import os
 import re
-import subprocess
-import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 LLAMA = (
@@ -18,9 +17,9 @@ EPOCH = r"- loss: (\S+) - val_accuracy: (\S+) - val_loss: (\S+)"
 class FinetuneCausalLmTest(parameterized.TestCase):
     def _losses(self, folder, *arguments, model=LLAMA):
         """Validation losses of a tiny run over the texts of a folder."""
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                *(sys.executable, "-m", "examples.finetune_causal_lm"),
+                *("-m", "examples.finetune_causal_lm"),
                 *model,
                 f"--text_files={folder.full_path}/*.txt",
                 *("--num_layers=1", "--width=16", "--hidden_width=32"),
@@ -30,10 +29,7 @@ class FinetuneCausalLmTest(parameterized.TestCase):
                 *("--learning_rate=0.01", "--num_epochs=2"),
                 *arguments,
             ],
-            capture_output=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-            text=True,
+            REPOSITORY,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         epochs = re.findall(EPOCH, process.stdout)

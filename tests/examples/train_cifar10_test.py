@@ -1,11 +1,9 @@
-import os
 import re
-import subprocess
-import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 # Stands in for the download: pictures of noise, with the labels of CIFAR-10.
@@ -26,17 +24,14 @@ class TrainCifar10Test(parameterized.TestCase):
         ("cifar10_photo.flags", "--batch_size=2048"),
     )
     def test_it_trains_and_validates_with(self, config, *small):
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                *(sys.executable, "-c", WITHOUT_DOWNLOAD),
+                *("-c", WITHOUT_DOWNLOAD),
                 f"--flagfile=configs/{config}",
                 *("--num_epochs=1", "--width=1"),
                 *small,
             ],
-            capture_output=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-            text=True,
+            REPOSITORY,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         (epoch,) = re.findall(
