@@ -6,6 +6,7 @@ that it has another version of Keras, and is not let in.
 
 import atexit
 import os
+import signal
 import sys
 import time
 from unittest import mock
@@ -46,7 +47,9 @@ def main():
         except ValueError as error:
             print(error, flush=True)
     wait_for_all(cluster, sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM", flush=True))
     tfscale.initialize()
+    os.kill(os.getpid(), signal.SIGTERM)
     strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=count))
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

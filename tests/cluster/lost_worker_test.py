@@ -92,6 +92,9 @@ class LostWorkerTest(absltest.TestCase):
         self.assertNotRegex(logs["worker0"], CASCADE)
         ended_at = float(re.search("ended at (.*)", logs["worker1"]).group(1))
         self.assertLess(ended_at - killed_at(logs["worker1"]), 10.0)
+        # TensorFlow took the signal away, and did nothing with it.
+        for log in logs.values():
+            self.assertIn("\nSIGTERM\n", log)
         # It was not let in with another version, which both have said.
         for log in logs.values():
             self.assertRegex(

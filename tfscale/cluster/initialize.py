@@ -4,6 +4,8 @@ import atexit
 import dataclasses
 import functools
 import os
+import signal
+import threading
 
 import tensorflow as tf
 
@@ -213,8 +215,10 @@ def _join(cluster):
         task_id=cluster.index,
         rpc_layer="grpc",
     )
+    # TensorFlow catches SIGTERM, to do nothing with it: workers outlived it.
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     except RuntimeError as error:
         raise RuntimeError(
             "`tfscale.initialize` must come before TensorFlow starts its "
@@ -222,3 +226,6 @@ def _join(cluster):
             f"devices). Received: {error} Call it first thing after the "
             "imports."
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+    return strategy
