@@ -20,12 +20,17 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 
 import absl.logging
 import tensorflow as tf
 
 from tests import forked_processes
 
+_HIDDEN_WARNINGS = (
+    *(DeprecationWarning, PendingDeprecationWarning),
+    *(ImportWarning, ResourceWarning),
+)
 # Where the server listens, in every fork of the process that began it.
 _address = None
 # Of processors, by programs of this process: not among what it waited for.
@@ -123,6 +128,10 @@ def _become(client, files, arguments, cwd, env):
     absl.logging.get_absl_handler().python_handler.setStream(sys.stderr)
     for handler in tf.get_logger().handlers:
         handler.setStream(sys.stderr)
+    # A warning is an error where pytest forks, and not where Python begins.
+    warnings.resetwarnings()
+    for hidden in _HIDDEN_WARNINGS:
+        warnings.simplefilter("ignore", hidden)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
