@@ -83,7 +83,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/callback_states.py", "logger.keys"),
     ("tfscale/backup/callback_states.py", "setattr of callback"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
-    ("tfscale/cluster/company.py", "sys.excepthook"),
+    ("tfscale/cluster/failure_detector.py", "sys.excepthook"),
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),

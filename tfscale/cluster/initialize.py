@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfscale.cluster import ports
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.company import Company
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.environment import cluster_from_environment
+from tfscale.cluster.failure_detector import FailureDetector
 from tfscale.cluster.leaving import leave
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
@@ -36,12 +36,12 @@ class Joined:
         strategy: TensorFlow's own strategy over them. It is not trained with:
             making it starts the server of this process, by which workers
             exchange tensors and learn that one of them is gone.
-        company: Who of them is still there.
+        failure_detector: Knows who of them is still there.
     """
 
     cluster: Cluster
     strategy: tf.distribute.Strategy
-    company: Company
+    failure_detector: FailureDetector
 
     @property
     def index(self) -> int:
@@ -125,11 +125,11 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         coordinate(cluster, timeout)
         _coordinated = cluster
     else:
-        company = Company(cluster, timeout)
-        _joined = Joined(cluster, _join(cluster), company)
+        detector = FailureDetector(cluster, timeout)
+        _joined = Joined(cluster, _join(cluster), detector)
         count = len(cluster.addresses)
-        atexit.register(leave, count, _joined.index, company.is_missed)
-        atexit.register(company.leave)
+        atexit.register(leave, count, _joined.index, detector.is_missed)
+        atexit.register(detector.leave)
 
 
 def joined() -> Joined | None:

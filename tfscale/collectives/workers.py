@@ -51,11 +51,11 @@ class Workers:
         self.count = len(found.cluster.addresses)
         self.index = found.index
         self.agreement = Agreement(
-            self.count, self.index, found.company.check_all_there
+            self.count, self.index, found.failure_detector.check_all_there
         )
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
-        found.company.num_meetings = self._num_meetings
+        found.failure_detector.num_meetings = self._num_meetings
 
     def _num_meetings(self):
         """How often this one has begun to wait for the others."""

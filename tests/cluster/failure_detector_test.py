@@ -12,7 +12,7 @@ from absl.testing import absltest
 from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.cluster import agreement
-from tfscale.cluster.company import Company
+from tfscale.cluster.failure_detector import FailureDetector
 
 
 def two():
@@ -21,7 +21,7 @@ def two():
     found = {}
 
     def meet(index):
-        found[index] = Company(Cluster(jobs, "worker", index), 10.0)
+        found[index] = FailureDetector(Cluster(jobs, "worker", index), 10.0)
 
     other = threading.Thread(target=meet, args=(1,))
     other.start()
@@ -30,7 +30,7 @@ def two():
     return found[0], found[1]
 
 
-class CompanyTest(absltest.TestCase):
+class FailureDetectorTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
         patch = mock.patch.object(sys, "excepthook", lambda *error: None)

@@ -57,7 +57,7 @@ _DIFFERENT = (
 )
 
 
-class Company:
+class FailureDetector:
     """The other workers, as long as all are there.
 
     To be made after the pre-flight, before TensorFlow needs the port.
