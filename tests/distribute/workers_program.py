@@ -87,9 +87,8 @@ def work(index, count, folder):
         results["cases"] = workers_cases.run(index, folder)
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
-    leave(
-        count, index, joined().company.is_missed
-    )  # As at the end of a program, which a fork has not.
+    # As at the end of a program, which a fork has not.
+    leave(count, index, joined().failure_detector.is_missed)
 
 
 def only(rows):
