@@ -16,6 +16,7 @@ _COLUMNS = {
     "b": np.arange(7) / 3,
     "c": ["", "x", "\u00e4\u00f6", "long " * 50, "1", "2", "3"],
     "d": np.arange(7) % 2 == 0,
+    "u": np.arange(7).astype(np.uint64) + (1 << 63),
     "e": [b"\x00", b"\xff\x00", b"", b"1", b"2", b"3", b"4"],
 }
 
@@ -25,10 +26,10 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         super().setUp()
         self.folder = self.create_tempdir().full_path
 
-    def _parquet(self, columns=_COLUMNS, name="a.parquet"):
+    def _parquet(self, columns=_COLUMNS, name="a.parquet", rows=3):
         path = os.path.join(self.folder, name)
         pyarrow.parquet.write_table(
-            pyarrow.table(columns), path, row_group_size=3
+            pyarrow.table(columns), path, row_group_size=rows
         )
         return path
 
@@ -51,7 +52,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             path = "ram://values.parquet"
         batch = self._batch(data.parquet(path))
         self.assertEqual(list(batch), list(_COLUMNS))
-        for name in "abd":
+        for name in "abdu":
             self.assertAllEqual(batch[name], _COLUMNS[name])
             self.assertEqual(batch[name].dtype, _COLUMNS[name].dtype)
         self.assertEqual([c.decode() for c in batch["c"]], _COLUMNS["c"])
@@ -89,9 +90,57 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(tf.errors.OpError, path):
             self._batch(data.parquet(path))
 
+    def test_values_that_a_dictionary_numbers(self):
+        columns = {
+            "x": pyarrow.array(["b", None, "a", "b"]).dictionary_encode(),
+            "y": pyarrow.array([7, 5, None, 7]).dictionary_encode(),
+        }
+        batch = self._batch(data.parquet(self._parquet(columns)))
+        self.assertEqual(batch["x"].tolist(), [b"b", b"", b"a", b"b"])
+        self.assertEqual(batch["y"].tolist(), [7, 5, 0, 7])
+
+    @parameterized.parameters(
+        pyarrow.list_(pyarrow.int64()),
+        pyarrow.large_list(pyarrow.int16()),
+        pyarrow.list_(pyarrow.float32()),
+        pyarrow.list_(pyarrow.bool_()),
+    )
+    def test_lists_of_numbers(self, kind):
+        # As many as are tried to be parsed by batches are of one length.
+        lists = [[1, 0, 1]] * 3000 + [[], None, [0], [1, 1, 0, 1]]
+        column = pyarrow.array(lists, pyarrow.list_(pyarrow.int64()))
+        path = self._parquet({"x": column.cast(kind)}, rows=999)
+        source = data.parquet(path)
+
+        def padded(record):
+            size = tf.shape(record["x"])[0]
+            numbers = tf.cast(record["x"], tf.int64)
+            return tf.ensure_shape(tf.pad(numbers, [[0, 4 - size]]), [4]), size
+
+        pipeline = data.pipeline(
+            source, batch_size=4, shuffle=False, parse=padded
+        )
+        *_, (rows, sizes) = pipeline.as_numpy_iterator()
+        self.assertAllEqual(sizes, [0, 0, 1, 4])
+        self.assertAllEqual(
+            rows, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1]]
+        )
+        record = next(iter(source.sample(1).map(source.decode)))["x"]
+        self.assertEqual(record.dtype, tf.as_dtype(str(kind.value_type)))
+
+    def test_lists_of_one_size(self):
+        column = pyarrow.array(
+            [[1, 2], None, [3, None]], pyarrow.list_(pyarrow.int8(), 2)
+        )
+        source = data.parquet(self._parquet({"x": column}))
+        rows = [
+            r["x"].numpy().tolist() for r in source.sample(3).map(source.decode)
+        ]
+        self.assertEqual(rows, [[1, 2], [], [3, 0]])
+
     def test_columns_that_cannot_be_read_are_named(self):
-        path = self._parquet({"x": [[1], [2]], "y": [1, 2]})
-        with self.assertRaisesRegex(ValueError, "'x' of list"):
+        path = self._parquet({"x": [[[1]], [[2]]], "y": [1, 2]})
+        with self.assertRaisesRegex(ValueError, "'x' of list<"):
             data.parquet(path)
         self.assertEqual(data.parquet(path, columns=["y"]).num_records, 2)
         with self.assertRaisesRegex(ValueError, r"\['z'\]; there are"):

@@ -34,13 +34,15 @@ def json_lines(
             that are no JSON are left out, and counted in a warning.
 
     Returns:
-        A source of dicts from column to scalar tensor. What is missing is 0,
-        NaN or "".
+        A source of dicts from column to scalar tensor, or to a vector where the
+        column has lists of numbers. What is missing is 0, NaN, "" or an empty
+        vector.
 
     Raises:
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a line cannot be read.
-        ValueError: If a column is missing, or holds no numbers or strings.
+        ValueError: If a column is missing, or holds neither numbers, strings
+            nor lists of numbers.
 
     Example:
 

@@ -27,13 +27,15 @@ def parquet(
         columns: List of strings, the columns to be read; by default all.
 
     Returns:
-        A source of dicts from column to scalar tensor. What is missing is 0,
-        NaN or "".
+        A source of dicts from column to scalar tensor, or to a vector where the
+        column has lists of numbers. What is missing is 0, NaN, "" or an empty
+        vector.
 
     Raises:
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a file cannot be read.
-        ValueError: If a column is missing, or holds no numbers or strings.
+        ValueError: If a column is missing, or holds neither numbers, strings
+            nor lists of numbers.
 
     Example:
 

@@ -3,7 +3,7 @@
 A row travels through the chain as bytes, as a record of any other file does,
 and becomes columns in `decode`:
 
-    numbers of all columns | lengths of the strings | strings
+    numbers of all columns | bytes of strings and lists | strings and lists
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ class TableLayout:
         columns: Names of the columns to be read, or None for all.
 
     Raises:
-        ValueError: If a column is missing, or holds no numbers or strings.
+        ValueError: If a column is missing, or holds neither numbers, strings
+            nor lists of numbers.
 
     Attributes:
         names: List of strings, the columns that are read.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):
-        import pyarrow
 
         fields = {} if schema is None else dict(zip(schema.names, schema.types))
         self.names = list(fields if columns is None else columns)
@@ -38,44 +38,37 @@ class TableLayout:
                 "`columns` must name columns of the files, at least one. "
                 f"Received: {self.names}; there are {sorted(fields)}."
             )
-        self._numbers, self._strings = {}, []
+        self._numbers: dict[str, np.dtype] = {}
+        # Of variable length; without a dtype: strings.
+        self._variable: dict[str, np.dtype | None] = {}
         for name in self.names:
-            kind = fields[name]
-            if pyarrow.types.is_boolean(kind):
-                self._numbers[name] = np.dtype(np.bool_)
-            elif pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(
-                kind
-            ):
-                self._numbers[name] = np.dtype(kind.to_pandas_dtype())
-            elif (
-                pyarrow.types.is_string(kind)
-                or pyarrow.types.is_large_string(kind)
-                or pyarrow.types.is_binary(kind)
-            ):
-                self._strings.append(name)
+            kind = _plain(fields[name])
+            if (dtype := _number(kind)) is not None:
+                self._numbers[name] = dtype
+            elif _is_string(kind):
+                self._variable[name] = None
+            elif _is_list(kind) and _number(kind.value_type) is not None:
+                self._variable[name] = _number(kind.value_type)
             else:
                 raise ValueError(
-                    "A column must hold numbers, booleans or strings. "
-                    f"Received: {name!r} of {kind}. Leave it out of `columns`."
+                    "A column must hold numbers, booleans, strings or lists of "
+                    f"numbers. Received: {name!r} of {fields[name]}. Leave it "
+                    "out of `columns`."
                 )
 
     def rows(self, table: Any) -> list[bytes]:
         """The rows of a pyarrow table as bytes."""
         parts = []
         for name, dtype in self._numbers.items():
-            column = table.column(name).combine_chunks()
-            if dtype.kind != "f":
-                column = column.fill_null(False if dtype.kind == "b" else 0)
-            values = column.to_numpy(zero_copy_only=False).astype(dtype)
+            values = _values(table.column(name), dtype)
             parts.append(values.view(np.uint8).reshape(len(values), -1))
-        strings = [
-            [
-                value.encode() if isinstance(value, str) else value or b""
-                for value in table.column(name).to_pylist()
-            ]
-            for name in self._strings
+        variable = [
+            _strings(table.column(name))
+            if dtype is None
+            else _lists(table.column(name), dtype)
+            for name, dtype in self._variable.items()
         ]
-        for values in strings:
+        for values in variable:
             sizes = np.array([len(value) for value in values], np.int32)
             parts.append(sizes.view(np.uint8).reshape(len(sizes), -1))
         if not table.num_rows:
@@ -83,22 +76,123 @@ class TableLayout:
         fixed = np.concatenate(parts, axis=1)
         width, flat = fixed.shape[1], fixed.tobytes()
         heads = [flat[at : at + width] for at in range(0, len(flat), width)]
-        return [b"".join(row) for row in zip(heads, *strings, strict=True)]
+        return [b"".join(row) for row in zip(heads, *variable, strict=True)]
 
     def decode(self, row: tf.Tensor) -> dict[str, tf.Tensor]:
         """Columns of a row; of single records, or of batches of them."""
         record, at = {}, 0
         for name, dtype in self._numbers.items():
             part = tf.strings.substr(row, at, dtype.itemsize)
-            record[name] = tf.io.decode_raw(part, tf.as_dtype(dtype))[0]
+            record[name] = _decoded_number(part, dtype)
             at += dtype.itemsize
         sizes = []
-        for _ in self._strings:
+        for _ in self._variable:
             part = tf.strings.substr(row, at, 4)
             sizes.append(tf.io.decode_raw(part, tf.int32)[0])
             at += 4
         begin = tf.constant(at)
-        for name, size in zip(self._strings, sizes, strict=True):
-            record[name] = tf.strings.substr(row, begin, size)
+        for name, size in zip(self._variable, sizes, strict=True):
+            part = tf.strings.substr(row, begin, size)
+            kind = self._variable[name]
+            record[name] = part if kind is None else _decoded(part, kind)
             begin = begin + size
         return {name: record[name] for name in self.names}
+
+
+def _plain(kind):
+    """The type of the values, where they are numbered in a dictionary."""
+    import pyarrow
+
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+
+
+def _number(kind):
+    """The dtype of numbers and booleans; of others None."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_boolean(kind):
+        return np.dtype(np.bool_)
+    if types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    return None
+
+
+def _is_string(kind):
+    import pyarrow
+
+    types = pyarrow.types
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_string,
+            types.is_large_string,
+            types.is_binary,
+            types.is_large_binary,
+        )
+    )
+
+
+def _is_list(kind):
+    import pyarrow
+
+    types = pyarrow.types
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_list,
+            types.is_large_list,
+            types.is_fixed_size_list,
+        )
+    )
+
+
+def _values(column, dtype):
+    """Numbers, with 0 or NaN for what is missing."""
+    column = column.cast(_plain(column.type)).combine_chunks()
+    if dtype.kind != "f":
+        column = column.fill_null(False if dtype.kind == "b" else 0)
+    return column.to_numpy(zero_copy_only=False).astype(dtype)
+
+
+def _strings(column):
+    values = column.cast(_plain(column.type)).to_pylist()
+    return [
+        value.encode() if isinstance(value, str) else value or b""
+        for value in values
+    ]
+
+
+def _lists(column, dtype):
+    """The bytes of each list; one that is missing is empty."""
+    from pyarrow import compute
+
+    lengths = compute.list_value_length(column).fill_null(0).to_numpy()
+    flat = _values(compute.list_flatten(column), dtype).tobytes()
+    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
+    begins = ends - lengths * dtype.itemsize
+    return [flat[a:b] for a, b in zip(begins, ends, strict=True)]
+
+
+def _decoded_number(part, dtype):
+    if dtype.kind == "u" and dtype.itemsize > 2:  # not read by TensorFlow
+        signed = np.dtype(f"i{dtype.itemsize}")
+        return tf.bitcast(_decoded_number(part, signed), tf.as_dtype(dtype))
+    return tf.io.decode_raw(part, tf.as_dtype(dtype))[0]
+
+
+def _decoded(part, dtype):
+    """A vector: its own operation, as batches have no single length."""
+    length = tf.strings.length(part)
+    flat = tf.io.decode_raw(part, tf.uint8, fixed_length=tf.maximum(length, 1))[
+        :length
+    ]
+    return _of_bytes(tf.reshape(flat, [-1, dtype.itemsize]), dtype)
+
+
+def _of_bytes(rows, dtype):
+    if dtype.kind == "b":
+        return tf.cast(rows[:, 0], tf.bool)
+    if dtype.itemsize == 1:
+        return tf.bitcast(rows[:, 0], tf.as_dtype(dtype))
+    return tf.bitcast(rows, tf.as_dtype(dtype))
