@@ -40,8 +40,8 @@ _OF_LOSS = (
 )
 # Where all fail in the same way, what each one says is enough.
 _SECONDS_TO_END_TOO = 1.0
-# TensorFlow's connections may close a moment before these.
-_SECONDS_TO_KNOW = 1.0
+# TensorFlow's connections may close before these, on a busy machine by seconds.
+_SECONDS_TO_KNOW = 5.0
 _SECONDS_BETWEEN_COUNTS = 0.2
 _HAS_ENDED = (
     "has ended while others wait for it (it exited, or they do something that "
