@@ -16,8 +16,8 @@ from tests.source_files import REPOSITORY
 
 PROGRAM = "tests.cluster.lost_worker"
 EXITING = "tests.cluster.exiting_worker"
-# What TensorFlow said of it, in some 60 lines. Its log, in C++, has a line or two
-# of a sum that was under way, and nobody but TensorFlow can take them out.
+# What TensorFlow said of it, in some 60 lines. Its log, in C++, has a line or
+# two of a sum that was under way, which nobody but TensorFlow can take out.
 CASCADE = (
     r"(?m)^(?!.{0,20}\b[EW]\d{4} ).*"
     "(Collective ops is aborted|Graph execution error|Traceback)"
