@@ -390,6 +390,45 @@ class DamagedImageTest(tf.test.TestCase, parameterized.TestCase):
         ):
             list(pipeline)
 
+    @parameterized.parameters("parse", "augment")
+    def test_where_most_fail_not_all_are_tried_before_it_is_said(self, where):
+        # A forgotten resize was said once an epoch had been decoded.
+        folder = self.create_tempdir().full_path
+        for size in range(1, 201):
+            image = tf.zeros([size, 8, 3], tf.uint8)
+            path = os.path.join(folder, "cats", f"{size:03}.jpg")
+            _write(path, tf.io.encode_jpeg(image).numpy())
+        tried = []
+
+        def count(image):
+            tried.append(len(image))
+            return image
+
+        def parse(image, label):
+            image = tf.numpy_function(count, [image], tf.uint8)
+            return tf.ensure_shape(image, [None, 8, 3]), label
+
+        def resized(image, label):
+            return tf.image.resize(parse(image, label)[0], [1, 1]), label
+
+        def augment(image, label, seed):
+            del seed
+            with tf.control_dependencies([tf.debugging.Assert(label > 0, [0])]):
+                return tf.identity(image), label
+
+        functions = (
+            {"parse": parse}
+            if where == "parse"
+            else {"parse": resized, "augment": augment}
+        )
+        with self.assertWarnsRegex(UserWarning, "calls Python"):
+            pipeline = data.pipeline(
+                data.image_folder(folder), batch_size=8, **functions
+            )
+        with self.assertRaises(tf.errors.InvalidArgumentError):
+            list(pipeline)
+        self.assertLess(len(tried), 100)
+
     def test_webp_is_decoded_and_named_where_it_is_cut_off(self):
         # A red and a blue pixel, lossless.
         contents = bytes.fromhex(

@@ -16,6 +16,7 @@ from tfscale.data.caches import memory
 from tfscale.data.chain import batchwise
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
+from tfscale.data.chain import named
 from tfscale.data.chain import service as service_lib
 from tfscale.data.chain import window_size
 from tfscale.data.chain.epoch_plan import make_plan
@@ -198,6 +199,9 @@ def pipeline(
         parse_reason=decision.reason,
     )
     recipe = _augmented_in_batches(recipe)
+    if recipe.has_quick_decode:
+        found = named.most_are_made(recipe)
+        recipe = dataclasses.replace(recipe, most_are_made=found)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed)
     dataset = chain.build(recipe, position).with_options(recipe.options)

@@ -51,6 +51,8 @@ class Recipe:
         augment_batch: Function of a batch of parsed records and their `seeds`
             that does what `augment` does of each, or None.
         augment_reason: String for explanations, why.
+        most_are_made: Whether most of some records that were tried can be
+            made.
         service: String, the address of a tf.data service, or None.
         service_lanes: Integer, batches that a service makes at a time.
         lane: int64 scalar, which of the lanes this is; see `service`.
@@ -75,6 +77,7 @@ class Recipe:
     parse_reason: str = ""
     augment_batch: Callable[..., Any] | None = None
     augment_reason: str = ""
+    most_are_made: bool = False
     service: str | None = None
     service_lanes: int = 1
     lane: tf.Tensor | int = 0
@@ -88,13 +91,19 @@ class Recipe:
     def names_failed(self):
         """Whether a record that fails is named behind the batch: see `named`.
 
-        That needs all records, and in order.
+        That needs all records, and in order; and a batch must soon be full.
         """
         return (
-            getattr(self.source, "quick_decode", None) is not None
+            self.has_quick_decode
+            and self.most_are_made
             and self.service is None
             and self.options.deterministic
         )
+
+    @property
+    def has_quick_decode(self):
+        """Whether the source has a decoder whose errors name no record."""
+        return getattr(self.source, "quick_decode", None) is not None
 
     def quickest(self):
         """The recipe with a decoder whose errors are named behind the batch."""
