@@ -14,7 +14,7 @@ from tfscale.backup.writer import Writer
 
 
 class PaceTest(absltest.TestCase):
-    def begins(self, num_bytes, seconds, took):
+    def begins(self, num_bytes, seconds, took, **kwargs):
         """When each quarter of the work begins, if each takes so long."""
         now = 100.0
         begins = []
@@ -28,7 +28,8 @@ class PaceTest(absltest.TestCase):
                 now += rest + 1e-9
 
             event.return_value.wait = wait
-            found = pace.Pace(num_bytes, seconds)
+            found = pace.Pace(num_bytes, seconds, **kwargs)
+            found.begin()
             for _ in range(4):
                 begins.append(now - 100.0)
                 now += took
@@ -42,6 +43,11 @@ class PaceTest(absltest.TestCase):
     def test_it_rests_no_longer_than_training_needs(self):
         found = self.begins(256_000_000, 1e6, 0.25)
         np.testing.assert_allclose(found, [0.0, 1.0, 2.0, 3.0], atol=1e-6)
+
+    def test_the_step_that_copies_what_is_held_is_over_first(self):
+        """It was longer by what it copies, and by what was written beside."""
+        found = self.begins(1 << 30, 5.0, 0.25, delay=1.0)
+        np.testing.assert_allclose(found, [1.0, 2.0, 3.0, 4.0], atol=1e-6)
 
     def test_work_that_is_late_does_not_rest(self):
         self.assertEqual(self.begins(1 << 30, 4.0, 2.0), [0.0, 2.0, 4.0, 6.0])

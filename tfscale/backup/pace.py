@@ -1,7 +1,7 @@
 """Work beside the training, spread over the time that there is for it.
 
 at once   ████████................   each step of the training has one
-paced     █..█..█..█..█..█..█..█..   processor less for a moment only
+paced     ...█..█..█..█..█..█..█..   processor less for a moment only
 """
 
 import threading
@@ -22,19 +22,24 @@ class Pace:
     Args:
         num_bytes: All that is to be done.
         seconds: In which it shall be done at the latest, if it can be.
+        delay: Seconds before it begins.
     """
 
-    def __init__(self, num_bytes: int, seconds: float):
+    def __init__(self, num_bytes: int, seconds: float, delay: float = 0.0):
         self._seconds_per_byte = min(
-            1 / _BYTES_PER_SECOND, seconds / max(num_bytes, 1)
+            1 / _BYTES_PER_SECOND, (seconds - delay) / max(num_bytes, 1)
         )
-        self._start = time.monotonic()
+        self._start = time.monotonic() + delay
         self._done = 0
         self._is_waited_for = threading.Event()
 
     def hurry(self) -> None:
         """Rests no more: somebody waits."""
         self._is_waited_for.set()
+
+    def begin(self) -> None:
+        """Returns when the first piece may begin."""
+        self.did(0)
 
     def did(self, num_bytes: int) -> None:
         """Is told of a piece of work; returns when the next one may begin."""

@@ -246,10 +246,13 @@ class Run:
             parts.append(Part(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
         # Written twice as fast as saves follow each other, or faster; once to
-        # the disk, and once through the digest.
+        # the disk, and once through the digest. Not in the next step, which
+        # copies what is held: that would be two delays of one step.
+        seconds = (start - self._saved_at) / 2
         pace = Pace(
             2 * sum(part.sharding.local_bytes for part in parts),
-            (start - self._saved_at) / 2,
+            seconds,
+            delay=min(2 * self._schedule.seconds_per_step, seconds / 2),
         )
         self._saved_at = start
         self._writer.start(

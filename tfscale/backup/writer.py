@@ -32,12 +32,13 @@ class Writer:
         self.wait()
         self._pace = pace
         self._thread = threading.Thread(
-            target=self._run, args=(job,), name="backup"
+            target=self._run, args=(job, pace), name="backup"
         )
         self._thread.start()
 
-    def _run(self, job):
+    def _run(self, job, pace):
         try:
+            pace.begin()
             job()
         except BaseException as error:
             self._error = error

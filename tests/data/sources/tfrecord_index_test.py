@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import threading
 import time
 from unittest import mock
 
@@ -84,6 +85,35 @@ class ScanTest(absltest.TestCase):
         cut = tfrecord_index.scan(path)
         self.assertLen(cut.offsets, 70)
         self.assertRegex(cut.damage[1], "ends within")
+
+    def test_a_file_that_waits_for_its_disk_does_not_hold_up_the_others(self):
+        """Those that do not wait take turns: Python has one lock for all."""
+        slow, _ = _sparse(self.folder, _GIB, 10_000_000)
+        quick = _write(os.path.join(self.folder, "quick"), [bytes(70_000)] * 80)
+        pread, waits, may_go_on = os.pread, threading.Event(), threading.Event()
+        number = os.stat(slow).st_ino
+        count = 0
+
+        def late(file, *args):
+            nonlocal count
+            if os.fstat(file).st_ino == number:
+                count += 1
+                time.sleep(1e-3)
+                if count > tfrecord_index._FIRST:
+                    waits.set()
+                    may_go_on.wait(60)
+            return pread(file, *args)
+
+        with (
+            mock.patch.object(os, "pread", late),
+            concurrent.futures.ThreadPoolExecutor(1) as pool,
+        ):
+            scanned = pool.submit(tfrecord_index.scan, slow)
+            waits.wait(60)
+            self.assertLen(tfrecord_index.scan(quick).offsets, 80)
+            self.assertFalse(scanned.done())
+            may_go_on.set()
+            self.assertLen(scanned.result().offsets, 107)
 
     def test_damage_is_the_same_through_gfile(self):
         whole = _write(os.path.join(self.folder, "a"), [b"record"] * 9)

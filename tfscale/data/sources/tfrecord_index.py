@@ -6,10 +6,13 @@ The headers are enough to count and to find; a file that ends in the middle of
 a record, or whose length is damaged, is found before the first step.
 """
 
+import contextlib
 import dataclasses
 import mmap
 import os
 import struct
+import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -22,6 +25,10 @@ _FRAME = 16  # bytes of a record besides its data
 _CHUNK = 4 << 20  # bytes read at a time from a server, which takes its time
 _FAR = 64 << 10  # bytes between headers, where what lies between is left out
 _FEW = 64  # records by which that is decided
+_FIRST, _MOST = 8, 256  # records that are read in one go
+_QUICK = 100e-6  # seconds for a header, at most, if no disk is waited for
+
+_one_at_a_time = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +134,31 @@ def _walk_far(number, offsets, at, last):
     waits for it waits alone: the interpreter's lock is held. In such a call it
     is not, and other files go on.
     """
-    headers, read, length_of = [], os.pread, _LENGTH.unpack_from
+    headers: list[bytes] = []
+    count, is_quick = _FIRST, True
     while at <= last:
+        # Threads that take turns at each call would wait for the interpreter
+        # most of the time; those that wait for a disk do not take part.
+        with _one_at_a_time if is_quick else contextlib.nullcontext():
+            begin = time.perf_counter()
+            at = _walk_calls(number, offsets, headers, at, last, count)
+            seconds = time.perf_counter() - begin
+        is_quick = is_quick and seconds < count * _QUICK
+        count = min(2 * count, _MOST)
+    return at, headers
+
+
+def _walk_calls(number, offsets, headers, at, last, count):
+    """Goes on for at most `count` records; returns where it is then."""
+    read, length_of = os.pread, _LENGTH.unpack_from
+    for _ in range(count):
+        if at > last:
+            break
         header = read(number, _HEADER, at)
         offsets.append(at)
         headers.append(header)
         at += _FRAME + length_of(header)[0]
-    return at, headers
+    return at
 
 
 def _rows(headers):
