@@ -221,12 +221,18 @@ class FlagsTest(parameterized.TestCase):
         ):
             command.main(["launch", "program.py"])
 
-    def test_a_host_without_a_port_is_named(self):
+    @parameterized.parameters(
         # It said that this machine was both of them.
+        (["a", "b"], ValueError, "must be 'host:port'.*'a'"),
+        # Of `--hosts=$HOSTS`: each machine had trained by itself.
+        ([], app.UsageError, "must name the hosts"),
+        (["a:70000", "b:1"], ValueError, "below 65536. Received: 'a:70000'"),
+    )
+    def test_hosts_that_are_none_are_named(self, hosts, error, message):
         flags.FLAGS.mark_as_parsed()
         with (
-            flagsaver.flagsaver(hosts=["a", "b"]),
-            self.assertRaisesRegex(ValueError, "must be 'host:port'.*'a'"),
+            flagsaver.flagsaver(hosts=hosts),
+            self.assertRaisesRegex(error, message),
         ):
             command.main(["launch", "program.py"])
 
@@ -351,10 +357,16 @@ time.sleep(60)
 
     def test_restarts_come_to_an_end(self):
         code, output = self.launch(
-            "sys.exit(5)", {"worker": 1}, max_restarts=1, first_pause=0.05
+            "print('x' * 10**6, 'the end'); sys.exit(5)",
+            {"worker": 1},
+            max_restarts=1,
+            first_pause=0.05,
         )
         self.assertEqual(code, 5)
         self.assertEqual(output.count("] pid"), 2)
+        # A report had all of a line, however long.
+        self.assertEqual(output.count("the end"), 4)
+        self.assertLess(len(output), 2.1 * 10**6)
 
     def test_with_servers_a_worker_starts_again_alone(self):
         code, output = self.launch(
@@ -374,10 +386,13 @@ time.sleep(1.0 if job == "chief" else 60)
         self.assertEqual(output.count("[worker 0] pid"), 1)
 
     def test_with_servers_the_others_go_on_without_a_worker(self):
+        # What it had started was left behind.
         code, output = self.launch(
             f"""
 mark = {self.create_tempdir().full_path!r} + "/failed"
 if job == "worker" and index == 0:
+    import subprocess
+    print("pid", subprocess.Popen(["sleep", "60"]).pid, flush=True)
     open(mark, "w").close()
     sys.exit(7)
 while job == "chief" and not os.path.exists(mark):
@@ -400,6 +415,8 @@ time.sleep(1.0 if job == "chief" else 60)
         self.assertIn("no worker is left", output)
 
     def test_a_server_that_ends_well_does_not_end_the_chief(self):
+        # On a machine of its own it was waited for for ever.
+        self.assertEqual(self.launch("", {"ps": 1})[0], 0)
         # It had ended all, with 0, whatever became of the chief.
         code, _ = self.launch(
             """

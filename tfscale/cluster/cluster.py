@@ -45,10 +45,10 @@ class Cluster:
         for job, addresses in self.jobs.items():
             for address in addresses:
                 host, _, port = address.rpartition(":")
-                if not host or not port.isdecimal():
+                if not (host and port.isdecimal() and int(port) < 65_536):
                     raise ValueError(
-                        "An address of a cluster must be 'host:port'. "
-                        f"Received: {address!r} in job {job!r}."
+                        "An address of a cluster must be 'host:port', the port "
+                        f"below 65536. Received: {address!r} in job {job!r}."
                     )
         counts = collections.Counter(self.addresses)
         twice = [address for address, count in counts.items() if count > 1]

@@ -165,6 +165,11 @@ def _check_elastic():
 
 
 def _cluster_of_several_machines():
+    if HOSTS.value == []:
+        raise app.UsageError(
+            "--hosts must name the hosts, such as --hosts=a:2222,b:2222. "
+            "Received: none. Name them, or leave the flag out."
+        )
     if HOSTS.value:
         if NUM_WORKERS.value or NUM_PS.value:
             raise app.UsageError(

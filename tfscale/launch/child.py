@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _NUM_LAST_LINES = 15
+# What has no end, such as a progress bar, is printed in pieces of so many.
+_BYTES_OF_A_LINE = 65_536
+_CHARACTERS_OF_A_LAST_LINE = 500
 
 
 class Child:
@@ -69,11 +72,11 @@ class Child:
 
     def _print(self):
         with self._process.stdout as stdout:
-            for line in stdout:
+            for line in iter(lambda: stdout.readline(_BYTES_OF_A_LINE), b""):
                 text = line.decode(errors="replace").rstrip("\r\n")
                 # Progress bars write over their line; its last state counts.
                 text = text.rpartition("\r")[2]
-                self.last_lines.append(text)
+                self.last_lines.append(text[-_CHARACTERS_OF_A_LAST_LINE:])
                 # One write for a line: those of two processes do not mix.
                 sys.stdout.write(f"[{self.name}] {text}\n")
                 sys.stdout.flush()
