@@ -534,6 +534,22 @@ class VariableTest(tf.test.TestCase):
         self.assertIs(found._values[0], values[0]._values[0])
         self.assertIs(found._values[1], values[1]._values[1])
 
+    @holds("coordinator.cluster_coordinator", "_is_worker_failure")
+    def test_a_worker_is_lost_that_is_gone_or_knows_of_nothing(self):
+        def fails(error, words):
+            words = f"{words} remote target /job:worker/replica:0/task:0"
+            return _internals.is_worker_failure(error(None, None, words))
+
+        handle = "Unable to find the relevant tensor remote_handle"
+        self.assertTrue(fails(tf.errors.UnavailableError, "reset by peer"))
+        self.assertTrue(fails(tf.errors.InvalidArgumentError, handle))
+        self.assertFalse(fails(tf.errors.InvalidArgumentError, "shapes"))
+        self.assertFalse(
+            _internals.is_worker_failure(
+                tf.errors.UnavailableError(None, None, "/job:ps")
+            )
+        )
+
 
 class DevicesTest(tf.test.TestCase):
     @holds("device_lib", "list_local_devices")

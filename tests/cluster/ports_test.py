@@ -32,6 +32,15 @@ class PortsTest(absltest.TestCase):
         self.assertTrue(ended.wait(10.0))
         thread.join()
 
+    def test_a_port_is_waited_for_until_who_was_killed_is_gone(self):
+        # A worker that was started again at once could not serve, of which
+        # TensorFlow said "Could not start gRPC server".
+        listener, address = _listener()
+        with self.assertRaisesRegex(OSError, f"{address}.*cannot be had"):
+            ports.listen(address)
+        threading.Timer(0.1, listener.close).start()
+        ports.listen(address, 10.0).close()
+
     def test_a_chief_that_never_comes_is_an_error(self):
         listener, address = _listener()
         listener.close()

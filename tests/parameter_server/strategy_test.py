@@ -1,10 +1,13 @@
 """What a strategy over parameter servers says of its cluster."""
 
+import contextlib
+import socket
 from unittest import mock
 
 from absl.testing import absltest
 
 import tfscale
+from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.parameter_server import strategy
 
@@ -25,6 +28,27 @@ class StrategyTest(absltest.TestCase):
             "localhost:1 .nothing listens at its port.; localhost:2 ",
         ):
             tfscale.ParameterServerStrategy(Cluster(jobs, "chief", 0))
+
+    def test_a_port_in_use_is_named(self):
+        # TensorFlow: "Could not start gRPC server".
+        with contextlib.ExitStack() as stack:
+            chief, worker, server = (
+                f"localhost:{found.getsockname()[1]}"
+                for found in [
+                    stack.enter_context(socket.create_server(("localhost", 0)))
+                    for _ in range(3)
+                ]
+            )
+            jobs = {"chief": (chief,), "worker": (worker,), "ps": (server,)}
+
+            def make():
+                with self.assertRaisesRegex(
+                    OSError, f"its port for itself. Received: {chief}, and"
+                ):
+                    tfscale.ParameterServerStrategy(Cluster(jobs, "chief", 0))
+
+            status, said = forked_processes.output_of(make)
+        self.assertEqual(status, 0, said)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Run in a cluster with two workers, which are killed one after the other.
+"""Run in a cluster with two workers, which are killed: both, and then one.
 
 `python -m tests.parameter_server.two_workers FOLDER`, by two_workers_test.py,
-which has a second worker 1 in reserve:
+which has a second one of each in reserve:
 
-    worker 0   trains ──── trains ──── trains ── killed
-    worker 1   trains ── killed    (again) ───── trains
+    worker 0   trains ── killed    (again) ── trains ────────── trains
+    worker 1   trains ── killed    (again) ── trains ── killed
     ps 0       ............................................ killed
 """
 
@@ -42,17 +42,20 @@ class Count(keras.layers.Layer):
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes what callbacks see, and kills a worker at a step."""
+    """Notes what callbacks see, and kills processes at a step."""
 
-    def __init__(self, at=None, pid=None):
+    def __init__(self, *names):
         super().__init__()
-        self.at, self.pid, self.losses, self.ends = at, pid, [], []
+        self.names, self.losses, self.ends = names, [], []
 
     def on_train_batch_end(self, batch, logs=None):
         self.losses.append(logs["loss"])
-        if batch == self.at:
-            os.kill(self.pid, signal.SIGKILL)
-            self.at = None
+        if batch == 5:
+            for pid in [pid_of(name) for name in self.names]:
+                os.kill(pid, signal.SIGKILL)
+            for name in self.names:
+                let_come_back(name)
+            self.names = []
 
     def on_epoch_end(self, epoch, logs=None):
         self.ends.append(int(self.model.optimizer.iterations.numpy()))
@@ -61,6 +64,11 @@ class Watch(keras.callbacks.Callback):
 def pid_of(name):
     with open(os.path.join(sys.argv[1], f"{name}.pid")) as file:
         return int(file.read())
+
+
+def let_come_back(name):
+    """Has the one begin that is in reserve, if there is one."""
+    open(os.path.join(sys.argv[1], f"{name}.spare"), "w").close()
 
 
 def dataset():
@@ -154,8 +162,8 @@ def main():
     model = build(strategy)
     results = {}
 
-    def fit(epochs=1, **kwargs):
-        watch = Watch(**kwargs)
+    def fit(epochs, *killed):
+        watch = Watch(*killed)
         history = model.fit(
             dataset(),
             steps_per_epoch=STEPS,
@@ -190,15 +198,14 @@ def main():
             - plain.predict(X, batch_size=30, verbose=0)
         ).max()
     )
-    results["one is killed"] = fit(2, at=5, pid=pid_of("worker1"))
-    open(os.path.join(sys.argv[1], "worker1.spare"), "w").close()
-    results["it comes back"] = wait_for_worker(1)
-    # From here on the other one is gone for good.
-    results["the other is killed"] = fit(2, at=5, pid=pid_of("worker0"))
+    results["both are killed"] = fit(2, "worker0", "worker1")
+    results["they come back"] = [wait_for_worker(0), wait_for_worker(1)]
+    # From here on it is gone for good.
+    results["one is killed"] = fit(2, "worker1")
     results["after"] = model.evaluate(X, Y, verbose=0)
     start = time.monotonic()
     try:
-        fit(2, at=5, pid=pid_of("ps0"))
+        fit(2, "ps0")
     except Exception as error:
         results["server"] = f"{type(error).__name__}: {error}"
     results["seconds"] = time.monotonic() - start

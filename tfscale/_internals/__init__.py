@@ -114,6 +114,7 @@ from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import global_seed_generator
 from tfscale._internals.symbols import grappler_cluster
 from tfscale._internals.symbols import is_compiled_by_xla
+from tfscale._internals.symbols import is_worker_failure
 from tfscale._internals.symbols import list_local_devices
 from tfscale._internals.symbols import model_supports_jit
 from tfscale._internals.symbols import numpy_dataset
@@ -190,6 +191,7 @@ __all__ = [
     "is_compiled_by_xla",
     "is_hub_attention",
     "is_running",
+    "is_worker_failure",
     "keep_side_effects_of_branches",
     "keras_looks_at_data",
     "known_batches",

@@ -20,6 +20,11 @@ from tensorflow.python.distribute import distribute_utils as distribute_utils
 # The device of datasets of arrays.
 from tensorflow.python.distribute import numpy_dataset as numpy_dataset
 
+# Whether a step failed because its worker is lost, or came back without it.
+from tensorflow.python.distribute.coordinator.cluster_coordinator import (
+    _is_worker_failure as is_worker_failure,  # noqa: F401
+)
+
 # Which replica or component the current thread works for.
 from tensorflow.python.distribute.distribute_lib import (
     get_update_replica_id as get_update_replica_id,

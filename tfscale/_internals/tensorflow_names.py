@@ -89,6 +89,9 @@ TENSORFLOW = {
     f"{_DISTRIBUTE}values_util": {
         "get_current_replica_id_as_int": "the component of this thread",
     },
+    f"{_DISTRIBUTE}coordinator.cluster_coordinator": {
+        "_is_worker_failure": "whether a step is made again",
+    },
     f"{_DISTRIBUTE}coordinator.values.PerWorkerValues.__init__": {
         "_values": "an iterator of each worker, over data of its own",
     },

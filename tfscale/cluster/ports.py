@@ -31,6 +31,42 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), 2.0)
 
 
+def listen(address: str, patience: float = 0.0) -> socket.socket:
+    """Listens at the port of an address of this process.
+
+    Args:
+        address: An address `host:port`.
+        patience: Seconds to wait for the port. One that was killed has it until
+            the kernel is done with it.
+
+    Raises:
+        OSError: If something else has the port.
+
+    Example:
+
+    >>> listen("localhost:0").close()
+    """
+    port = address.rpartition(":")[2]
+    end = time.monotonic() + patience
+    while True:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", int(port)))
+            listener.listen(128)
+            return listener
+        except OSError as error:
+            listener.close()
+            if time.monotonic() > end:
+                raise OSError(
+                    "A process of a cluster must have its port for itself. "
+                    f"Received: {address}, and port {port} of this machine "
+                    f"cannot be had ({error.strerror}). End what uses it, or "
+                    "take another port."
+                ) from None
+        time.sleep(0.05)
+
+
 def reason(error: OSError) -> str:
     """Why nothing was reached at an address.
 

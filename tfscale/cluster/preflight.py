@@ -14,7 +14,6 @@ TensorFlow's own servers.
 
 import json
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -91,7 +90,8 @@ class _Preflight:
 
     def run(self, timeout, patience, say):
         start = time.monotonic()
-        with self._listen() as listener:
+        with ports.listen(self._address) as listener:
+            listener.settimeout(_SECONDS_BETWEEN_CALLS)
             threads = [
                 threading.Thread(target=self._call, args=(a,), daemon=True)
                 for a in self._unreached
@@ -125,24 +125,6 @@ class _Preflight:
                 self._over.set()
                 for thread in threads:
                     thread.join()
-
-    def _listen(self):
-        port = self._address.rpartition(":")[2]
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", int(port)))
-        except OSError as error:
-            listener.close()
-            raise OSError(
-                "A process of a cluster must have its port for itself. "
-                f"Received: {self._address}, and port {port} of this machine "
-                f"cannot be had ({error.strerror}). End what uses it, or take "
-                "another port."
-            ) from None
-        listener.listen(128)
-        listener.settimeout(_SECONDS_BETWEEN_CALLS)
-        return listener
 
     def _answer(self, listener):
         while not self._over.is_set():

@@ -15,9 +15,12 @@ from typing import NoReturn
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.ports import ChiefPort
 from tfscale.cluster.presence import Presence
+
+_SECONDS_FOR_THE_PORT = 5.0
 
 
 def serve(
@@ -38,6 +41,7 @@ def serve(
 
     Raises:
         ConnectionError: If the chief does not come, or is lost.
+        OSError: If something else has the port of this process.
         SystemExit: With 0, once the chief has ended.
     """
     config = tf.compat.v1.ConfigProto()
@@ -45,6 +49,7 @@ def serve(
     config.inter_op_parallelism_threads = max(
         config.inter_op_parallelism_threads, min_threads
     )
+    ports.listen(cluster.address, _SECONDS_FOR_THE_PORT).close()
     server = tf.distribute.Server(
         cluster_spec(cluster),
         cluster.job,

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.parameter_server import checks
+from tfscale.parameter_server.step_queue import explained
 from tfscale.parameter_server.trainer import ParameterServerTrainer
 from tfscale.parameter_server.worker_dataset import WorkersOwnDataset
 
@@ -45,8 +46,9 @@ class ParameterServerModel(ParameterServerTrainer):
 
     A worker that is lost is gone on without; its step is made again by another
     one, and may have changed the variables twice then. One that comes back, at
-    the same address, is taken in again, and begins its data anew. A parameter
-    server that is lost ends the training with a `ConnectionError`.
+    the same address, is taken in again, and begins its data anew; of several
+    that were lost, once all are back. A parameter server that is lost ends the
+    training with a `ConnectionError`.
 
     Args:
         model: A built Keras model of any kind, made in the scope of the
@@ -107,7 +109,8 @@ class ParameterServerModel(ParameterServerTrainer):
             x = WorkersOwnDataset(x, self.distribute_strategy.num_workers)
         checks.check_training_data(x, kwargs.get("steps_per_epoch"))
         kwargs.setdefault("shuffle", False)  # The dataset does that.
-        return super().fit(x, *args, **kwargs)
+        with explained(self.distribute_strategy.cluster):  # callbacks too
+            return super().fit(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.predict`; several workers take part."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 
@@ -23,7 +24,6 @@ _STEPS_PER_WORKER = 8
 _SECONDS_WITHOUT_WORKERS = 600.0
 # After how many of waiting for one step it is said who is not there.
 _SECONDS_WITHOUT_WORDS = 15.0
-_OF_LOST_WORKERS = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 
 class StepQueue:
@@ -100,7 +100,8 @@ class StepQueue:
         """The result of a step.
 
         TensorFlow says that it is there before it has come over. If its worker
-        is lost in between, the step is made again by another one.
+        is lost in between, the step is made again by another one, or by itself
+        as soon as it is back, which does not know of the old result.
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
         is_over = threading.Event()
@@ -112,8 +113,8 @@ class StepQueue:
                 try:
                     with explained(self._cluster):
                         return fetch()
-                except _OF_LOST_WORKERS as error:
-                    lost = "/job:worker" in str(error)
+                except tf.errors.OpError as error:
+                    lost = _internals.is_worker_failure(error)
                     if not lost or time.monotonic() > end:
                         raise
                 time.sleep(0.05)
@@ -130,10 +131,10 @@ class StepQueue:
         ]
         if lost:
             logging.warning(
-                "Training goes on as soon as a worker is there. Received: no "
-                "answer from %s. Start it again at the same address, as "
-                "`python -m tfscale.launch --max_restarts` does, or end the "
-                "program.",
+                "Training goes on as soon as all workers are back: TensorFlow "
+                "takes them in together. Received: no answer from %s. Start it "
+                "again at the same address, as `python -m tfscale.launch "
+                "--max_restarts` does, or end the program.",
                 ", ".join(lost),
             )
 

@@ -39,6 +39,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     Raises:
         ConnectionError: If a worker or server does not answer in a minute,
             where TensorFlow would wait for ever; says which, and why.
+        OSError: If something else has the port of this process.
         RuntimeError: If TensorFlow is connected to a cluster already.
         ValueError: If there is no cluster, it has no chief, worker or
             parameter server, this process is not the chief, or a worker has
@@ -63,7 +64,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             task_id=0,
             rpc_layer="grpc",
         )
-        super().__init__(resolver)
+        try:
+            super().__init__(resolver)
+        except tf.errors.UnknownError:
+            ports.listen(cluster.address).close()  # says so if it is the port
+            raise
         self._cluster = cluster
         if self.num_replicas_in_sync > 1:
             raise ValueError(
