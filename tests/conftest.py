@@ -33,17 +33,17 @@ flags.FLAGS.mark_as_parsed()
 gc.disable()
 
 
-def pytest_configure():
-    forked_python.serve()
-
-
 def pytest_collection_modifyitems(items):
     """Leaves out a method of `tf.test.TestCase` that is called like a test."""
     items[:] = [item for item in items if item.name != "test_session"]
 
 
 def pytest_collection_finish():
-    """Makes the devices, which refuses files that have started TensorFlow."""
+    """Makes the devices, which refuses files that have started TensorFlow.
+
+    Before that, what the tests start is forked where all is imported.
+    """
+    forked_python.serve()
     try:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0],
@@ -56,6 +56,10 @@ def pytest_collection_finish():
             "makes a tensor, a dataset or a variable at its top level. Make "
             "it in the test, or in a function."
         ) from error
+
+
+def pytest_unconfigure():
+    forked_python.end()
 
 
 @pytest.fixture(autouse=True)

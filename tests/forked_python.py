@@ -1,94 +1,140 @@
-"""Runs programs of Python where TensorFlow and tfscale are imported already.
+"""A Python where TensorFlow, tfscale and what tests use are imported already.
 
-    pytest ── imports Keras and TensorFlow, starts nothing
-      ├─ fork ─► the server ─┬─ fork ─► warden ── fork ─► python -m a.program
-      │                      └─ fork ─► ...
-      └─ fork ─► tests/a_test.py ── asks the server
+    pytest ── imports all tests, starts nothing
+      ├─ fork ─► the server ─┬─ fork ─► warden ── fork ─► the program
+      │                      └─ fork ─► ...   ▲ signals, its end
+      └─ fork ─► tests/a_test.py ── Popen([executable(), "-m", "a.program"])
+                                     is forked_python_client.py
 
-A Python of its own takes 4.5 seconds of a processor to import those. A program
-dies with the test that asked for it, and with the server.
+A Python of its own takes 4.5 seconds of a processor to import those. The client
+has the pipes, the signals and the exit code of the program, which dies with it,
+and with the server. To the program, `sys.executable` is the client: what it
+starts is forked as well.
 """
 
+import atexit
+import contextlib
 import functools
 import gc
+import marshal
 import os
-import pickle
+import random
 import runpy
+import select
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 
 import absl.logging
+import numpy as np
 import tensorflow as tf
+from absl import flags
 
 from tests import forked_processes
 
+# Those that a program imports anew, with the flags that they define.
+_PROGRAMS = ("benchmarks", "examples", "tests", "tfscale.launch")
 _HIDDEN_WARNINGS = (
     *(DeprecationWarning, PendingDeprecationWarning),
     *(ImportWarning, ResourceWarning),
 )
-# Where the server listens, in every fork of the process that began it.
-_address = None
-# Of processors, by programs of this process: not among what it waited for.
-seconds_used = 0.0
+_AS_USERS_HAVE_IT = """
+import runpy, sys
+
+sys.executable, _, module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+# Where the seconds of processors of programs are noted: they are no children
+# of the process that asked for them.
+_USED = "FORKED_PYTHON_USED"
+_folder = None
+_first_flags = set(flags.FLAGS)
 
 
 def serve():
     """Begins the server, in a fork; TensorFlow must not have started."""
-    global _address
+    global _folder
+    _folder = tempfile.mkdtemp()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")  # a name that is free
     listener.listen(64)
-    _address = listener.getsockname()
+    client = os.path.join(os.path.dirname(__file__), "forked_python_client.py")
+    address = listener.getsockname()[1:].decode()
+    command = shlex.join([sys.executable, "-IS", client, address])
+    with open(executable(), "w") as file:
+        file.write(f'#!/bin/sh\nexec {command} "$@"\n')
+    os.chmod(executable(), 0o700)
+    gc.freeze()
     forked_processes.fork(functools.partial(_accept, listener))
     listener.close()
 
 
-def run(arguments, cwd, env=None, input="", timeout=None):
-    """As `subprocess.run` of `python arguments`, which captures text.
+def end():
+    """Removes the files of the server, which ends with this process."""
+    if _folder is not None:
+        shutil.rmtree(_folder)
 
-    Args:
-        arguments: `-m` or `-c`, and what follows it.
-        cwd: Its folder.
-        env: Its variables. What TensorFlow reads when it is imported was read.
-        input: What it reads.
-        timeout: Seconds until it is killed, which is an error.
+
+def executable():
+    """Path of what takes the place of `sys.executable`.
+
+    It knows `-m`, `-c` and a program's path. What TensorFlow reads of the
+    environment when it is imported was read. At the end of a program, C++ does
+    not tidy up.
     """
-    global seconds_used
-    with (
-        tempfile.TemporaryFile("w+") as stdin,
-        tempfile.TemporaryFile("w+") as stdout,
-        tempfile.TemporaryFile("w+") as stderr,
-        socket.socket(socket.AF_UNIX) as server,
-    ):
-        stdin.write(input)
-        stdin.seek(0)
-        files = (stdin, stdout, stderr)
-        server.settimeout(timeout)
-        server.connect(_address)
-        socket.send_fds(server, [b"."], [file.fileno() for file in files])
-        env = dict(os.environ if env is None else env)
-        server.sendall(pickle.dumps((list(arguments), cwd, env)))
-        with server.makefile("rb") as answer:
-            status, seconds = pickle.load(answer)
-        seconds_used += seconds
-        stdout.seek(0)
-        stderr.seek(0)
-        return subprocess.CompletedProcess(
-            arguments,
-            os.waitstatus_to_exitcode(status),
-            stdout.read(),
-            stderr.read(),
-        )
+    return os.path.join(_folder, "python")
+
+
+def after_python(*arguments):
+    """A command of a Python as users have it, `-m` and what follows.
+
+    It imports all by itself; only what it starts is forked.
+    """
+    return [sys.executable, "-c", _AS_USERS_HAVE_IT, executable(), *arguments]
+
+
+def run(arguments, cwd, env=None, input="", timeout=None):
+    """As `subprocess.run` of `python arguments`, which captures text."""
+    return subprocess.run(
+        [executable(), *arguments],
+        cwd=cwd,
+        env=env,
+        input=input,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
+
+
+def count_seconds():
+    """From here on programs of this process are counted."""
+    os.environ[_USED] = os.path.join(_folder, f"used-{os.getpid()}")
+
+
+def seconds_used():
+    """Of processors, by those that have ended."""
+    if not os.path.exists(os.environ[_USED]):
+        return 0.0
+    with open(os.environ[_USED]) as file:
+        return sum(map(float, file))
 
 
 def _accept(listener):
     import tfscale  # noqa: F401
 
+    for module in list(sys.modules):
+        if module.startswith(tuple(f"{name}." for name in _PROGRAMS)):
+            del sys.modules[module]
+    for name in set(flags.FLAGS) - _first_flags:
+        delattr(flags.FLAGS, name)
+    atexit._clear()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens leave nothing
     while True:
         client, _ = listener.accept()
@@ -100,29 +146,39 @@ def _guard(listener, client):
     """What a warden does: has a program run, and kills it if nobody waits."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     listener.close()
-    _, files, _, _ = socket.recv_fds(client, 1, 3)
-    request = pickle.load(client.makefile("rb"))
+    size, files, _, _ = socket.recv_fds(client, 4, 3)
+    with client.makefile("rb") as reader:
+        arguments, cwd, env = marshal.loads(
+            reader.read(int.from_bytes(size, "big"))
+        )
     child = forked_processes.fork(
-        functools.partial(_become, client, files, *request)
+        functools.partial(_become, client, files, arguments, cwd, env)
     )
-
-    def watch():
-        client.recv(1)
-        os.kill(child, signal.SIGKILL)
-
-    watcher = forked_processes.fork(watch)
+    for file in files:
+        os.close(file)
+    ended = os.pidfd_open(child)
+    while ended not in select.select([client, ended], [], [])[0]:
+        (number,) = client.recv(1) or [signal.SIGKILL]
+        os.kill(child, number)
+        if number == signal.SIGKILL:
+            break
     _, status, used = os.wait4(child, 0)
-    forked_processes.kill([watcher])
-    client.sendall(pickle.dumps((status, used.ru_utime + used.ru_stime)))
+    if _USED in env and os.path.isdir(os.path.dirname(env[_USED])):
+        with open(env[_USED], "a") as file:
+            file.write(f"{used.ru_utime + used.ru_stime}\n")
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(status.to_bytes(4, "big"))
 
 
 def _become(client, files, arguments, cwd, env):
     client.close()
+    os.setsid()  # a signal to its group is not for pytest
     for stream, file in enumerate(files):
         os.dup2(file, stream)
         os.close(file)
+    unbuffered = 1 if env.get("PYTHONUNBUFFERED") else -1
     sys.stdin = os.fdopen(0)
-    sys.stdout = os.fdopen(1, "w")
+    sys.stdout = os.fdopen(1, "w", buffering=unbuffered)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     # Those that log took another one when they were imported.
     absl.logging.get_absl_handler().python_handler.setStream(sys.stderr)
@@ -135,11 +191,36 @@ def _become(client, files, arguments, cwd, env):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.executable = executable()
+    random.seed()
+    np.random.seed()
     gc.enable()
-    kind, program, *rest = arguments
-    sys.argv = [kind, *rest]
-    if kind == "-m":
+    try:
+        _run(*arguments)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            sys.excepthook(*sys.exc_info())  # before what follows
+            raise SystemExit(1) from None
+        raise
+    finally:
+        # As at the end of a program.
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
+def _run(program, *arguments):
+    if program == "-m":
+        program, *arguments = arguments
+        sys.argv = ["-m", *arguments]
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-    else:
+    elif program == "-c":
+        program, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        sys.path.insert(0, "")
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         exec(program, vars(main))
+    else:
+        sys.argv = [program, *arguments]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+        runpy.run_path(program, run_name="__main__")

@@ -226,6 +226,7 @@ def _run(session, items, pipe, parent):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
+        forked_python.count_seconds()
         config = session.config
         plugins = config.pluginmanager
         plugins.unregister(name="terminalreporter")
@@ -253,7 +254,7 @@ def _run(session, items, pipe, parent):
                 )
             )
         file = item.nodeid.partition("::")[0]
-        pipe.send(("end", (file, peak, forked_python.seconds_used)))
+        pipe.send(("end", (file, peak, forked_python.seconds_used())))
         os._exit(0)
     finally:
         os._exit(1)

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.backup import workers_program
 from tests.backup.jobs import assert_close
 from tests.source_files import REPOSITORY
@@ -18,11 +17,9 @@ _SECONDS = 400
 class WorkersTest(absltest.TestCase):
     def test_killed_stopped_and_with_fewer_workers(self):
         with tempfile.TemporaryDirectory() as folder:
-            process = subprocess.run(
-                [sys.executable, "-m", "tests.backup.workers_program", folder],
+            process = forked_python.run(
+                ["-m", "tests.backup.workers_program", folder],
                 cwd=REPOSITORY,
-                capture_output=True,
-                text=True,
                 timeout=_SECONDS,
             )
             found = {}
@@ -74,16 +71,14 @@ class WorkersTest(absltest.TestCase):
 
     def test_the_launcher_goes_on_without_a_worker_that_was_killed(self):
         with tempfile.TemporaryDirectory() as folder:
-            process = subprocess.run(
+            process = forked_python.run(
                 [
-                    *(sys.executable, "-m", "tfscale.launch"),
+                    *("-m", "tfscale.launch"),
                     *("--min_workers=1", "--max_workers=2"),
                     *("--grace_seconds=1", "-m"),
                     *("tests.backup.workers_program", folder),
                 ],
                 cwd=REPOSITORY,
-                capture_output=True,
-                text=True,
                 timeout=_SECONDS,
             )
             said = process.stdout + process.stderr

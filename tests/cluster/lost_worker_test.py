@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -12,6 +11,7 @@ import keras
 from absl.testing import absltest
 
 from tests import forked_cluster
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 PROGRAM = "tests.cluster.lost_worker"
@@ -44,7 +44,8 @@ class LostWorkerTest(absltest.TestCase):
     def test_the_launcher_names_it_and_ends_the_others(self):
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tfscale.launch", "--num_workers=2"),
+                *(forked_python.executable(), "-m", "tfscale.launch"),
+                "--num_workers=2",
                 *("-m", PROGRAM, "unused"),
             ],
             cwd=REPOSITORY,

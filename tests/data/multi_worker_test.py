@@ -4,13 +4,14 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
+
+from tests import forked_python
 
 _NUM_WORKERS = 2
 _RECORDS = (13, 4, 9, 11)  # of each file: workers have unequal shares
@@ -104,7 +105,7 @@ class MultiWorkerTest(tf.test.TestCase, parameterized.TestCase):
             task = {"type": "worker", "index": index}
             config = json.dumps({"cluster": cluster, "task": task})
             process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, pattern],
+                [forked_python.executable(), "-c", _WORKER, pattern],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -2,13 +2,12 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import keras
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
@@ -28,9 +27,9 @@ class LaunchedGptTest(parameterized.TestCase):
         launcher = [f"--num_workers={num_workers}", "--devices_per_worker=1"]
         own = ["--balance=params"]
         (launcher if flag.startswith("--num_ps") else own).append(flag)
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                *(sys.executable, "-m", "tfscale.launch", *launcher, "-m"),
+                *("-m", "tfscale.launch", *launcher, "-m"),
                 *("examples.train_gpt", f"--flagfile=configs/{config}.flags"),
                 f"--text_files={folder.full_path}/*.txt",
                 *("--num_blocks=1", "--width=8", "--num_heads=2", *own),
@@ -39,10 +38,8 @@ class LaunchedGptTest(parameterized.TestCase):
                 *("--prompt=what ", "--sample_length=1"),
                 f"--model_file={path}",
             ],
-            capture_output=True,
             cwd=REPOSITORY,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-            text=True,
             timeout=300,
         )
         said = process.stdout + process.stderr

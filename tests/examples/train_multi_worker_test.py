@@ -1,11 +1,11 @@
 import os
 import re
 import subprocess
-import sys
 
 import keras
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
@@ -14,7 +14,9 @@ class TrainMultiWorkerTest(absltest.TestCase):
         path = os.path.join(self.create_tempdir().full_path, "gpt.keras")
         process = subprocess.run(
             [
-                *(sys.executable, "-m", "examples.train_multi_worker"),
+                *forked_python.after_python(
+                    "-m", "examples.train_multi_worker"
+                ),
                 "--flagfile=configs/multi_worker.flags",
                 *("--width=8", "--num_heads=2", "--sequence_length=8"),
                 *("--batch_size=4", "--num_epochs=1", "--steps_per_epoch=3"),

@@ -1,8 +1,8 @@
 import subprocess
-import sys
 
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 
@@ -10,8 +10,8 @@ class TrainPreemptibleTest(absltest.TestCase):
     def test_it_is_killed_and_ends_as_if_it_had_not_been(self):
         process = subprocess.run(
             [
-                sys.executable,
-                *("-m", "examples.train_preemptible", "--num_kills=1"),
+                *forked_python.after_python("-m", "examples.train_preemptible"),
+                "--num_kills=1",
                 *("--steps_to_kill=10", "--save_freq=4", "--num_epochs=1"),
                 "--batch_size=300",
             ],

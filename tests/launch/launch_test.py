@@ -17,13 +17,13 @@ from absl.testing import flagsaver
 from absl.testing import parameterized
 
 from tests import forked_processes
+from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale.launch import __main__ as command
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
 
 _SECONDS_TO_MEET = 6.0
-_COMMAND = [sys.executable, "-m", "tfscale.launch", "--grace_seconds=1"]
 _HEAD = """
 import json, os, signal, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -66,9 +66,11 @@ class _LaunchTest(absltest.TestCase):
 
 
 class CommandTest(_LaunchTest):
-    def start(self, *arguments):
+    def start(self, *arguments, python=None):
+        launcher = [python or forked_python.executable()]
+        launcher += ["-m", "tfscale.launch", "--grace_seconds=1"]
         return subprocess.Popen(
-            [*_COMMAND, *arguments],
+            [*launcher, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.PIPE,
@@ -85,7 +87,10 @@ if index == 1:
 time.sleep(60)
 """)
         # The launcher took the program's flags for its own and refused them.
-        process = self.start("--num_workers=3", program, "--its_own_flag=1")
+        process = self.start(
+            *("--num_workers=3", program, "--its_own_flag=1"),
+            python=sys.executable,
+        )
         output, _ = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 3, output)
         self.assertRegex(
