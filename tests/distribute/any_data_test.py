@@ -68,11 +68,15 @@ class AnyDataTest(parameterized.TestCase):
         )
 
     def test_no_batch(self):
-        # A bare StopIteration came out of `fit`.
+        # A bare StopIteration came out of `fit`, an UnboundLocalError of
+        # `predict`.
         model = build(data=2)
         for data in (ROWS((X, Y)).batch(4).take(0), X[:0]):
-            with self.assertRaisesRegex(ValueError, "data without any.*filter"):
-                model.evaluate(data, verbose=0)
+            for method in (model.evaluate, model.predict):
+                with self.assertRaisesRegex(
+                    ValueError, "data without any.*filter"
+                ):
+                    method(data, verbose=0)
 
     @parameterized.parameters(
         tf.uint16, tf.uint32, tf.uint64, tf.int8, tf.bool, tf.bfloat16

@@ -32,6 +32,35 @@ class Own(keras.Sequential):
         return {"loss": loss}
 
 
+class Beside(keras.Sequential):
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss = keras.losses.BinaryCrossentropy()(y, found)
+            loss += 0.1 * keras.ops.mean(found)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+class Parts(keras.Model):
+    def __init__(self, layers):
+        super().__init__()
+        self.part = keras.Sequential(layers)
+
+    def compile(self, optimizer, loss, metrics):
+        super().compile(optimizer)
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = keras.losses.BinaryCrossentropy()(y, self.part(x))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
 def true_positives():
     return keras.metrics.TruePositives(name="true")
 
@@ -103,6 +132,28 @@ class OwnStepTest(absltest.TestCase):
         model.divides = False
         with self.assertWarnsRegex(UserWarning, r"so the loss.*replicas, 2"):
             model.train_on_batch(X, Y)
+
+    def test_a_mean_beside_a_loss_of_keras_is_warned_of(self):
+        # Only that summand was too large, and nobody said so.
+        model = build(Beside, data=2)
+        with self.assertWarnsRegex(UserWarning, "a mean as a summand.*, 2"):
+            model.train_on_batch(X, Y)
+
+    def test_a_model_without_a_call_trains(self):
+        # Keras called it to build it, as it does under any strategy.
+        x = X[:4]  # parts of equal size
+        weights = []
+        for data in (None, 2):
+            model = build(Parts, data=data)
+            model.fit(x, Y[:4], verbose=0)
+            model.train_on_batch(x, Y[:4])
+            weights.append(model.part.get_weights()[0])
+        same_numbers.assert_close(weights[1], weights[0])
+
+    def test_a_model_without_a_call_whose_parts_are_not_built(self):
+        model = build(lambda layers: Parts(layers[1:]), data=2)
+        with self.assertRaisesRegex(ValueError, r"parts \['sequential"):
+            model.fit(X, Y, verbose=0)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,15 @@ class LoopByHandTest(parameterized.TestCase):
         self.assertEqual([float(x) for x in mean[1]], [1.0, 1.0])
         np.testing.assert_array_equal(gathered, [[0.0, 1.0], [0.0, 1.0]])
 
+    def test_scalars_are_numbers_of_python(self):
+        # `float(model.optimizer.learning_rate)` was an error of TensorFlow.
+        with strategy(data=2).scope():
+            optimizer = keras.optimizers.SGD(0.5)
+            metric = keras.metrics.Sum()
+        self.assertEqual(float(optimizer.learning_rate), 0.5)
+        self.assertEqual(int(optimizer.iterations), 0)
+        self.assertEqual(float(metric.total), 0.0)
+
     def test_variables_of_one_row_of_stages_are_made_on_the_host(self):
         mesh = tfscale.MeshStrategy(
             tfscale.device_mesh(

@@ -58,10 +58,11 @@ from tfscale._internals.fitting import first_batches_from_python
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
-from tfscale._internals.fitting import keras_looks_at_data
+from tfscale._internals.fitting import keras_predicts
 from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
+from tfscale._internals.fitting import model_that_looks_at_data
 from tfscale._internals.fitting import put_back_positions
 from tfscale._internals.fitting import running_fit
 from tfscale._internals.fitting import set_initial_epoch
@@ -193,13 +194,14 @@ __all__ = [
     "is_running",
     "is_worker_failure",
     "keep_side_effects_of_branches",
-    "keras_looks_at_data",
+    "keras_predicts",
     "known_batches",
     "list_local_devices",
     "looks_at_data",
     "make_iterator",
     "make_value_anew",
     "model_supports_jit",
+    "model_that_looks_at_data",
     "moments",
     "name_scope_callers",
     "nodes_of",

@@ -3,6 +3,7 @@
 Each name is listed in `keras_names`, with why.
 """
 
+import inspect
 import itertools
 import sys
 import types
@@ -115,10 +116,19 @@ def first_batches_from_python() -> tf.data.Dataset | None:
     return None
 
 
-def keras_looks_at_data() -> bool:
-    """Whether Keras draws a batch only to see what it is like."""
+def model_that_looks_at_data() -> keras.Model | None:
+    """The model for which Keras draws a batch only to see what it is like."""
     look = keras.Model._maybe_symbolic_build.__code__
-    return any(frame.f_code is look for frame in _callers())
+    for frame in _callers():
+        if frame.f_code is look:
+            return frame.f_locals["self"]
+    return None
+
+
+def keras_predicts() -> bool:
+    """Whether `predict` of a model is on the stack of this thread."""
+    predict = inspect.unwrap(keras.Model.predict).__code__
+    return any(frame.f_code is predict for frame in _callers())
 
 
 def is_running(epochs: EpochIterator) -> bool:

@@ -51,7 +51,7 @@ def unread(
 # No `in_place.Mixin`, see placed_inputs.py.
 class _Unread(Iterable):
     def __iter__(self):
-        if _internals.keras_looks_at_data():
+        if _internals.model_that_looks_at_data() is not None:
             return iter(self.first_batches)
         return super().__iter__()
 

@@ -118,9 +118,10 @@ class MirroredInputs(_internals.MirroredExtended):
 class _NotEmpty(Iterable):
     def __iter__(self):
         batches = super().__iter__()
-        return (
-            _with_any(batches) if _internals.keras_looks_at_data() else batches
-        )
+        model = _internals.model_that_looks_at_data()
+        if model is None and not _internals.keras_predicts():
+            return batches
+        return _with_any(batches)
 
 
 def _with_any(batches):
@@ -130,9 +131,10 @@ def _with_any(batches):
         yield batch
     if not has_any:
         raise ValueError(
-            "There must be a batch to train or evaluate on. Received: data "
-            "without any. Look for a filter, a `take` or `drop_remainder=True` "
-            "that leaves nothing, or for a generator that has been used up."
+            "There must be a batch to train, evaluate or predict on. Received: "
+            "data without any. Look for a filter, a `take` or "
+            "`drop_remainder=True` that leaves nothing, or for a generator "
+            "that has been used up."
         )
 
 

@@ -99,5 +99,5 @@ class MeshOptimizer(in_place.Mixin):
         extended = extended_of(self)
         if extended.gradients_are_reduced:
             return grads
-        part.warn_of_undivided()
+        part.warn_of_undivided(grads)
         return extended.sum_gradients(grads, variables)

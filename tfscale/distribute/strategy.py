@@ -5,9 +5,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
+from tfscale.distribute import without_call
 from tfscale.distribute.device_grid import device_grid
 from tfscale.distribute.device_grid import rows_of_worker
 from tfscale.distribute.extended import MeshExtended
@@ -162,6 +164,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ValueError: When it is left, if something met in it that was made
                 in it and something that was not.
         """
+        model = _internals.model_that_looks_at_data()
+        if model is not None:
+            without_call.build(model)
         return Scope(super().scope())
 
     @property

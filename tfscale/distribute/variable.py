@@ -27,10 +27,19 @@ def on_trial():
         yield
 
 
-class _Assigned:
-    """What all kinds have in common: they can be assigned to on trial."""
+class _Common:
+    """What all kinds have in common, beside what TensorFlow has.
+
+    They can be assigned to on trial, and scalars be numbers of Python.
+    """
 
     _primary: tf.Variable
+
+    def __float__(self):
+        return float(self.numpy())
+
+    def __int__(self):
+        return int(self.numpy())
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
@@ -57,7 +66,7 @@ class _Assigned:
         return value
 
 
-class MeshVariable(_Assigned, _internals.MirroredVariable):
+class MeshVariable(_Common, _internals.MirroredVariable):
     """A variable with equal components on one device of every replica.
 
     Made by `MeshStrategy` for what is created in its scope, not by users.
@@ -96,7 +105,7 @@ class MeshVariable(_Assigned, _internals.MirroredVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class MeshAccumulator(_Assigned, _internals.SyncOnReadVariable):
+class MeshAccumulator(_Common, _internals.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
     The model ranks of a replica have the same; the first one's counts. Where

@@ -104,6 +104,7 @@ def _run_on_part(model, fn, *args, **kwargs):
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
         context.num_replicas_in_sync,
         _internals.flatten_layers(model),
+        is_of_own_step=type(model).train_step is not keras.Model.train_step,
     )
     with part.entered():
         return fn(*args, **kwargs)
