@@ -67,6 +67,21 @@ class AnyDataTest(parameterized.TestCase):
             shape=(None,),
         )
 
+    def test_predictions_of_fewer_rows_than_replicas(self):
+        # Keras takes a state of no rows for a bias of an `LSTM`.
+        def recurrent():
+            keras.utils.set_random_seed(1)
+            return keras.Sequential([keras.Input((2, 2)), keras.layers.LSTM(2)])
+
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+            model = recurrent()
+        rows = X.reshape(11, 2, 2)[:1]
+        np.testing.assert_allclose(
+            model.predict(rows, verbose=0),
+            recurrent().predict(rows, verbose=0),
+            rtol=1e-5,
+        )
+
     def test_no_batch(self):
         # A bare StopIteration came out of `fit`, an UnboundLocalError of
         # `predict`.

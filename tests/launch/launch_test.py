@@ -434,17 +434,27 @@ if job == "chief":
         self.assertEqual(code, 4)
 
     def test_a_lost_server_ends_all(self):
+        # In the pause before a worker starts again nothing else was noticed.
+        start = time.monotonic()
         code, output = self.launch(
-            """
-if job == "ps":
-    sys.exit(9)
-time.sleep(60)
+            f"""
+mark = {self.create_tempdir().full_path!r} + "/failed"
+if job == "worker":
+    open(mark, "w").close()
+    sys.exit(7)
+while job == "ps" and not os.path.exists(mark):
+    time.sleep(0.05)
+time.sleep(0.5 if job == "ps" else 60)
+sys.exit(9)
 """,
             {"chief": 1, "worker": 1, "ps": 1},
-            max_restarts=3,
+            max_restarts=1,
+            first_pause=40.0,
         )
         self.assertEqual(code, 9)
         self.assertIn("ps 0 exited with 9", output)
+        self.assertIn("starting again in 40 s", output)
+        self.assertLess(time.monotonic() - start, 15.0)
 
 
 if __name__ == "__main__":

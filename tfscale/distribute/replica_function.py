@@ -25,6 +25,9 @@ def behind_its_data(fn: Callable) -> Callable:
     At the end of a dataset whose batches have a static shape Keras takes one
     more, which fails. What needs no more of it than its shape would go ahead:
     the optimizer counts a step, and metrics a batch without a loss.
+
+    In `predict` a replica may have no rows, which TensorFlow knows: layers are
+    not written for that (Keras adds an `LSTM`'s states of no rows as a bias).
     """
     if tf.executing_eagerly() or isinstance(
         fn, tf.types.experimental.PolymorphicFunction
@@ -34,10 +37,24 @@ def behind_its_data(fn: Callable) -> Callable:
     @functools.wraps(fn)
     def run(*args, **kwargs):
         data = tf.nest.flatten((args, kwargs), expand_composites=True)
+        if any(map(_has_no_rows, data)):
+            args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
         with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
             return fn(*args, **kwargs)
 
     return run
+
+
+def _has_no_rows(value):
+    return tf.is_symbolic_tensor(value) and value.shape[:1] == [0]
+
+
+def _of_any_rows(value):
+    """What TensorFlow does not know to have no rows."""
+    if not _has_no_rows(value):
+        return value
+    shape = [None, *value.shape[1:]]
+    return tf.compat.v1.placeholder_with_default(value, shape)
 
 
 def check_trains(fn: Callable) -> None:

@@ -89,6 +89,7 @@ class Launcher:
         self._num_restarts = 0
         self._signal = None
         self._children = {}
+        self._due = {}  # when tasks are to start again that did so alone
 
     def run(self) -> int:
         """Runs to the end.
@@ -135,15 +136,20 @@ class Launcher:
         return self._pause(self._first_pause)
 
     def _may_restart(self):
+        pause = self._next_pause()
+        return pause is not None and self._pause(pause)
+
+    def _next_pause(self):
+        """Seconds before another start, which is said; None without one."""
         if self._num_restarts >= self._max_restarts:
-            return False
+            return None
         pause = min(self._first_pause * 2**self._num_restarts, 60.0)
         self._num_restarts += 1
         _say(
             f"starting again in {pause:g} s, number {self._num_restarts} of at "
             f"most {self._max_restarts} restarts"
         )
-        return self._pause(pause)
+        return pause
 
     def _pause(self, seconds):
         end = time.monotonic() + seconds
@@ -155,6 +161,7 @@ class Launcher:
         attempt = self._num_restarts + len(self._lost)
         tasks = self._make_tasks(attempt, self._lost)
         self._num_workers = len(tasks)
+        self._due = {}
         for task in tasks:  # one by one: those that run can be ended
             self._children[task] = self._start(task)
         has_servers = any(task.job == "ps" for task in tasks)
@@ -184,6 +191,10 @@ class Launcher:
 
     def _look_by_one(self):
         """Likewise where parameter servers keep what workers share."""
+        now = time.monotonic()
+        for task in [t for t, at in self._due.items() if at <= now]:
+            del self._due[task]
+            self._children[task] = self._start(task)
         for task, child in list(self._children.items()):
             code = child.exit_code
             if code is None:
@@ -196,15 +207,17 @@ class Launcher:
                     return _as_exit_code(code)
             child.send(signal.SIGKILL)  # what it may have left behind
             del self._children[task]
-            if code and self._may_restart():
-                self._children[task] = self._start(task)
-            elif code and any(t.job == "worker" for t in self._children):
+            pause = self._next_pause() if code else None
+            others = (*self._children, *self._due)
+            if pause is not None:
+                self._due[task] = now + pause
+            elif code and any(t.job == "worker" for t in others):
                 _say(f"going on without {task.name}")
             elif code:
                 _say("no worker is left")
                 return _as_exit_code(code)
         # On a machine of its own a server ends well, and the chief is not here.
-        return None if self._children else 0
+        return None if self._children or self._due else 0
 
     def _report(self, task, code):
         child = self._children[task]
