@@ -60,6 +60,18 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(FileNotFoundError, "nothing-here"):
             getattr(data, name)("/nothing-here/*.x", **arguments)
 
+    @parameterized.parameters("memory://a/b", "http://localhost:1/b")
+    def test_a_file_system_that_tensorflow_does_not_know(self, path):
+        for build in (data.files, data.parquet, data.array_records):
+            with self.assertRaisesRegex(ValueError, f"tf.io.gfile.*{path}"):
+                build(path)
+
+    def test_a_directory_instead_of_its_files(self):
+        folder = self.create_tempdir().full_path
+        for build in (data.tfrecords, data.json_lines, data.webdataset):
+            with self.assertRaisesRegex(FileNotFoundError, f"'{folder}/\\*'"):
+                build(folder)
+
     def test_a_class_without_images(self):
         folder = self.create_tempdir().full_path
         with self.assertRaisesRegex(FileNotFoundError, "subfolder"):

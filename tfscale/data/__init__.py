@@ -14,8 +14,8 @@ from tfscale.data.random_crop import decode_random_crop
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv
 from tfscale.data.sources.fetched_source import array_records
-from tfscale.data.sources.fetched_source import hugging_face
 from tfscale.data.sources.file_source import files
+from tfscale.data.sources.hugging_face_source import hugging_face
 from tfscale.data.sources.image_source import image_folder
 from tfscale.data.sources.json_lines_source import json_lines
 from tfscale.data.sources.mix_source import mix

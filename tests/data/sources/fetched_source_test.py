@@ -1,8 +1,7 @@
-"""ArrayRecord and Hugging Face: bad input. The rest is in the contract."""
+"""ArrayRecord: bad input. The rest is in the contract."""
 
 import os
 
-import datasets
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest
@@ -55,30 +54,6 @@ class ArrayRecordTest(absltest.TestCase):
             file.write(b"not an ArrayRecord file")
         with self.assertRaisesRegex(tf.errors.DataLossError, self.path):
             data.array_records(self.path)
-
-
-class HuggingFaceTest(absltest.TestCase):
-    def test_columns_and_arrays(self):
-        table = datasets.Dataset.from_dict(
-            {
-                "x": [[1.0, 2.0], [3.0, 4.0]],
-                "y": [0, 1],
-                "ragged": [[1], [1, 2]],
-            }
-        )
-        pipeline = data.pipeline(
-            data.hugging_face(table, ["x", "y"]), batch_size=2, shuffle=False
-        )
-        (batch,) = pipeline.as_numpy_iterator()
-        self.assertEqual(batch["x"].tolist(), [[1.0, 2.0], [3.0, 4.0]])
-        self.assertEqual(batch["y"].tolist(), [0, 1])
-
-    def test_what_cannot_be_read_is_refused(self):
-        with self.assertRaisesRegex(TypeError, "one split.*a dict"):
-            data.hugging_face({"train": None})
-        table = datasets.Dataset.from_dict({"when": [[None, {"a": 1}]]})
-        with self.assertRaisesRegex(TypeError, "'when'"):
-            data.hugging_face(table)
 
 
 if __name__ == "__main__":

@@ -123,12 +123,40 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(by_batch, one_by_one)
 
+    def test_weights_whose_sum_is_no_number(self):
+        source = _mix("renormalise", weights=(1e308, 1e308, 1e308))
+        self.assertCountEqual(_records(source), _records(_mix("renormalise")))
+
+    def test_shapes_that_parse_makes_one(self):
+        # They were put together before `parse`, and the graph was refused.
+        sources = {
+            f"{size}": (data.arrays(np.full([2, size], size)), 1)
+            for size in (2, 3)
+        }
+        mixed = data.mix(sources, exhausted="renormalise")
+        pipeline = data.pipeline(
+            mixed, batch_size=4, shuffle=False, parse=tf.reduce_max
+        )
+        (batch,) = pipeline
+        self.assertAllEqual(np.sort(batch), [2, 2, 3, 3])
+        with self.assertRaisesRegex(tf.errors.OpError, "one shape.*`parse`"):
+            list(data.pipeline(mixed, batch_size=4))
+
     def test_what_is_no_mixture_is_refused(self):
         rows = data.arrays(np.arange(3))
         with self.assertRaisesRegex(ValueError, "must have a source"):
             data.mix({})
-        with self.assertRaisesRegex(ValueError, "above 0.*'a'"):
-            data.mix({"a": (rows, 0)})
+        for weight in (0, -1, float("nan"), float("inf"), "1", None):
+            with self.assertRaisesRegex(ValueError, "numbers above 0.*'a'"):
+                data.mix({"a": (rows, weight)})
+        for sources in ({"a": rows}, [(rows, 1)], {"a": (rows, 1, 2)}):
+            with self.assertRaisesRegex(TypeError, "dict from names"):
+                data.mix(sources)
+        with self.assertRaisesRegex(
+            ValueError, "have a record.*'b', of arrays"
+        ):
+            none = data.arrays(np.arange(0))
+            data.mix({"a": (rows, 1), "b": (none, 1)})
         with self.assertRaisesRegex(ValueError, "1000th"):
             data.mix({"a": (rows, 1), "b": (rows, 1e-5)})
         with self.assertRaisesRegex(ValueError, "one structure.*'b'"):
@@ -139,6 +167,8 @@ class MixTest(tf.test.TestCase, parameterized.TestCase):
             data.mix({"a": (stream, 1)})
         with self.assertRaisesRegex(ValueError, "exhausted='end'"):
             data.mix({"a": (rows, 1)}, exhausted="end")
+        with self.assertRaisesRegex(TypeError, "'a', a mix"):
+            data.mix({"a": (_mix("stop"), 1)})
         with self.assertRaisesRegex(ValueError, "not cached"):
             _records(_mix("stop"), cache="memory")
 

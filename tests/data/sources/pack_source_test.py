@@ -99,13 +99,56 @@ class PackTest(tf.test.TestCase):
         self.assertNotAllClose(outputs[0][:3], outputs[1][:3])
         self.assertFalse(np.isnan(outputs[0]).any())
 
+    def test_gradients_are_those_of_the_documents_apart(self):
+        keras.utils.set_random_seed(0)
+        embedding = keras.layers.Embedding(99, 8)
+        places = keras.layers.Embedding(_LENGTH, 8)
+        attentions = [keras.layers.MultiHeadAttention(2, 4) for _ in range(2)]
+        head = keras.layers.Dense(99)
+
+        def loss(x, y, weight):
+            h = embedding(x["tokens"]) + places(x["positions"])
+            mask = data.packed_attention_mask(x["segment_ids"])
+            for attention in attentions:
+                h += attention(h, h, attention_mask=mask, use_causal_mask=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, head(h))
+            return tf.reduce_sum(losses * weight)
+
+        def gradients(source, rows):
+            with tf.GradientTape() as tape:
+                value = loss(*source.gather(tf.range(rows, dtype=tf.int64)))
+            layers = [embedding, places, *attentions, head]
+            weights = [w for layer in layers for w in layer.trainable_weights]
+            found = tape.gradient(value, weights)
+            return [value, *map(tf.convert_to_tensor, found)]
+
+        documents = _documents()[:12]
+        packed = data.pack(documents, _LENGTH)
+        together = gradients(packed, packed.num_records)
+        apart = [
+            gradients(data.pack([document[at : at + _LENGTH + 1]], _LENGTH), 1)
+            for document in documents
+            for at in range(0, len(document) - 1, _LENGTH)
+        ]
+        self.assertLess(packed.num_records, len(apart))
+        for one, *others in zip(together, *apart, strict=True):
+            self.assertAllClose(one, sum(others), rtol=1e-5, atol=1e-5)
+
     def test_bad_input_is_named(self):
         with self.assertRaisesRegex(ValueError, "length=0"):
             data.pack([[1, 2]], 0)
         with self.assertRaisesRegex(ValueError, "rows of integers"):
             data.pack([[1]], 4)
-        with self.assertRaisesRegex(ValueError, "float64"):
-            data.pack([[1.0, 2.0]], 4)
+        with self.assertRaisesRegex(ValueError, "document 1 of float64"):
+            data.pack([[], [1.0, 2.0]], 4)
+        for length in (4.5, "4"):
+            with self.assertRaisesRegex(ValueError, "integers.*length="):
+                data.pack([[1, 2]], length)
+        # A batch of rows was one document, and 2 ** 31 a negative token.
+        with self.assertRaisesRegex(ValueError, r"document 0 .*\(2, 2\)"):
+            data.pack([[[1, 2], [3, 4]]], 4)
+        with self.assertRaisesRegex(ValueError, "32 bits.*2147483648"):
+            data.pack([[1, 2**31]], 4)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,46 @@ class TarTest(tf.test.TestCase, parameterized.TestCase):
         key = source.decode(source.first())["__key__"]
         self.assertEqual((source.num_records, key), (1, b"b.x/one"))
 
+    @parameterized.parameters("link", "holes")
+    def test_a_file_that_is_elsewhere_is_not_left_out_unsaid(self, kind):
+        # Once a sample that was a link was missing, without a word; a file
+        # with holes at the end was an error without a name.
+        with tarfile.open(self.path, "w", format=tarfile.GNU_FORMAT) as archive:
+            for name in ("one.txt", "two.txt"):
+                member = tarfile.TarInfo(name)
+                member.size = 2
+                archive.addfile(member, io.BytesIO(b"ab"))
+            member = tarfile.TarInfo("three.txt")
+            if kind == "link":
+                member.type, member.linkname = tarfile.LNKTYPE, "one.txt"
+                archive.addfile(member)
+            else:
+                # A header of GNU's: 2 bytes at 0 of a file of 4096.
+                member.size, member.type = 2, tarfile.GNUTYPE_SPARSE
+                header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+                for at, number in ((386, 0), (398, 2), (483, 4096)):
+                    header[at : at + 12] = b"%011o\0" % number
+                header[148:156] = b" " * 8
+                header[148:156] = b"%06o\0 " % sum(header)
+                archive.fileobj.write(header + b"ab".ljust(512, b"\0"))
+        with self.assertRaisesRegex(
+            tf.errors.DataLossError, r"'three' has .*a link.*offset \d+"
+        ):
+            data.webdataset(self.path)
+        with self.assertWarnsRegex(UserWarning, "1 damaged samples of 1 tar"):
+            source = data.webdataset(self.path, on_damage="skip")
+        self.assertEqual(self._batch(source)["__key__"], [b"one", b"two"])
+
+    def test_shards_that_were_joined_with_cat(self):
+        # What came behind the end of the first one was not read.
+        self._write()
+        with open(self.path, "rb") as file:
+            contents = file.read()
+        with open(self.path, "ab") as file:
+            file.write(contents)
+        with self.assertRaisesRegex(tf.errors.DataLossError, "more comes"):
+            data.webdataset(self.path)
+
     def test_a_shard_that_changes_afterwards_is_named(self):
         self._write()
         pipeline = data.pipeline(

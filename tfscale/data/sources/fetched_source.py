@@ -4,7 +4,6 @@ import bisect
 import os
 import warnings
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,6 @@ import tensorflow as tf
 
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
-
-# Rows that are looked at to know a dataset again.
-_NUM_MARKED = 256
 
 
 def array_records(
@@ -72,59 +68,6 @@ def array_records(
     return _of_files(files, rows, skipped)
 
 
-def hugging_face(
-    dataset: Any, columns: Sequence[str] | None = None
-) -> IndexedSource:
-    """Records are the rows of a `datasets.Dataset` of Hugging Face.
-
-    Args:
-        dataset: `datasets.Dataset`, one split, not streamed.
-        columns: List of strings, the columns to be read; by default all.
-
-    Returns:
-        A source of dicts from column to tensor.
-
-    Raises:
-        TypeError: If it cannot be read at random, or a column is no number,
-            string or array of one shape.
-
-    Example:
-
-    >>> import datasets
-    >>> table = datasets.Dataset.from_dict({"x": [1, 2], "y": ["a", "b"]})
-    >>> source = hugging_face(table)
-    >>> source.num_records, source.read(1)["y"].numpy()
-    (2, b'b')
-    """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
-        raise TypeError(
-            "`dataset` must be one split of a dataset that is read at random. "
-            f"Received: a {type(dataset).__name__}. Choose a split; for what "
-            "is streamed there is `tfscale.data.dataset`."
-        )
-    names = list(dataset.column_names if columns is None else columns)
-    rows = dataset.select_columns(names).with_format("numpy")
-    first = rows[:1] if len(rows) else {}
-    specs = {name: _spec_of(name, first[name][0]) for name in first}
-
-    def fetch(index):
-        batch = rows[index.tolist()]
-        return [_array(batch[name], specs[name]) for name in names]
-
-    def gather(index):
-        found = _call(fetch, index, [specs[name] for name in names])
-        return dict(zip(names, found, strict=True))
-
-    def mark():
-        """What a cache knows the rows by: how many, and some all over them."""
-        step = max(len(rows) // _NUM_MARKED, 1)
-        found = fetch(np.arange(0, len(rows), step))
-        content = [value.tolist() for value in found]
-        return repr((names, len(rows), content)).encode()
-
-    return _indexed("hugging_face", len(rows), gather, mark)
-
-
 class _File:
     """An ArrayRecord file, opened where it is used."""
 
@@ -135,8 +78,9 @@ class _File:
             raise tf.errors.DataLossError(
                 None,
                 None,
-                "An ArrayRecord file must be whole, and closed by its writer. "
-                f"Received: file {path}, which is none.",
+                "An ArrayRecord file must be whole, closed by its writer, and "
+                "on a disk of this machine. Received: file "
+                f"{path}, which is none.",
             )
         self.num_records = self._open().num_records()
 
@@ -191,10 +135,7 @@ def _of_files(files, rows, skipped):
             contents = files[number].read(own)
             for (place, _), value in zip(wanted, contents, strict=True):
                 found[place] = value
-        return [np.array(found, object)]
-
-    def gather(index):
-        return _call(fetch, index, [tf.TensorSpec([], tf.string)])[0]
+        return found
 
     def split(num_workers, worker):
         sizes = [
@@ -204,26 +145,43 @@ def _of_files(files, rows, skipped):
         return _of_files(files[own], rows[own], skipped), sizes
 
     about = repr([(f.path, os.path.getsize(f.path)) for f in files])
-    return _indexed(
+    return fetched(
         "array_records",
         ends[-1],
-        gather,
+        fetch,
         about.encode,
         split=split,
         num_skipped=skipped,
     )
 
 
-def _indexed(
+def fetched(
     kind: str,
     num_records: int,
-    gather: Callable[[tf.Tensor], Any],
+    fetch: Callable[[np.ndarray], list[bytes]],
     identity: Callable[[], bytes],
     **kwargs: Any,
 ) -> IndexedSource:
+    """A source of byte strings that a Python function reads, many at a time.
+
+    Args:
+        kind: String, the builder's name.
+        num_records: Integer.
+        fetch: Function from an int64 vector, numbers of records, to them.
+        identity: As in `IndexedSource`.
+        **kwargs: More of `IndexedSource`.
+    """
+
+    def strings(index):
+        return np.array(fetch(index), object)
+
+    def gather(index):
+        found = tf.numpy_function(strings, [index], tf.string, stateful=False)
+        # Outside of a graph one string comes without a dimension.
+        return tf.ensure_shape(tf.reshape(found, tf.shape(index)), [None])
+
     def read(index):
-        batch = gather(tf.reshape(tf.cast(index, tf.int64), [1]))
-        return tf.nest.map_structure(lambda part: part[0], batch)
+        return gather(tf.reshape(tf.cast(index, tf.int64), [1]))[0]
 
     return IndexedSource(
         kind=kind,
@@ -233,38 +191,3 @@ def _indexed(
         identity=identity,
         **kwargs,
     )
-
-
-def _call(fetch, index, specs):
-    parts = tf.numpy_function(
-        fetch, [index], [spec.dtype for spec in specs], stateful=False
-    )
-    # Outside of a graph one string comes without a dimension.
-    parts = [
-        tf.reshape(part, tf.concat([tf.shape(index), spec.shape], 0))
-        for part, spec in zip(parts, specs, strict=True)
-    ]
-    return [
-        tf.ensure_shape(part, [None, *spec.shape])
-        for part, spec in zip(parts, specs, strict=True)
-    ]
-
-
-def _spec_of(name, value):
-    if isinstance(value, str | bytes):
-        return tf.TensorSpec([], tf.string)
-    value = np.asarray(value)
-    if value.dtype.kind not in "biuf":
-        raise TypeError(
-            "A column must hold numbers, strings or arrays of one shape. "
-            f"Received: {name!r} of {value.dtype}. Leave it out of `columns`, "
-            "or make it one with the dataset's `map`."
-        )
-    return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-
-
-def _array(column, spec):
-    if spec.dtype == tf.string:
-        rows = [v.encode() if isinstance(v, str) else bytes(v) for v in column]
-        return np.array(rows, object)
-    return np.asarray(column, spec.dtype.as_numpy_dtype)

@@ -21,14 +21,22 @@ def match(pattern: Pattern) -> list[str]:
         A list of paths.
 
     Raises:
-        FileNotFoundError: If a pattern matches nothing.
+        FileNotFoundError: If a pattern matches nothing, or a directory.
+        ValueError: If TensorFlow does not know the file system.
     """
     if isinstance(pattern, str | os.PathLike):
         pattern = [pattern]
     paths = []
     for each in pattern:
         one = os.fspath(each)
-        found = tf.io.gfile.glob(one)
+        try:
+            found = tf.io.gfile.glob(one)
+        except tf.errors.UnimplementedError as error:
+            raise ValueError(
+                "Files must be on a disk or a file system that `tf.io.gfile` "
+                f"knows. Received: {one!r}. Mount it or copy the files; "
+                "`tfscale.data.dataset` reads what Python can."
+            ) from error
         if not found:
             raise FileNotFoundError(
                 f"No file matches the pattern. Received: {one!r}. Check the "
@@ -37,7 +45,13 @@ def match(pattern: Pattern) -> list[str]:
         paths.extend(found)
     if not paths:
         raise FileNotFoundError("No file is named. Received: an empty list.")
-    return sorted(set(paths))
+    paths = sorted(set(paths))
+    if tf.io.gfile.isdir(paths[0]):
+        raise FileNotFoundError(
+            "A pattern must name files. Received: the directory "
+            f"{paths[0]!r}. Use {os.path.join(paths[0], '*')!r}."
+        )
+    return paths
 
 
 def files(pattern: Pattern) -> IndexedSource:

@@ -14,6 +14,7 @@ once before any comes again.
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 
 import keras
@@ -68,9 +69,9 @@ def mix(
         A source of their records; its `class_names` are the sources' names.
 
     Raises:
-        TypeError: If a source cannot be read at random.
-        ValueError: If there is none, a weight is not above 0 or too small, or
-            records differ in structure or dtype.
+        TypeError: If a source cannot be read at random, or it is no such dict.
+        ValueError: If there is none, one is empty, a weight is not above 0 or
+            too small, or records differ in structure or dtype.
 
     Example:
 
@@ -91,11 +92,13 @@ def mix(
             f"`exhausted` must be one of {EXHAUSTION}. Received: "
             f"exhausted={exhausted!r}."
         )
-    parts, weights = _checked(sources)
+    parts, weights, one_shape = _checked(sources)
     sizes = np.array([part.num_records for part in parts], np.int64)
     stretches, length = _stretches(sizes, weights, exhausted)
     offsets = np.cumsum(sizes) - sizes
-    gathers = all(part.gather and part.decode is None for part in parts)
+    gathers = one_shape and all(
+        part.gather and part.decode is None for part in parts
+    )
     return IndexedSource(
         kind="mix",
         num_records=length,
@@ -109,34 +112,57 @@ def mix(
 
 
 def _checked(sources):
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            "A mixture is a dict from names to `(source, weight)`. Received: "
+            f"a {type(sources).__name__}."
+        )
     if not sources:
         raise ValueError("A mixture must have a source. Received: none.")
-    for name, (source, weight) in sources.items():
+    for name, pair in sources.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(
+                "A mixture is a dict from names to `(source, weight)`. "
+                f"Received: {name!r} with a {type(pair).__name__}."
+            )
+        source, weight = pair
         if not isinstance(source, IndexedSource) or source.order is not None:
             raise TypeError(
                 "A mixture is of sources that can be read at random: arrays, "
                 "tokens, text, pack, files, image_folder. Received: "
                 f"{name!r}, a {getattr(source, 'kind', type(source).__name__)}."
             )
-        if not weight > 0 or math.isinf(weight):
+        if not source.num_records:
             raise ValueError(
-                f"Weights must be above 0. Received: {weight!r} for {name!r}."
+                "A source of a mixture must have a record. Received: "
+                f"{name!r}, of {source.kind}, without one."
+            )
+        if not isinstance(weight, numbers.Real) or not 0 < weight < math.inf:
+            raise ValueError(
+                "Weights must be numbers above 0. Received: "
+                f"{weight!r} for {name!r}."
             )
     parts = [source for source, _ in sources.values()]
     weights = np.array([weight for _, weight in sources.values()], float)
+    weights /= weights.max()  # their sum must be finite
     names = list(sources)
-    specs = [_spec(part) for part in parts]
+    firsts = [_record(part, tf.constant(0, tf.int64)) for part in parts]
+    specs = [_spec(first) for first in firsts]
     for name, spec in zip(names, specs, strict=True):
         if spec != specs[0]:
             raise ValueError(
                 "The records of a mixture must be of one structure. Received: "
                 f"{names[0]!r} with {specs[0]} and {name!r} with {spec}."
             )
-    return parts, weights / weights.sum()
+    shapes = {str(_shapes(first)) for first in firsts}
+    return parts, weights / weights.sum(), len(shapes) == 1
 
 
-def _spec(source):
-    record = _record(source, tf.constant(0, tf.int64))
+def _shapes(record):
+    return [tf.shape(part).numpy() for part in keras.tree.flatten(record)]
+
+
+def _spec(record):
     return keras.tree.map_structure(
         lambda part: (tf.convert_to_tensor(part).dtype.name, part.shape.rank),
         record,

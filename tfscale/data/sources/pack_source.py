@@ -11,6 +11,7 @@ Sequence Packing without Cross-contamination", 2021; first-fit as in Grain).
 """
 
 import dataclasses
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from tfscale.data.sources import array_source
 from tfscale.data.sources.source import IndexedSource
 
+_INT32 = np.iinfo(np.int32)
 _OPEN = 64  # sequences that a document may still be put into
 
 
@@ -69,7 +71,8 @@ def pack(
         `packed_attention_mask(x["segment_ids"])` to attention layers.
 
     Raises:
-        ValueError: If there is no document, or a number is not 1 or more.
+        ValueError: If there is no document, one is no row of integers of 32
+            bits, or a number is not 1 or more.
 
     Example:
 
@@ -82,22 +85,24 @@ def pack(
     >>> source.num_records, source.utilisation
     (2, 0.75)
     """
-    if length < 1 or num_open < 1:
+    if not all(
+        isinstance(number, numbers.Integral) and number >= 1
+        for number in (length, num_open)
+    ):
         raise ValueError(
-            "`length` and `num_open` must be 1 or more. Received: "
-            f"length={length}, num_open={num_open}."
+            "`length` and `num_open` must be integers, 1 or more. Received: "
+            f"length={length!r}, num_open={num_open!r}."
         )
-    rows = [np.asarray(document).reshape(-1) for document in documents]
+    rows = [_row(number, one) for number, one in enumerate(documents)]
     rows = [row for row in rows if len(row) > 1]
-    if not rows or not all(np.issubdtype(r.dtype, np.integer) for r in rows):
+    if not rows:
         raise ValueError(
             "`documents` must be rows of integers, and one of them of two or "
-            f"more. Received: {len(rows)} of two or more tokens, of dtypes "
-            f"{sorted({row.dtype.name for row in rows})}."
+            "more. Received: none of two or more tokens."
         )
     begins, sizes = _pieces(rows, length)
     order, splits = _first_fit(sizes, length, num_open)
-    tokens = tf.constant(np.concatenate(rows).astype(np.int32))
+    tokens = tf.constant(np.concatenate(rows))
     gather = _reader(tokens, begins[order], sizes[order], splits, length)
     count = len(splits) - 1
 
@@ -140,6 +145,22 @@ def packed_attention_mask(segment_ids: Any) -> Any:
     own = keras.ops.expand_dims(segment_ids, 2)
     others = keras.ops.expand_dims(segment_ids, 1)
     return keras.ops.equal(own, others)
+
+
+def _row(number, document):
+    """The document as int32."""
+    row = np.asarray(document)
+    if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+        raise ValueError(
+            "`documents` must be rows of integers. Received: document "
+            f"{number} of {row.dtype} and shape {row.shape}."
+        )
+    if row.size and not _INT32.min <= row.min() <= row.max() <= _INT32.max:
+        raise ValueError(
+            "Tokens must be integers of 32 bits. Received: document "
+            f"{number} with {row.min()} to {row.max()}."
+        )
+    return row.astype(np.int32)
 
 
 def _pieces(rows, length):

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.table_blocks import named
-from tfscale.data.sources.table_blocks import same_schema
 from tfscale.data.sources.table_blocks import table_blocks
 from tfscale.data.sources.table_layout import TableLayout
+from tfscale.data.sources.table_layout import plain
 
 
 def parquet(
@@ -66,7 +66,8 @@ def parquet(
             (path, number, group.num_rows, group.total_byte_size)
             for number, group in enumerate(about)
         ]
-        schema = same_schema(schema, own, path)
+        schema = schema or own
+        _check_same(schema, own, columns, path)
     layout = TableLayout(schema, columns)
 
     def read(path, group):
@@ -74,6 +75,26 @@ def parquet(
             return file.read_row_group(group, columns=layout.names)
 
     return table_blocks("parquet", blocks, layout, read, 0)
+
+
+def _check_same(schema, own, columns, path):
+    """Refuses a file whose columns, those that are read, are not the first's.
+
+    Their order may differ, and whether some numbers are in a dictionary.
+    """
+    own, first = (
+        {
+            field.name: str(plain(field.type))
+            for field in one
+            if columns is None or field.name in columns
+        }
+        for one in (own, schema)
+    )
+    if own != first:
+        raise ValueError(
+            "Files must have the same columns. Received: "
+            f"{path} with {own} after {first}."
+        )
 
 
 class _Remote(io.RawIOBase):

@@ -65,17 +65,6 @@ def table_blocks(
     )
 
 
-def same_schema(schema: Any, other: Any, path: str) -> Any:
-    """The schema of a file, which is that of the files before, if any are."""
-    if schema is not None and not schema.equals(other):
-        raise ValueError(
-            "Files must have the same columns. Received: "
-            f"{path} with {dict(zip(other.names, map(str, other.types)))} "
-            f"after {dict(zip(schema.names, map(str, schema.types)))}."
-        )
-    return other
-
-
 class named:
     """What pyarrow cannot read is damaged, and is named."""
 

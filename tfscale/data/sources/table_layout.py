@@ -21,46 +21,49 @@ class TableLayout:
         columns: Names of the columns to be read, or None for all.
 
     Raises:
-        ValueError: If a column is missing, or holds neither numbers, strings
-            nor lists of numbers.
+        ValueError: If a column is missing or there twice, or holds neither
+            numbers, strings nor lists of numbers.
 
     Attributes:
         names: List of strings, the columns that are read.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):
-
-        fields = {} if schema is None else dict(zip(schema.names, schema.types))
-        self.names = list(fields if columns is None else columns)
-        missing = sorted(set(self.names) - set(fields))
-        if missing or not self.names:
+        there = [] if schema is None else schema.names
+        self.names = list(dict.fromkeys(there if columns is None else columns))
+        once = bool(self.names) and all(
+            there.count(name) == 1 for name in self.names
+        )
+        # Without a row a pipeline says that the dataset is empty.
+        if schema is not None and (isinstance(columns, str) or not once):
             raise ValueError(
-                "`columns` must name columns of the files, at least one. "
-                f"Received: {self.names}; there are {sorted(fields)}."
+                "`columns` must be a list of columns of the files, at least "
+                "one, each of which there is once. Received: "
+                f"columns={columns!r}; there are {sorted(there)}."
             )
         self._numbers: dict[str, np.dtype] = {}
         # Of variable length; without a dtype: strings.
         self._variable: dict[str, np.dtype | None] = {}
-        for name in self.names:
-            kind = _plain(fields[name])
-            if (dtype := _number(kind)) is not None:
-                self._numbers[name] = dtype
-            elif _is_string(kind):
-                self._variable[name] = None
-            elif _is_list(kind) and _number(kind.value_type) is not None:
-                self._variable[name] = _number(kind.value_type)
-            else:
+        for name in self.names if there else ():
+            kind = plain(schema.field(name).type)
+            if not is_plain(kind):
                 raise ValueError(
                     "A column must hold numbers, booleans, strings or lists of "
-                    f"numbers. Received: {name!r} of {fields[name]}. Leave it "
+                    f"numbers. Received: {name!r} of {kind}. Leave it "
                     "out of `columns`."
+                )
+            if (dtype := number_dtype(kind)) is not None:
+                self._numbers[name] = dtype
+            else:
+                self._variable[name] = (
+                    number_dtype(kind.value_type) if is_list(kind) else None
                 )
 
     def rows(self, table: Any) -> list[bytes]:
         """The rows of a pyarrow table as bytes."""
         parts = []
         for name, dtype in self._numbers.items():
-            values = _values(table.column(name), dtype)
+            values = numbers(table.column(name), dtype)
             parts.append(values.view(np.uint8).reshape(len(values), -1))
         variable = [
             _strings(table.column(name))
@@ -99,14 +102,21 @@ class TableLayout:
         return {name: record[name] for name in self.names}
 
 
-def _plain(kind):
+def is_plain(kind: Any) -> bool:
+    """Whether columns of a pyarrow type can be written."""
+    kind = plain(kind)
+    flat = kind.value_type if is_list(kind) else kind
+    return _is_string(kind) or number_dtype(flat) is not None
+
+
+def plain(kind: Any) -> Any:
     """The type of the values, where they are numbered in a dictionary."""
     import pyarrow
 
     return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
 
 
-def _number(kind):
+def number_dtype(kind: Any) -> np.dtype | None:
     """The dtype of numbers and booleans; of others None."""
     import pyarrow
 
@@ -133,7 +143,8 @@ def _is_string(kind):
     )
 
 
-def _is_list(kind):
+def is_list(kind: Any) -> bool:
+    """Whether a pyarrow type is one of lists, of whatever."""
     import pyarrow
 
     types = pyarrow.types
@@ -147,16 +158,16 @@ def _is_list(kind):
     )
 
 
-def _values(column, dtype):
-    """Numbers, with 0 or NaN for what is missing."""
-    column = column.cast(_plain(column.type)).combine_chunks()
+def numbers(column: Any, dtype: np.dtype) -> np.ndarray:
+    """Numbers of a pyarrow column, with 0 or NaN for what is missing."""
+    column = column.cast(plain(column.type)).combine_chunks()
     if dtype.kind != "f":
         column = column.fill_null(False if dtype.kind == "b" else 0)
     return column.to_numpy(zero_copy_only=False).astype(dtype)
 
 
 def _strings(column):
-    values = column.cast(_plain(column.type)).to_pylist()
+    values = column.cast(plain(column.type)).to_pylist()
     return [
         value.encode() if isinstance(value, str) else value or b""
         for value in values
@@ -168,7 +179,7 @@ def _lists(column, dtype):
     from pyarrow import compute
 
     lengths = compute.list_value_length(column).fill_null(0).to_numpy()
-    flat = _values(compute.list_flatten(column), dtype).tobytes()
+    flat = numbers(compute.list_flatten(column), dtype).tobytes()
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     begins = ends - lengths * dtype.itemsize
     return [flat[a:b] for a, b in zip(begins, ends, strict=True)]

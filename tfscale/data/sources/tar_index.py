@@ -17,6 +17,8 @@ from tfscale.data.sources import tfrecord_index
 # The extension is what follows the first dot of the last part of a name.
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _TAR_BLOCK = 512
+_ELSEWHERE = -1  # the size of links and of files with holes
+_END_BYTES = 1 << 20  # that are filled up behind the last member, at most
 _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
 
@@ -36,10 +38,13 @@ class Shard:
             return
         with tf.io.gfile.GFile(path, "rb") as file:
             file.seek(at)
-            end = file.read(_TAR_BLOCK) if at < self.size else b""
-        if end != bytes(_TAR_BLOCK):
+            end = file.read(_END_BYTES) if at < self.size else b""
+        if end[:_TAR_BLOCK] != bytes(_TAR_BLOCK):
             # `tarfile` takes any header that is not one for the end.
             reason = "no header is there" if end else "its end is missing"
+            self.damage = (at, reason)
+        elif end.strip(b"\0"):
+            reason = "more comes behind its end, as where two are joined"
             self.damage = (at, reason)
 
     def _scan(self):
@@ -56,23 +61,25 @@ class Shard:
             tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             for member in archive:
-                stored = member.size if member.isreg() else 0
-                begin = member.offset_data
-                at = begin + stored + -stored % _TAR_BLOCK
+                at = archive.offset  # that of the next header
                 match = _NAME.fullmatch(member.name)
-                if match is None or not member.isreg() or member.issparse():
+                if match is None or member.isdir():
                     continue
+                whole = member.isreg() and not member.issparse()
+                size = member.size if whole else _ELSEWHERE
                 key, extension = match[1], match[2].lower()
                 if not self.samples or self.samples[-1][0] != key:
                     self.samples.append((key, []))
-                self.samples[-1][1].append((extension, begin, stored))
+                self.samples[-1][1].append(
+                    (extension, member.offset_data, size)
+                )
         return at
 
     def _end(self):
         if not self.samples:
             return 0
         _, begin, size = self.samples[-1][1][-1]
-        return begin + size
+        return begin + max(size, 0)
 
     def take(self, names, on_damage):
         """Keeps the samples that have these files; returns how many have not.
@@ -88,13 +95,17 @@ class Shard:
             samples, skipped = samples[:-1], 1
         self.sample_keys, places = [], []
         for key, files in samples:
-            found = {name: place for name, *place in files}
+            found = {
+                name: (begin, size)
+                for name, begin, size in files
+                if size != _ELSEWHERE
+            }
             if len(found) == len(files) and set(names) <= set(found):
                 self.sample_keys.append(key.encode("utf-8", "surrogateescape"))
                 places.append([found[name] for name in names])
                 continue
             if on_damage == "raise":
-                about = f"{key!r} has {[name for name, *_ in files]}"
+                about = f"{key!r} has {[_described(*file) for file in files]}"
                 self._fail(
                     f"A sample must have one file of each of {names}",
                     about,
@@ -142,3 +153,7 @@ class Shard:
             runs.append((first, min(last, len(begins))))
             first = runs[-1][1]
         return runs
+
+
+def _described(name, _, size):
+    return f"{name} (a link, or with holes)" if size == _ELSEWHERE else name

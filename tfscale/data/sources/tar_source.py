@@ -32,7 +32,8 @@ def webdataset(
     """Records are the samples of WebDataset shards, uncompressed tar files.
 
     A sample is the files that follow one another and have one name up to the
-    first dot; what has no such name, or is no file, is left out. The headers
+    first dot; folders, and what has no such name, are left out. Links, and
+    files with holes, are not read: such a sample is incomplete. The headers
     are read once, here, many shards at a time; afterwards samples are read by
     their offsets. A tar file has checksums of its headers, not of the data.
 
