@@ -12,16 +12,19 @@ from tfscale.cluster import Cluster
 from tfscale.cluster import preflight
 
 
-def _run_all(addresses, facts, delays=()):
+def _run_all(addresses, facts, delays=(), clusters=None):
     """What each of the processes, here threads, got: an error or None."""
+    clusters = clusters or [
+        Cluster({"worker": addresses}, "worker", index)
+        for index in range(len(addresses))
+    ]
     errors = [None] * len(addresses)
 
     def run(index):
         if delays:
             time.sleep(delays[index])
         try:
-            cluster = Cluster({"worker": addresses}, "worker", index)
-            preflight(cluster, facts[index], timeout=10.0)
+            preflight(clusters[index], facts[index], timeout=10.0)
         except Exception as error:
             errors[index] = error
 
@@ -47,6 +50,19 @@ class PreflightTest(parameterized.TestCase):
         with socket.socket() as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("", int(address.split(":")[1])))
+
+    def test_another_order_of_addresses_is_named_everywhere(self):
+        # Of `--hosts=a,b` there and `--hosts=b,a` here: each was worker 0, and
+        # waited a minute for the other one.
+        addresses = forked_processes.free_addresses(2)
+        clusters = [
+            Cluster({"worker": order}, "worker", 0)
+            for order in (addresses, addresses[::-1])
+        ]
+        for error in _run_all(addresses, [{}] * 2, clusters=clusters):
+            self.assertRegex(
+                str(error), "the same addresses, in the same order. Received: "
+            )
 
     def test_another_version_is_named_everywhere(self):
         addresses = forked_processes.free_addresses(3)

@@ -52,8 +52,8 @@ def preflight(
 
     Args:
         cluster: The cluster.
-        facts: What must be equal in all of them, by name: versions and the
-            like.
+        facts: What must be equal in all of them beside the addresses, by name:
+            versions and the like.
         timeout: Seconds after which a process that was not reached, or did
             not call, is an error.
         patience: Seconds after which those that are waited for are named.
@@ -72,7 +72,9 @@ def preflight(
     others = [a for a in cluster.addresses if a != cluster.address]
     if not others:
         return
-    found = _Preflight(cluster, others, dict(facts), about)
+    jobs = {job: list(addresses) for job, addresses in cluster.jobs.items()}
+    facts = {**facts, "addresses, in the same order": json.dumps(jobs)}
+    found = _Preflight(cluster, others, facts, about)
     found.run(timeout, patience, say)
 
 
