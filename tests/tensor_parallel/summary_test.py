@@ -103,6 +103,25 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
             " ".join(exchanged), "all-reduce of the input's gradient"
         )
 
+    @parameterized.parameters(76, 108)
+    def test_long_names_of_variables_leave_room_for_the_layer(self, length):
+        # The names of experts' weights left five columns for the layer's.
+        name = "expert_feedforward_intermediate_dense"
+
+        def build():
+            layer = LAYERS.Layer(name="a_layer_of_experts")
+            layer.add_weight((4, 8, 16), name=name)
+            layer.built = True
+            return keras.Sequential([keras.Input((12,)), layer])
+
+        layout = ("model", None, None)
+        text = summary(built(build, {f".*{name}": layout}), length)
+        self.assertLessEqual(max(map(len, text.splitlines())), length)
+        layer, variables, exchanged = cells(text, "a_layer_of_experts")
+        self.assertEqual(layer, ["a_layer_of_experts", "gathered"])
+        self.assertEqual("".join(variables[:-1]), f"{name} (model, None, None)")
+        self.assertEqual(" ".join(exchanged), "all-gather of weights, 1.00 KB")
+
     def test_adds_up_what_a_device_has(self):
         model = built(mlp, PAIR)
         on_device = sum(
@@ -144,9 +163,10 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
                 def __init__(self):
                     super().__init__(name="own")
                     self.up = LAYERS.Dense(24, name="up")
+                    self.down = LAYERS.Dense(12, name="down")
 
                 def call(self, x):
-                    return self.up(x)
+                    return self.down(self.up(x))
 
             model = Model()
             model(np.ones((2, 12)))
@@ -157,9 +177,12 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
             x = LAYERS.ReversibleEmbedding(8, 4, name="rows")(x)
             return keras.Model(inputs, LAYERS.Dense(4, name="dense")(x))
 
-        model = built(own_call, {".*up/kernel": (None, "model")})
+        model = built(own_call, {f".*{k}": v for k, v in PAIR.items()})
         model.distribute_strategy.run(model, args=(np.ones((2, 12)),))
-        self.assertRegex(summary(model), "Gathered, own/up: it is called by co")
+        text = summary(model)
+        self.assertRegex(text, "Gathered, own/up: it is called by co")
+        # Of a row-parallel layer nothing is gathered.
+        self.assertNotIn("Gathered, own/down", text)
         text = summary(built(looked_up, {"rows/embeddings": ("model", None)}))
         self.assertNotIn("Gathered", text)
         layer, *_, exchanged = cells(text, "rows")

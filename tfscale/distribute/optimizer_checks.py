@@ -64,9 +64,10 @@ def check(
         raise ValueError(
             "`gradient_accumulation_steps` does not work where slots are "
             "sharded, over model ranks or with zero_stage=1. Received: "
-            f"{inner.gradient_accumulation_steps}. Wrap the "
-            "model in `tfscale.PipelineModel`, whose `num_microbatches` does "
-            "the same."
+            f"{inner.gradient_accumulation_steps}. Leave it out, make batches "
+            "so many times as large, and give `fit` the callback "
+            "`tfscale.callbacks.GradientAccumulation(num_microbatches="
+            f"{inner.gradient_accumulation_steps})`."
         )
     constrained = [
         v.path for v in sharded if getattr(v, "constraint", None) is not None

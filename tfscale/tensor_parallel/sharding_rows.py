@@ -101,10 +101,13 @@ def _how(call, sharded, variables):
             exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
             reason=None,
         )
-    how, reason = _kind(rule), call.reason
-    if "all-gather of the output" in rule.collectives or rule.stays_sharded:
-        how += "\noutput sharded" if rule.stays_sharded else "\noutput gathered"
-        if not rule.stays_sharded and reason is None:
+    how, reason = _kind(rule), None
+    if rule.stays_sharded:
+        how += "\noutput sharded"
+    elif "all-gather of the output" in rule.collectives:
+        how += "\noutput gathered"
+        reason = call.reason
+        if reason is None:
             reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
     return dict(how=how, exchanged=rule.collectives, reason=reason)
 

@@ -19,7 +19,8 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_report
 from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 _LEAST_LENGTH = 64
-_WIDE = 96  # From here on each thing has a column of its own.
+_LAYER, _EXCHANGED = 20, 16  # Columns that these have at the least.
+_WIDE = 41  # From here on each thing of a variable has a column of its own.
 
 
 def sharding_summary(
@@ -171,12 +172,14 @@ def _totals(variables, ranks, replicas):
 
 
 def _table(rows, line_length):
-    column = functools.partial(
-        rich.table.Column, no_wrap=True, overflow="ellipsis"
+    column = functools.partial(rich.table.Column, no_wrap=True)
+    variables = [v for row in rows for v in row.variables]
+    needed = sum(
+        max(map(len, map(text_of, variables)), default=0)
+        for text_of in (_name, _layout, _shape, _bytes)
     )
-    if line_length < _WIDE:
-        columns, cells = [column("Variable, on a device")], _narrow_cells
-    else:
+    # Borders and spaces of six columns, or of three.
+    if line_length - _LAYER - _EXCHANGED - 19 >= max(needed, _WIDE):
         columns = [
             column("Variable"),
             column("Layout"),
@@ -184,10 +187,15 @@ def _table(rows, line_length):
             column("Bytes", justify="right"),
         ]
         cells = _wide_cells
+    else:
+        width = line_length - _LAYER - _EXCHANGED - 10
+        title = "Variable, on a device"
+        columns = [rich.table.Column(title, overflow="fold", max_width=width)]
+        cells = _narrow_cells
     table = rich.table.Table(
-        rich.table.Column("Layer", ratio=1, min_width=20, overflow="fold"),
+        rich.table.Column("Layer", ratio=1, min_width=_LAYER, overflow="fold"),
         *columns,
-        rich.table.Column("Exchanged", ratio=1, min_width=16),
+        rich.table.Column("Exchanged", ratio=1, min_width=_EXCHANGED),
         width=line_length,
         show_lines=True,
     )
@@ -202,20 +210,33 @@ def _table(rows, line_length):
 
 def _wide_cells(variables):
     return (
-        "\n".join(rich.markup.escape(v.name) for v in variables),
-        "\n".join(v.layout for v in variables),
-        "\n".join(colored(v.sharding.local_shape) for v in variables),
-        "\n".join(
-            colored(readable_bytes(v.sharding.local_bytes)) for v in variables
-        ),
+        "\n".join(rich.markup.escape(_name(v)) for v in variables),
+        "\n".join(map(_layout, variables)),
+        "\n".join(colored(_shape(v)) for v in variables),
+        "\n".join(colored(_bytes(v)) for v in variables),
     )
 
 
 def _narrow_cells(variables):
     cell = "\n".join(
-        f"{rich.markup.escape(v.name)} {v.layout}\n"
-        f"  {colored(v.sharding.local_shape)}, "
-        f"{colored(readable_bytes(v.sharding.local_bytes))}"
+        f"{rich.markup.escape(_name(v))} {_layout(v)}\n"
+        f"  {colored(_shape(v))}, {colored(_bytes(v))}"
         for v in variables
     )
     return (cell,)
+
+
+def _name(variable):
+    return variable.name
+
+
+def _layout(variable):
+    return variable.layout
+
+
+def _shape(variable):
+    return str(variable.sharding.local_shape)
+
+
+def _bytes(variable):
+    return readable_bytes(variable.sharding.local_bytes)
