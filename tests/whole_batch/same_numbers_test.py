@@ -8,6 +8,7 @@ import dataclasses
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -63,6 +64,26 @@ def own_loss():
     return OwnLoss(x, keras.layers.Dense(3, name="b")(h))
 
 
+class AcrossRows(keras.Model):
+    """Tells each row from those of all replicas (docs/numbers.md)."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        replica = tf.distribute.get_replica_context()
+        rows = tf.shape(y)[0]
+        first = replica.replica_id_in_sync_group * rows
+        logits = y_pred @ tf.transpose(replica.all_gather(y, axis=0))
+        return keras.ops.mean(
+            keras.losses.sparse_categorical_crossentropy(
+                first + tf.range(rows), logits, from_logits=True
+            )
+        )
+
+
+def across_rows():
+    x = keras.Input((5,))
+    return AcrossRows(x, keras.layers.Dense(3, name="a")(x))
+
+
 def mean_of_all(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
@@ -93,6 +114,11 @@ JOBS = {
         loss=lambda: MSE(reduction="none"),
     ),
     "own": same_numbers.Job(own_loss, DATA),
+    "across_rows": same_numbers.Job(
+        across_rows,
+        dict(x=X[:32], y=Y[:32], batch_size=16),
+        loss=lambda: None,
+    ),
     "scalar": same_numbers.Job(dense, DATA, loss=lambda: mean_of_all),
 }
 
