@@ -7,13 +7,12 @@ trained once more, alone.
 import glob
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
 from absl.testing import absltest
 
+from tests import forked_python
 from tests import same_numbers
 from tests.distribute import workers_cases
 from tests.distribute import workers_rows
@@ -27,16 +26,9 @@ class WorkersTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         with tempfile.TemporaryDirectory() as folder:
-            process = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.distribute.workers_program",
-                    folder,
-                ],
+            process = forked_python.run(
+                ["-m", "tests.distribute.workers_program", folder],
                 cwd=REPOSITORY,
-                capture_output=True,
-                text=True,
                 timeout=_SECONDS,
             )
             if process.returncode:
