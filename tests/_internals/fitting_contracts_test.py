@@ -267,6 +267,34 @@ class FitTest(tf.test.TestCase):
             model.evaluate(dataset, callbacks=[Noting()], verbose=0)
         self.assertEqual(counts[0], 0)
 
+    @holds("TensorFlowTrainer", "_maybe_symbolic_build")
+    @holds("DistributedDataset.__init__", "_original_dataset")
+    @holds("DistributedDatasetsFromFunction.build", "_datasets")
+    def test_what_keras_looks_at_is_known_while_it_does(self):
+        looked_at = []
+
+        def look():
+            looked_at.append(_internals.data_keras_looks_at())
+            return True
+
+        dataset = tf.data.Dataset.from_tensors((X, X[:, :1])).map(
+            lambda x, y: (tf.where(_internals.asked_of_python(look), x, 0), y)
+        )
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+        with strategy.scope():
+            model = compiled()
+        for given in (
+            dataset,
+            strategy.experimental_distribute_dataset(dataset),
+            strategy.distribute_datasets_from_function(lambda _: dataset),
+        ):
+            looked_at.clear()
+            model.evaluate(given, verbose=0)
+            for found, expected in zip(looked_at, ([dataset], []), strict=True):
+                self.assertLen(found, len(expected))
+                for one, other in zip(found, expected):
+                    self.assertIs(one, other)
+
     @holds("seed_generator", "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):
         keras.utils.clear_session()

@@ -41,9 +41,11 @@ from tfscale._internals.attributes import variables_created_eagerly
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
 from tfscale._internals.attributes import writes_old_format
+from tfscale._internals.datasets import asked_of_python
 from tfscale._internals.datasets import batch_sizes
 from tfscale._internals.datasets import calls_python
 from tfscale._internals.datasets import inputs_of
+from tfscale._internals.datasets import is_asked
 from tfscale._internals.datasets import shuffle_seeds
 from tfscale._internals.datasets import variant_of
 from tfscale._internals.datasets import without_order
@@ -53,6 +55,7 @@ from tfscale._internals.fitting import TENSORBOARD_STEPS
 from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
+from tfscale._internals.fitting import data_keras_looks_at
 from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import first_batches_from_python
 from tfscale._internals.fitting import give_data
@@ -63,7 +66,6 @@ from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
 from tfscale._internals.fitting import model_that_looks_at_data
-from tfscale._internals.fitting import put_back_positions
 from tfscale._internals.fitting import running_fit
 from tfscale._internals.fitting import set_initial_epoch
 from tfscale._internals.fitting import set_known_batches
@@ -149,6 +151,7 @@ __all__ = [
     "Watcher",
     "altered",
     "apply_mask",
+    "asked_of_python",
     "asks_for_xla",
     "attention_dense",
     "attention_gate",
@@ -165,6 +168,7 @@ __all__ = [
     "compile_loss_of",
     "count_time_from",
     "current_path",
+    "data_keras_looks_at",
     "device_properties",
     "device_util",
     "devices_of",
@@ -189,6 +193,7 @@ __all__ = [
     "held_by",
     "inputs_of",
     "inputs_structure",
+    "is_asked",
     "is_compiled_by_xla",
     "is_hub_attention",
     "is_running",
@@ -214,7 +219,6 @@ __all__ = [
     "own_generators",
     "own_variables",
     "predicts",
-    "put_back_positions",
     "put_key_value",
     "running_fit",
     "set_initial_epoch",

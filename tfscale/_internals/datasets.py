@@ -3,12 +3,32 @@
 The attributes that are read here are in the tables beside, with why.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _OF_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
+_ASKED = "tfscale_asks_python"
+
+
+def asked_of_python(function: Callable[[], bool]) -> tf.Tensor:
+    """A bool scalar tensor that Python answers, each time; for tf.data.
+
+    It makes no records: see `is_asked`.
+    """
+    answer = tf.numpy_function(
+        lambda: np.bool_(function()), [], tf.bool, name=_ASKED
+    )
+    answer.set_shape([])
+    return answer
+
+
+def is_asked(node: Any) -> bool:
+    """Whether a node is that of `asked_of_python`."""
+    return node.name == _ASKED
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
@@ -72,7 +92,7 @@ def without_order(dataset: tf.data.Dataset) -> str | None:
 def calls_python(dataset: tf.data.Dataset) -> bool:
     """Whether functions of Python give a dataset what is in its records."""
     return any(
-        node.op in _OF_PYTHON
+        node.op in _OF_PYTHON and not is_asked(node)
         for nodes in _functions_of(dataset)
         for node in nodes
     ) or any(map(calls_python, dataset._inputs()))

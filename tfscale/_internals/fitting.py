@@ -131,6 +131,31 @@ def keras_predicts() -> bool:
     return any(frame.f_code is predict for frame in _callers())
 
 
+def data_keras_looks_at() -> list[tf.data.Dataset]:
+    """What Keras, in any thread, draws a batch of to see what it is like."""
+    look = keras.Model._maybe_symbolic_build.__code__
+    found = []
+    for innermost in sys._current_frames().values():
+        frame: types.FrameType | None = innermost
+        while frame is not None:
+            if frame.f_code is look:
+                # None of a batch that `train_on_batch` was given.
+                epochs = frame.f_locals["iterator"]
+                if epochs is not None:
+                    found += _datasets_of(source_of(epochs))
+            frame = frame.f_back
+    return found
+
+
+def _datasets_of(source):
+    if not isinstance(source, tf.distribute.DistributedDataset):
+        return [source] if isinstance(source, tf.data.Dataset) else []
+    # Of a function, or else of a dataset.
+    if hasattr(source, "_datasets"):
+        return source._datasets
+    return [source._original_dataset]
+
+
 def is_running(epochs: EpochIterator) -> bool:
     """Whether the `fit` of an epoch iterator is on the stack of a thread."""
     for innermost in sys._current_frames().values():
@@ -220,14 +245,6 @@ def give_data(
         bar = getattr(callback, "progbar", None)
         if isinstance(bar, keras.utils.Progbar):
             bar.target = epochs.num_batches
-
-
-def put_back_positions(epochs: EpochIterator) -> None:
-    """Has a position where it was before Keras looked at the first batch."""
-    # Only of our own strategy.
-    put_back = getattr(epochs._distributed_dataset, "put_back", None)
-    if put_back is not None:
-        put_back()
 
 
 def shuffles_arrays(epochs: EpochIterator) -> bool:

@@ -79,6 +79,12 @@ TENSORFLOW = {
         "_from_components": "likewise",
         "_to_components": "likewise",
     },
+    f"{_DISTRIBUTE}input_lib.DistributedDataset.__init__": {
+        "_original_dataset": "whose pipelines Keras looks at in `fit`",
+    },
+    f"{_DISTRIBUTE}input_lib.DistributedDatasetsFromFunction.build": {
+        "_datasets": "likewise",
+    },
     f"{_DISTRIBUTE}input_util": {
         "get_distributed_dataset": "with options that the public one refuses",
         "get_distributed_datasets_from_function": "likewise",

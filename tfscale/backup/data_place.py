@@ -81,7 +81,6 @@ class DataPlace:
         if not self._is_direct or self._has_endless_epochs:
             return
         if self._first_epoch is None:
-            _internals.put_back_positions(self._epochs)
             self._first_epoch = epoch - self._pipeline.position.value.epoch
             return
         self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)

@@ -1,11 +1,10 @@
 """Datasets with a position, whose batches are read ahead for several replicas.
 
 A pipeline of `tfscale.data` moves its position on when it hands out the last
-batch of an epoch. TensorFlow reads up to four batches ahead for replicas, and
-Keras looks at the first batch before it trains: by that a short epoch is over.
-So what is taken batch by batch is counted, and if an iterator was let go of
-before its last batch, or Keras looked at its only one, the position is put back
-where that iterator began.
+batch of an epoch. TensorFlow reads up to four batches ahead for replicas: by
+that a short epoch is over for who has looked at its first batch. So what is
+taken batch by batch is counted, and if an iterator was let go of before its
+last batch, the position is put back where that iterator began.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import in_place
 
 
@@ -38,15 +36,12 @@ class _PlacedDataset(Iterable):
     def __iter__(self):
         if not tf.executing_eagerly():
             return super().__iter__()
-        self.put_back()
+        if self.last_taker is not None:
+            self.last_taker.put_back()
         self.last_taker = _Taker(self.placed_source)
         iterator = super().__iter__()
         in_place.put(iterator, _CountedIterator, taker=self.last_taker)
         return iterator
-
-    def put_back(self):
-        if self.last_taker is not None:
-            self.last_taker.put_back()
 
 
 class _CountedIterator(Iterator):
@@ -65,19 +60,15 @@ class _Taker:
         self._num_assigned = dataset.position.num_assigned
         self._left = dataset.batches_left
         self._count = 0
-        self._was_looked_at = False
 
     def taken(self):
         self._count += 1
-        if self._left == 1:
-            model = _internals.model_that_looks_at_data()
-            self._was_looked_at = model is not None
 
     def put_back(self):
         position, start = self._position, self._start
         moved = start._replace(epoch=start.epoch + 1, index=0)
         if (
-            (0 < self._count < self._left or self._was_looked_at)
+            0 < self._count < self._left
             and position.num_assigned == self._num_assigned
             and position.value == moved
         ):

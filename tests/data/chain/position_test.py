@@ -7,7 +7,9 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import tfscale
 from tests import strategies
+from tfscale import _internals
 from tfscale import data
 
 
@@ -218,6 +220,90 @@ class DistributedTest(tf.test.TestCase, parameterized.TestCase):
             weights.append(model.get_weights())
         for one, other in zip(*weights, strict=True):
             self.assertAllClose(one, other, rtol=1e-5)
+
+
+class LookedAtTest(tf.test.TestCase, parameterized.TestCase):
+    """Under a strategy Keras makes an iterator only to look at a batch.
+
+    It is read some batches ahead: epochs of up to four began with the second.
+    """
+
+    @parameterized.named_parameters(
+        (
+            "mirrored",
+            strategies.mirrored,
+            (4, lambda p, _: p),
+            (8, lambda p, _: p.map(lambda x, y: (x, y)).prefetch(1)),
+        ),
+        (
+            "mesh",
+            lambda: tfscale.MeshStrategy(tfscale.device_mesh(data=2)),
+            (
+                4,
+                lambda p, strategy: strategy.experimental_distribute_dataset(p),
+            ),
+            (16, lambda p, _: p.take(p.batches_left)),
+        ),
+    )
+    def test_no_epoch_is_left_out(self, make, *cases):
+        strategy = make()
+        models = []
+        for scope in (strategy, tf.distribute.get_strategy()):
+            with scope.scope():
+                model = keras.Sequential(
+                    [keras.Input((1,)), keras.layers.Dense(1)]
+                )
+                model.compile(keras.optimizers.SGD(1e-3), "mse")
+            models.append(model)
+        for num_rows, of in cases:
+            rows = np.arange(num_rows, dtype="float32")[:, None]
+            weights = []
+            for model in models:
+                pipeline = data.pipeline(
+                    data.arrays(rows, 0 * rows), batch_size=4
+                )
+                model.set_weights([np.ones((1, 1)), np.zeros(1)])
+                given = of(pipeline, strategy) if not weights else pipeline
+                model.fit(given, epochs=2, verbose=0)
+                self.assertEqual(pipeline.position.value, (0, 2, 0))
+                weights.append(model.get_weights())
+            for one, other in zip(*weights, strict=True):
+                self.assertAllClose(one, other, rtol=1e-6)
+
+    def test_what_is_not_looked_at_goes_on(self):
+        rows = np.ones([8, 1], "float32")
+        train, other = (
+            data.pipeline(data.arrays(rows, rows), batch_size=4)
+            for _ in range(2)
+        )
+
+        class Reading(keras.layers.Layer):
+            """Ends an epoch of its own while Keras looks at another one."""
+
+            def build(self, shape):
+                with tf.init_scope():
+                    self.read = len(list(other))
+
+            def call(self, x):
+                return x
+
+        def model():
+            with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+                model = keras.Sequential([Reading(), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            return model
+
+        model().fit(train, verbose=0)
+        self.assertEqual(other.position.value.epoch, 1)
+        self.assertEqual(train.position.value.epoch, 1)
+        # There Keras looks at what it is given, and at no data.
+        model().train_on_batch(rows, rows)
+        self.assertEqual(other.position.value.epoch, 2)
+
+    def test_it_is_no_function_of_python_to_explain_or_copy(self):
+        pipeline = data.pipeline(data.arrays(np.arange(4)), batch_size=4)
+        self.assertEqual(data.lint(pipeline), [])
+        self.assertFalse(_internals.calls_python(pipeline))
 
 
 class ResumeAtTheEndTest(tf.test.TestCase, parameterized.TestCase):

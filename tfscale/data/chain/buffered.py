@@ -25,7 +25,7 @@ def stream_records(recipe, position):
     source, plan = recipe.source, recipe.plan
 
     def epoch_of(*where):
-        seed, epoch, start, steps, final = where
+        seed, epoch, start, steps, _, final = where
         records = source.dataset.enumerate()
         if recipe.shuffle:
             key = order.augmentation_seed(seed, epoch, _MIX)

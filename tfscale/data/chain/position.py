@@ -29,11 +29,9 @@ class Position(tf.Module):
     many were consumed: what prefetching has read ahead is not what was
     trained on. A pipeline moves it by itself only when it hands out the last
     batch of an epoch, to the beginning of the next one; therefore `fit` over
-    many epochs needs nothing from the user. (Under a strategy other than
-    `tfscale.MeshStrategy`, `fit` looks at the first batches of an iterator that
-    it then throws away; epochs of 4 batches or fewer are read to their end by
-    that, and the first one is skipped. A callback that assigns `epoch` when one
-    begins prevents it, as `BackupAndRestore` does.)
+    many epochs needs nothing from the user. Under a strategy Keras also makes
+    iterators only to see what a batch is like, which are read ahead, and to the
+    end of a short epoch: those move nothing.
 
     To continue `fit` in the middle of an epoch, give it the rest of that epoch
     first, and say that it is the rest: Keras expects a whole epoch otherwise,
@@ -106,9 +104,22 @@ class Position(tf.Module):
             [o if n is None else int(n) for o, n in zip(old, new)]
         )
 
-    def read(self) -> tf.Tensor:
-        """The position as an int64 tensor of shape `(3,)`; for tf.data."""
-        return self._state.read_value()
+    def begin(self) -> tf.Tensor:
+        """Where an iterator begins, and whether it moves on; for tf.data.
+
+        Returns:
+            int64 tensor of shape `(4,)`: seed, epoch, index, and 1, or 0 if
+            Keras has the iterator only to see what a batch is like.
+        """
+        looked = _internals.asked_of_python(self._is_looked_at)
+        moves = 1 - tf.cast(looked, tf.int64)
+        return tf.concat([self._state.read_value(), moves[tf.newaxis]], 0)
+
+    def _is_looked_at(self):
+        return any(
+            self in positions_of(dataset)
+            for dataset in _internals.data_keras_looks_at()
+        )
 
     def end_epoch(self, epoch: tf.Tensor, over: tf.Tensor) -> None:
         """Moves on from `epoch` if it is `over`; for tf.data.
@@ -122,3 +133,15 @@ class Position(tf.Module):
         # assign meanwhile, and starts faster; see `stream`.
         move = tf.stack([0 * over, epoch + 1 - at_epoch, -at_index]) * over
         self._state.assign_add(move, read_value=False)
+
+
+def positions_of(dataset: tf.data.Dataset) -> list[Position]:
+    """The positions of all pipelines that a dataset is made of."""
+    position = getattr(dataset, "position", None)
+    if isinstance(position, Position):
+        return [position]
+    return [
+        one
+        for part in _internals.inputs_of(dataset)
+        for one in positions_of(part)
+    ]

@@ -11,6 +11,7 @@ from tfscale import _internals
 from tfscale.data.chain import chain
 from tfscale.data.chain.epoch_plan import with_batch_size
 from tfscale.data.chain.position import Position
+from tfscale.data.chain.position import positions_of
 from tfscale.data.chain.recipe import Recipe
 
 
@@ -106,22 +107,12 @@ def positions_kept(dataset: tf.data.Dataset) -> Iterator[None]:
         dataset: `tf.data.Dataset`, such as a `ResumableDataset` that was
             repeated.
     """
-    positions = _positions(dataset)
+    positions = (
+        positions_of(dataset) if isinstance(dataset, tf.data.Dataset) else []
+    )
     before = [position.value for position in positions]
     try:
         yield
     finally:
         for position, value in zip(positions, before, strict=True):
             position.assign(**value._asdict())
-
-
-def _positions(dataset):
-    if isinstance(dataset, ResumableDataset):
-        return [dataset.position]
-    if not isinstance(dataset, tf.data.Dataset):
-        return []
-    return [
-        one
-        for part in _internals.inputs_of(dataset)
-        for one in _positions(part)
-    ]

@@ -64,7 +64,7 @@ class _FixedPosition:
     def __init__(self, state):
         self._state = state
 
-    def read(self):
+    def begin(self):
         return self._state
 
 
@@ -97,7 +97,7 @@ def batches(recipe, position, make):
             deterministic=True,
         )
 
-    head = tf.data.Dataset.from_tensors(0).map(lambda _: position.read())
+    head = tf.data.Dataset.from_tensors(0).map(lambda _: position.begin())
     return head.flat_map(epoch)
 
 

@@ -61,11 +61,12 @@ def place(position, plan):
     """Reads the position once, when an iterator begins.
 
     Returns:
-        int64 scalars `(seed, epoch, start, steps, final)`: steps are those
-        left in the epoch, and final is this worker's last position in it. The
-        end of an epoch is the beginning of the next one.
+        int64 scalars `(seed, epoch, start, steps, moves, final)`: steps are
+        those left in the epoch, final is this worker's last position in it, and
+        moves is 1 if that ends the epoch, or 0. The end of an epoch is the
+        beginning of the next one.
     """
-    seed, epoch, start = tf.unstack(position.read())
+    seed, epoch, start, moves = tf.unstack(position.begin())
     if plan.lines > 1:
         start = start // plan.lines
     steps = plan.steps_in(plan.limit - start)
@@ -74,7 +75,7 @@ def place(position, plan):
     start = tf.where(over, tf.constant(0, tf.int64), start)
     steps = tf.where(over, tf.constant(plan.num_steps, tf.int64), steps)
     first, size = plan.slice_of(steps - 1, start, tf.minimum)
-    return seed, epoch, start, steps, first + (size - 1)
+    return seed, epoch, start, steps, moves, first + (size - 1)
 
 
 def keys_of(where, records, positions, plan):
@@ -89,7 +90,7 @@ def keys_of(where, records, positions, plan):
     Returns:
         int64 tensor of shape `(len(records), KEY_SIZE)`.
     """
-    seed, epoch, *_, final = where
+    seed, epoch, *_, moves, final = where
     shape = tf.shape(records)
     return tf.stack(
         [
@@ -97,7 +98,7 @@ def keys_of(where, records, positions, plan):
             tf.fill(shape, epoch),
             records,
             tf.cast(positions < plan.num_records, tf.int64),
-            tf.cast(tf.equal(positions, final), tf.int64),
+            tf.cast(tf.equal(positions, final), tf.int64) * moves,
         ],
         axis=1,
     )

@@ -139,7 +139,7 @@ class _WindowReader:
         """Of each window left: head, number, first position, is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
         where = stream.place(self._position, plan)
-        seed, epoch, start, _, final = where
+        seed, epoch, start, *_, final = where
         blocks = self._blocks(
             tf.constant(0, tf.int64), self._num_blocks, seed, epoch
         )
@@ -195,7 +195,7 @@ class _WindowReader:
         plan, recipe = self._plan, self._recipe
         if plan.num_workers == 1 and recipe.num_lanes == 1:
             return positions
-        _, _, start, steps, _ = where
+        _, _, start, steps, *_ = where
         step = (positions - start) // plan.global_batch
         first, length = plan.slice_of(step, start, tf.minimum)
         mine = (positions >= first) & (positions < first + length)

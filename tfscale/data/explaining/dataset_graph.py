@@ -11,6 +11,8 @@ import itertools
 
 import tensorflow as tf
 
+from tfscale import _internals
+
 _RANDOM = (
     "Multinomial",
     "NonDeterministicInts",
@@ -159,7 +161,11 @@ class DatasetGraph:
                     if function is not None and name not in seen:
                         seen.add(name)
                         todo.extend(function.node_def)
-                        ops.update(n.op for n in function.node_def)
+                        ops.update(
+                            n.op
+                            for n in function.node_def
+                            if not _internals.is_asked(n)
+                        )
         return frozenset(ops)
 
     def constant(self, stage, position):
