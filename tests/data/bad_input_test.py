@@ -66,6 +66,11 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, f"tf.io.gfile.*{path}"):
                 build(path)
 
+    @parameterized.parameters(5, b"/tmp/a")
+    def test_what_is_no_pattern(self, pattern):
+        with self.assertRaisesRegex(TypeError, f"string or path.*{pattern}"):
+            data.files(pattern)
+
     def test_a_directory_instead_of_its_files(self):
         folder = self.create_tempdir().full_path
         for build in (data.tfrecords, data.json_lines, data.webdataset):

@@ -105,6 +105,17 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
             "column 'x', row 1, which has none.*filter",
         ),
         (
+            "no_image",
+            {
+                "x": [
+                    PIL.Image.new("L", (2, 2)),
+                    {"bytes": b"no image", "path": None},
+                ]
+            },
+            datasets.Image(),
+            "cannot be decoded.*column 'x', row 1",
+        ),
+        (
             "ragged",
             {"x": [[[1, 2]], [[1], [1, 2]]]},
             datasets.List(datasets.List(datasets.Value("int64"))),

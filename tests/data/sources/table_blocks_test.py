@@ -157,6 +157,22 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(tf.errors.OpError, path):
             self._batch(data.parquet(path))
 
+    @parameterized.parameters("parquet", "json_lines")
+    def test_a_file_that_lost_rows_afterwards_is_named(self, builder):
+        if builder == "parquet":
+            path = self._parquet({"x": [1, 2]})
+        else:
+            path = self._lines('{"x": 1}', '{"x": 2}')
+        source = getattr(data, builder)(path)
+        if builder == "parquet":
+            self._parquet({"x": [1]})
+        else:
+            self._lines('{"x": 1}')
+        with self.assertRaisesRegex(
+            tf.errors.OpError, f"{path} with 1 rows where there were 2"
+        ):
+            self._batch(source)
+
     def test_values_that_a_dictionary_numbers(self):
         columns = {
             "x": pyarrow.array(["b", None, "a", "b"]).dictionary_encode(),

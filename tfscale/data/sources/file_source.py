@@ -1,6 +1,7 @@
 """Files by pattern: each is a record."""
 
 import os
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,10 +23,16 @@ def match(pattern: Pattern) -> list[str]:
 
     Raises:
         FileNotFoundError: If a pattern matches nothing, or a directory.
+        TypeError: If it is no pattern.
         ValueError: If TensorFlow does not know the file system.
     """
     if isinstance(pattern, str | os.PathLike):
         pattern = [pattern]
+    if not isinstance(pattern, Iterable) or isinstance(pattern, bytes):
+        raise TypeError(
+            "Files are named by a string or path, or a list of them. Received: "
+            f"{pattern!r}."
+        )
     paths = []
     for each in pattern:
         one = os.fspath(each)

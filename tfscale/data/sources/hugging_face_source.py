@@ -157,7 +157,14 @@ def _image_reader(name, feature):
         value = column.to_pylist()[0]
         if value is None:
             raise _missing(name, number)
-        return np.asarray(feature.decode_example(value))
+        try:
+            return np.asarray(feature.decode_example(value))
+        except OSError as error:
+            raise ValueError(
+                f"An image cannot be decoded. Received: column {name!r}, row "
+                f"{number}: {error}. Leave such rows out with the dataset's "
+                "`filter`."
+            ) from error
 
     return read
 

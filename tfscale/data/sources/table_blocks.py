@@ -32,8 +32,17 @@ def table_blocks(
     paths = tf.constant([block[0] for block in blocks], tf.string)
 
     def fetch(number):
-        path, group, *_ = blocks[int(number)]
-        return np.array(layout.rows(read(path, group)), object)
+        path, group, count, _ = blocks[int(number)]
+        rows = layout.rows(read(path, group))
+        if len(rows) != count:
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                "A file must stay as it was when its source was made. "
+                f"Received: file {path} with {len(rows)} rows where there were "
+                f"{count}.",
+            )
+        return np.array(rows, object)
 
     def read_block(number):
         rows = tf.numpy_function(fetch, [number], tf.string, stateful=False)
