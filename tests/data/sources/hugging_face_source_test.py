@@ -91,6 +91,24 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(next(iter(pipeline)).shape, [2, 2, 2, 3])
 
+    def test_arrays_of_one_shape_are_read_in_batches(self):
+        ids = np.arange(2100 * 4).reshape(2100, 2, 2)
+        table = _table(
+            {"ids": ids.reshape(2100, 4).tolist(), "array": ids.tolist()},
+            ids=datasets.List(datasets.Value("int32")),
+            array=datasets.Array2D((2, 2), "float64"),
+        )
+        pipeline = data.pipeline(
+            data.hugging_face(table.select(range(2099, -1, -1))),
+            batch_size=1050,
+            shuffle=False,
+            cache="none",
+        )
+        self.assertTrue(pipeline.recipe.batchwise, pipeline.recipe.parse_reason)
+        _, last = pipeline.as_numpy_iterator()
+        self.assertAllEqual(last["array"], ids[:1050][::-1])
+        self.assertAllEqual(last["ids"], ids[:1050][::-1].reshape(1050, 4))
+
     @parameterized.named_parameters(
         (
             "image",

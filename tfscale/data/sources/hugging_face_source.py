@@ -3,11 +3,14 @@
 Not through its arrays for NumPy: those make float64 float32, a missing integer
 the smallest one, and take zeros off the ends of bytes.
 
-What is more than a vector travels as one, with its shape beside it:
+Where all rows of a column have arrays of one shape, which is seen before the
+first step, they travel as numbers of a known length, in batches. Else what is
+more than a vector travels as one, with its shape beside it:
 
     image of shape (2, 3, 3)  ->  18 numbers, and 2 3 3  ->  decode  ->  image
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,12 +58,18 @@ def hugging_face(
     names = _checked(dataset, columns)
     rows = dataset.select_columns(names).with_format("arrow")
     readers = {name: _reader(name, rows.features[name]) for name in names}
-    readers = {name: read for name, read in readers.items() if read}
+    fixed = {name: _shape_of_all(rows.data.column(name)) for name in names}
+    fixed = {name: shape for name, shape in fixed.items() if shape}
+    readers = {n: r for n, r in readers.items() if r and n not in fixed}
     first = rows[:1]
     likes = {name: read(first[name], 0) for name, read in readers.items()}
 
     def vectors(table, numbers):
         """The table with vectors, and their shapes, for arrays."""
+        for name, shape in fixed.items():
+            field, column = _of_one_size(name, table[name], math.prod(shape))
+            place = table.column_names.index(name)
+            table = table.set_column(place, field, column)
         for name, read in readers.items():
             found = [
                 _like(likes[name], read(table[name].slice(at, 1), number), name)
@@ -80,6 +89,8 @@ def hugging_face(
 
     def decode(row):
         record = layout.decode(row)
+        for name, shape in fixed.items():
+            record[name] = tf.reshape(record[name], shape)
         for name, like in likes.items():
             array = tf.reshape(record[name], record.pop(_shape_of(name)))
             array.set_shape([None] * like.ndim)
@@ -170,13 +181,10 @@ def _image_reader(name, feature):
 
 
 def _nested_reader(name, dtype):
-    import pyarrow
     from pyarrow import compute
 
     def read(column, number):
-        if isinstance(column.type, pyarrow.ExtensionType):
-            storage = [chunk.storage for chunk in column.chunks]
-            column = pyarrow.chunked_array(storage)
+        column = _stored(column)
         shape = []
         while table_layout.is_list(column.type):
             lengths = set(compute.list_value_length(column).to_pylist())
@@ -193,6 +201,45 @@ def _nested_reader(name, dtype):
         return table_layout.numbers(column, dtype).reshape(shape)
 
     return read
+
+
+def _stored(column):
+    """A column of lists, also where it is one of Hugging Face's arrays."""
+    import pyarrow
+
+    if not isinstance(column.type, pyarrow.ExtensionType):
+        return column
+    return pyarrow.chunked_array([chunk.storage for chunk in column.chunks])
+
+
+def _shape_of_all(column):
+    """The shape that the lists of all rows have, or None."""
+    from pyarrow import compute
+
+    column, shape = _stored(column), []
+    while table_layout.is_list(column.type):
+        lengths = compute.list_value_length(column)
+        ends = compute.min_max(lengths).as_py()
+        if lengths.null_count or not ends["max"] or ends["min"] != ends["max"]:
+            return None
+        shape.append(ends["max"])
+        column = compute.list_flatten(column)
+    # The leaves of others, such as strings, are refused or read as they are.
+    return shape if table_layout.number_dtype(column.type) else None
+
+
+def _of_one_size(name, column, size):
+    """A column of so many numbers in each row, and its field."""
+    import pyarrow
+    from pyarrow import compute
+
+    column = _stored(column)
+    while table_layout.is_list(column.type):
+        column = compute.list_flatten(column)
+    dtype = table_layout.number_dtype(column.type)
+    values = pyarrow.array(table_layout.numbers(column, dtype))
+    lists = pyarrow.FixedSizeListArray.from_arrays(values, size)
+    return pyarrow.field(name, lists.type, nullable=False), lists
 
 
 def _missing(name, number):

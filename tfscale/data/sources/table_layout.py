@@ -41,30 +41,39 @@ class TableLayout:
                 "one, each of which there is once. Received: "
                 f"columns={columns!r}; there are {sorted(there)}."
             )
-        self._numbers: dict[str, np.dtype] = {}
+        # Of a known length; None for a scalar.
+        self._numbers: dict[str, tuple[np.dtype, int | None]] = {}
         # Of variable length; without a dtype: strings.
         self._variable: dict[str, np.dtype | None] = {}
         for name in self.names if there else ():
-            kind = plain(schema.field(name).type)
+            field = schema.field(name)
+            kind = plain(field.type)
             if not is_plain(kind):
                 raise ValueError(
                     "A column must hold numbers, booleans, strings or lists of "
                     f"numbers. Received: {name!r} of {kind}. Leave it "
                     "out of `columns`."
                 )
-            if (dtype := number_dtype(kind)) is not None:
-                self._numbers[name] = dtype
+            dtype = number_dtype(kind.value_type if is_list(kind) else kind)
+            size = getattr(kind, "list_size", None)
+            whole = size is not None and not field.nullable
+            if dtype is None or (is_list(kind) and not whole):
+                self._variable[name] = dtype
             else:
-                self._variable[name] = (
-                    number_dtype(kind.value_type) if is_list(kind) else None
-                )
+                self._numbers[name] = (dtype, size)
 
     def rows(self, table: Any) -> list[bytes]:
         """The rows of a pyarrow table as bytes."""
+        from pyarrow import compute
+
+        if not table.num_rows:
+            return []
         parts = []
-        for name, dtype in self._numbers.items():
-            values = numbers(table.column(name), dtype)
-            parts.append(values.view(np.uint8).reshape(len(values), -1))
+        for name, (dtype, size) in self._numbers.items():
+            column = table.column(name)
+            flat = column if size is None else compute.list_flatten(column)
+            values = numbers(flat, dtype).view(np.uint8)
+            parts.append(values.reshape(table.num_rows, -1))
         variable = [
             _strings(table.column(name))
             if dtype is None
@@ -74,8 +83,6 @@ class TableLayout:
         for values in variable:
             sizes = np.array([len(value) for value in values], np.int32)
             parts.append(sizes.view(np.uint8).reshape(len(sizes), -1))
-        if not table.num_rows:
-            return []
         fixed = np.concatenate(parts, axis=1)
         width, flat = fixed.shape[1], fixed.tobytes()
         heads = [flat[at : at + width] for at in range(0, len(flat), width)]
@@ -84,10 +91,11 @@ class TableLayout:
     def decode(self, row: tf.Tensor) -> dict[str, tf.Tensor]:
         """Columns of a row; of single records, or of batches of them."""
         record, at = {}, 0
-        for name, dtype in self._numbers.items():
-            part = tf.strings.substr(row, at, dtype.itemsize)
-            record[name] = _decoded_number(part, dtype)
-            at += dtype.itemsize
+        for name, (dtype, size) in self._numbers.items():
+            width = dtype.itemsize * (1 if size is None else size)
+            part = _decoded_numbers(tf.strings.substr(row, at, width), dtype)
+            record[name] = part[0] if size is None else tf.reshape(part, [size])
+            at += width
         sizes = []
         for _ in self._variable:
             part = tf.strings.substr(row, at, 4)
@@ -185,11 +193,11 @@ def _lists(column, dtype):
     return [flat[a:b] for a, b in zip(begins, ends, strict=True)]
 
 
-def _decoded_number(part, dtype):
+def _decoded_numbers(part, dtype):
     if dtype.kind == "u" and dtype.itemsize > 2:  # not read by TensorFlow
         signed = np.dtype(f"i{dtype.itemsize}")
-        return tf.bitcast(_decoded_number(part, signed), tf.as_dtype(dtype))
-    return tf.io.decode_raw(part, tf.as_dtype(dtype))[0]
+        return tf.bitcast(_decoded_numbers(part, signed), tf.as_dtype(dtype))
+    return tf.io.decode_raw(part, tf.as_dtype(dtype))
 
 
 def _decoded(part, dtype):
