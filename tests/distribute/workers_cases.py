@@ -251,7 +251,25 @@ def accumulating_alone():
     return [*_weights(model), True, *_weights(wide)]
 
 
+def _residual(strategy=None):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        x = keras.Input((5,))
+        h = keras.layers.Add()([x, keras.layers.Dense(5)(x)])
+        model = keras.Model(x, keras.layers.Dense(3)(h))
+        model.compile(workers_rows.adam(), "mse")
+    model.fit(X[:1], Y[:1], verbose=0)
+    return [*_weights(model), model.predict(X[:1], verbose=0)]
+
+
+def one_row(index):
+    """Of two workers the second one has none, from the first batch on."""
+    return _residual(_strategy())
+
+
 CASES = {
+    "one row": (one_row, _residual),
     "accumulation": (accumulating, accumulating_alone),
     "saving": (saving, saving_alone),
     "own data": (own_data, own_data_alone),

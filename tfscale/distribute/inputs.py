@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -91,7 +92,7 @@ class MirroredInputs(_internals.MirroredExtended):
     def _reduce_to(self, reduce_op, value, destinations, options):
         """Keras asks for the mean of a batch to learn what it looks like.
 
-        Even if it has none: then the first replica's part has to do.
+        Even if it has none: then a replica's part has to do.
         """
 
         def reduce(value):
@@ -100,7 +101,7 @@ class MirroredInputs(_internals.MirroredExtended):
                 and isinstance(value, tf.distribute.DistributedValues)
                 and not _has_mean(self._local_results(value))
             ):
-                return self._local_results(value)[0]
+                return a_part_with_rows(self._local_results(value))
             if isinstance(
                 value, tf.distribute.DistributedValues
             ) and not isinstance(value, _internals.Mirrored):
@@ -112,6 +113,18 @@ class MirroredInputs(_internals.MirroredExtended):
             )
 
         return tf.nest.map_structure(reduce, value)
+
+
+def a_part_with_rows(parts: Sequence[Any]) -> Any:
+    """A part of a batch that says what the batch is like.
+
+    Layers are not written for no rows, which all replicas of a worker may have:
+    see `behind_its_data`.
+    """
+    for part in parts:
+        if part.shape[:1] != [0]:
+            return part
+    return tf.zeros([1, *parts[0].shape[1:]], parts[0].dtype)
 
 
 # No `in_place.Mixin`, see placed_inputs.py.

@@ -27,7 +27,7 @@ def behind_its_data(fn: Callable) -> Callable:
     the optimizer counts a step, and metrics a batch without a loss.
 
     In `predict` a replica may have no rows, which TensorFlow knows: layers are
-    not written for that (Keras adds an `LSTM`'s states of no rows as a bias).
+    not written for that (what is added and has no rows is a bias to Keras).
     """
     if tf.executing_eagerly() or isinstance(
         fn, tf.types.experimental.PolymorphicFunction

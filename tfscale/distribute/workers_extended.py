@@ -169,7 +169,7 @@ class WorkersExtended(MeshExtended):
                 and tf.executing_eagerly()
                 and not self._have_mean(parts)
             ):
-                return parts[0]
+                return inputs.a_part_with_rows(parts)
             if is_mean:
                 return self._means([parts])[0]
             with tf.device(parts[0].device):
