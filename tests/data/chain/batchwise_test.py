@@ -190,6 +190,29 @@ FUNCTIONS = {
     "python": (_NUMBERS, _python, "PyFunc"),
     "assertion": (_NUMBERS, _printed, "it uses"),
     "stateful": (_NUMBERS, _stateful, "ReadVariableOp"),
+    # Right for these; out of the range it goes by the place in a vector.
+    "small_integer": (
+        _FLOATS,
+        lambda x: tf.cast(tf.abs(x), tf.uint8),
+        "out of its range",
+    ),
+    "integer": (_FLOATS, lambda x: tf.cast(x * 1e30, tf.int32), None),
+    "big_endian": (
+        _BYTES,
+        lambda r: tf.io.decode_raw(r, tf.int16, little_endian=False),
+        None,
+    ),
+    "sums_of_integers": (
+        _FLOATS,
+        lambda x: tf.cumsum(tf.cast(x, tf.int64)) % 7,
+        None,
+    ),
+    "sorted": (_FLOATS, lambda x: tf.sort(x, axis=0), "TopK"),
+    "not_converted": (
+        _FLOATS,
+        lambda x: (tf.shape(x), tf.rank(x)),
+        "`tf.vectorized_map` cannot convert it",
+    ),
 }
 REFUSED = ("random",)
 
@@ -295,6 +318,7 @@ class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
             found = _pipeline(rows, parse=parse)
         reason = found.recipe.parse_reason
         self.assertEqual(found.recipe.batchwise, why_not is None, reason)
+        self.assertNotIn("\n", reason)
         if why_not is not None:
             self.assertIn(why_not, reason)
             return  # it is the same chain

@@ -85,7 +85,7 @@ def decide(
         batched = _vectorized(recipe.parsed, raw)
         _compare(recipe, batched)
     except vectorize.NotExactError as error:
-        return _no(str(error))
+        return _no(_without_trace(error))
     except (tf.errors.OpError, ValueError) as error:
         return _no(_in_vain(error))
     return Decision(batched, True, "the same bits are found by batches")
@@ -121,7 +121,7 @@ def decide_augment(recipe: Recipe) -> Decision:
 
         _compare_augmented(recipe, of_batch)
     except vectorize.NotExactError as error:
-        return _no(str(error))
+        return _no(_without_trace(error))
     except (tf.errors.OpError, ValueError) as error:
         return _no(_in_vain(error))
     return Decision(of_batch, True, "the same bits are found by batches")
@@ -146,6 +146,11 @@ def _compare_augmented(recipe, of_batch):
         return of_batch(batch, order.augmentation_seeds(0, epoch, numbers))
 
     _must_agree(records, of_one, of_some)
+
+
+def _without_trace(error):
+    """AutoGraph puts the lines before it that it went through."""
+    return str(error).rpartition("NotExactError: ")[2].strip()
 
 
 def _in_vain(error):

@@ -117,6 +117,11 @@ def _check(operation):
         exact = operation.outputs[0].dtype.is_integer
     if not exact:
         raise NotExactError(f"it uses {kind}")
+    if kind == "Cast" and _is_narrowing(operation):
+        raise NotExactError(
+            "it casts floats to a small integer, which is another one in a "
+            "vector where they are out of its range"
+        )
     if kind == "ParseExampleV2":
         shapes = operation.get_attr("dense_shapes")
         ragged = operation.get_attr("ragged_value_types")
@@ -131,6 +136,13 @@ def _check(operation):
         raise NotExactError("it draws a number of values that is not known")
     if kind == "Substr" and any(len(t.shape) for t in operation.inputs):
         raise NotExactError("it uses Substr of more than one string")
+
+
+def _is_narrowing(cast):
+    """From floats to what the processor converts to by way of an int32."""
+    given, made = cast.inputs[0].dtype, cast.outputs[0].dtype
+    exact = (tf.int32, tf.int64, tf.uint64)
+    return given.is_floating and made.is_integer and made not in exact
 
 
 def _values(operation, known, captured, imported):
