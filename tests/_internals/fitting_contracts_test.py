@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import types
 
 import keras
 import numpy as np
@@ -167,6 +168,16 @@ class FitTest(tf.test.TestCase):
         for shuffle in (False, True):
             _, shuffles, _ = found_in_fit(look, shuffle=shuffle)
             self.assertEqual(shuffles, shuffle)
+
+    @holds("DistributedDataset.__init__", "_original_dataset")
+    def test_the_source_of_a_distributed_dataset_is_known(self):
+        dataset = tf.data.Dataset.from_tensors((X, X[:, :1]))
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+        adapter = types.SimpleNamespace(
+            _dataset=strategy.experimental_distribute_dataset(dataset)
+        )
+        epochs = types.SimpleNamespace(data_adapter=adapter)
+        self.assertIs(fitting.source_of(epochs), dataset)
 
     @holds("generator_data_adapter", "GeneratorDataAdapter")
     @holds("GeneratorDataAdapter.__init__", "generator")

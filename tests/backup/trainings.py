@@ -1,11 +1,13 @@
 """Trainings to be killed at any point; each in a process of its own."""
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import random
 import signal
+import types
 
 import keras
 import numpy as np
@@ -29,6 +31,7 @@ def train(
     callbacks=(),
     steps_per_execution=1,
     validate=True,
+    validation_freq=1,
     backup=None,
     model="mlp",
     batch_size=8,
@@ -48,7 +51,8 @@ def train(
         save_freq: As of `BackupAndRestore`.
         callbacks: Keys of `CALLBACKS`.
         steps_per_execution: As of `compile`.
-        validate: Whether there is validation data.
+        validate: Whether there is validation data, or which: a key of `DATA`.
+        validation_freq: As of `fit`.
         backup: Other arguments of `BackupAndRestore`; False for none.
         model: A key of `MODELS`.
         batch_size: Rows of a batch.
@@ -83,8 +87,11 @@ def train(
             )
         )
     kill_in_saves(kill)
-    x, arguments = DATA[data](batch_size)
-    if validate:
+    with strategy.scope():
+        x, arguments = DATA[data](batch_size)
+        if isinstance(validate, str):
+            arguments.update(for_validation(*DATA[validate](batch_size)))
+    if validate is True:
         # Shuffled anew in each validation: its iterators count.
         rows = tf.data.Dataset.from_tensor_slices(rows_of(2, 24))
         rows = rows.shuffle(24, seed=4, reshuffle_each_iteration=True)
@@ -93,6 +100,8 @@ def train(
             rows = not_read_ahead(rows.repeat())
             arguments["validation_data"] = rows.batch(8)
             arguments["validation_steps"] = 4  # of which each 3 are a round
+    if validate:
+        arguments["validation_freq"] = validation_freq
     history = net.fit(x, epochs=epochs, verbose=0, callbacks=used, **arguments)
     inner = net.model if hasattr(net, "model") else net
     result = {
@@ -107,6 +116,10 @@ def train(
         "random": [random.random(), float(np.random.rand())],
         "keras_random": float(keras.random.uniform(())),
     }
+    if os.path.exists(f"{folder}-board.txt"):
+        with open(f"{folder}-board.txt") as file:
+            # What was not saved is made, and written, again.
+            result["board"] = dict(line.split(": ") for line in file)
     if model == "counting":
         result["seen"] = float(inner.layers[0].seen.numpy())
     print("RESULT " + json.dumps(result), flush=True)
@@ -212,6 +225,46 @@ def not_read_ahead(dataset):
     return dataset.with_options(options)
 
 
+def distributed(dataset):
+    return tf.distribute.get_strategy().experimental_distribute_dataset(dataset)
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches by their numbers, which Keras shuffles."""
+
+    def __init__(self, size, **arguments):
+        super().__init__(**arguments)
+        self._size = size
+
+    def __len__(self):
+        return ROWS // self._size
+
+    def __getitem__(self, index):
+        begin = index * self._size
+        return [rows[begin : begin + self._size] for rows in rows_of(1)]
+
+
+def generated(size):
+    """Ends never, and begins anew in each process."""
+    rows = Rows(size)
+    for index in itertools.count():
+        yield tuple(rows[index % len(rows)])
+
+
+def for_validation(data, arguments):
+    """Arguments of `fit`, from what it would have for training."""
+    if "y" in arguments:
+        data = (data, arguments["y"])
+    found = {"validation_data": data}
+    for one, other in (
+        ("steps_per_epoch", "validation_steps"),
+        ("batch_size", "validation_batch_size"),
+    ):
+        if one in arguments:
+            found[other] = arguments[one]
+    return found
+
+
 DATA = {
     "arrays": lambda size: (
         rows_of(1)[0],
@@ -227,6 +280,29 @@ DATA = {
         {"steps_per_epoch": 6},
     ),
     "twice": lambda size: (shuffled(size).repeat(2), {}),
+    "distributed": lambda size: (distributed(shuffled(size)), {}),
+    "distributed unknown": lambda size: (
+        distributed(shuffled(size).filter(lambda x, y: tf.shape(x)[0] > 0)),
+        {},
+    ),
+    "distributed tfscale": lambda size: (
+        distributed(DATA["tfscale"](size)[0]),
+        {},
+    ),
+    "distributed repeat": lambda size: (
+        distributed(not_read_ahead(shuffled(size).repeat())),
+        {"steps_per_epoch": 6},
+    ),
+    "from function": lambda size: (
+        tf.distribute.get_strategy().distribute_datasets_from_function(
+            lambda context: shuffled(context.get_per_replica_batch_size(size))
+        ),
+        {},
+    ),
+    "by number": lambda size: (Rows(size), {"shuffle": False}),
+    "by number shuffled": lambda size: (Rows(size), {}),
+    "workers": lambda size: (Rows(size, workers=2), {"shuffle": False}),
+    "generator": lambda size: (generated(size), {"steps_per_epoch": 5}),
     # As a strategy needs it, under which Keras looks at a first batch.
     "not ahead": lambda size: (
         not_read_ahead(shuffled(size).repeat()),
@@ -292,6 +368,27 @@ class Seen(keras.callbacks.Callback):
         self.steps, self.tested = state["steps"], state["tested"]
 
 
+class Board(keras.callbacks.TensorBoard):
+    """Writes scalars where TensorBoard is not installed, too."""
+
+    def __init__(self, folder):
+        super().__init__(folder + "-board", write_graph=False, update_freq=1)
+        self._file = folder + "-board.txt"
+
+    @property
+    def summary(self):
+        return types.SimpleNamespace(
+            scalar=self._scalar,
+            record_if=tf.summary.record_if,
+            create_file_writer=tf.summary.create_file_writer,
+        )
+
+    def _scalar(self, name, value, step):
+        with open(self._file, "a") as file:
+            file.write(f"{name} {int(tf.convert_to_tensor(step))}: ")
+            file.write(f"{float(value)}\n")
+
+
 class Lambda(keras.callbacks.Callback):
     """Its effect follows from the epoch."""
 
@@ -322,6 +419,8 @@ CALLBACKS = {
     "ema": lambda folder: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
     "random": lambda folder: Lambda(),
     "accumulation": lambda folder: tfscale.callbacks.GradientAccumulation(3),
+    "board": Board,
+    "noise": lambda folder: tfscale.callbacks.GradientNoiseScale(0.9),
 }
 
 

@@ -22,9 +22,9 @@ from tfscale.callbacks import BackupAndRestore
 X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
 
 
-def compiled(width=4, optimizer="adam", functional=True):
+def compiled(width=4, optimizer="adam", functional=True, activation=None):
     first = [keras.Input((3,))] if functional else []
-    layers = [keras.layers.Dense(width), keras.layers.Dense(2)]
+    layers = [keras.layers.Dense(width, activation), keras.layers.Dense(2)]
     model = keras.Sequential([*first, *layers])
     model.compile(optimizer, "mse")
     return model
@@ -39,10 +39,11 @@ class Interrupt(keras.callbacks.Callback):
 
     def __init__(self, after):
         super().__init__()
-        self._after = after
+        self._after, self._done = after, 0
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch + 1 == self._after:
+        self._done += 1
+        if self._done == self._after:
             raise Interrupted
 
     def get_state(self):
@@ -112,6 +113,9 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (dict(width=5), r"\[3, 5\] float32, in the backup \[3, 4\] float32"),
         (dict(optimizer="sgd"), "which the backup has"),
+        # Of the same variables: these went on, and came out otherwise.
+        (dict(optimizer="adamw"), 'class_name "AdamW", saved "Adam"'),
+        (dict(activation="relu"), 'activation "relu", saved "linear"'),
     )
     def test_another_model_or_optimizer_is_refused(self, other, message):
         self.interrupt(compiled())
@@ -152,6 +156,39 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         model = compiled()
         with self.assert_refused(model, "'16 batches'.*'8 batches'"):
             self.resume(model, np.ones((64, 3)), np.ones((64, 2)))
+
+    def test_data_in_another_order_is_refused(self):
+        # Of as many batches: it went on with records it had seen before.
+        def rows(seed):
+            rows = tf.data.Dataset.from_tensor_slices((X, Y))
+            return rows.shuffle(32, seed=seed).batch(4)
+
+        self.interrupt(compiled(), rows(3), None)
+        model = compiled()
+        with self.assert_refused(model, r"4\].*, saved .*3\]"):
+            self.resume(model, rows(4), None)
+
+    def test_other_validation_data_is_said(self):
+        def fit(after, rows):
+            compiled().fit(
+                *(X, Y),
+                batch_size=16,
+                epochs=3,
+                validation_data=(X[:rows], Y[:rows]),
+                verbose=0,
+                callbacks=[
+                    BackupAndRestore(self.path, save_freq=1),
+                    Interrupt(after),
+                ],
+            )
+
+        with self.assertRaises(Interrupted):
+            fit(4, 32)
+        with self.assertLogs(level="WARNING") as logs:
+            fit(-1, 8)
+        self.assertRegex(
+            logs.output[-1], "validation data is not what it was: .*the last 8"
+        )
 
     def test_other_callbacks_are_refused(self):
         self.interrupt(compiled())

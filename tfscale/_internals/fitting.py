@@ -223,8 +223,14 @@ def set_known_batches(epochs: EpochIterator, count: int | None) -> None:
 
 
 def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
-    """The dataset that a user gave, or what Keras made of his arrays."""
-    return getattr(epochs.data_adapter, "_dataset", None)
+    """The dataset that a user gave; of one that he distributed its source.
+
+    None for arrays, a `PyDataset` or a generator.
+    """
+    dataset: Any = getattr(epochs.data_adapter, "_dataset", None)
+    if hasattr(dataset, "placed_source"):  # of our own strategy
+        return dataset.placed_source
+    return getattr(dataset, "_original_dataset", dataset)
 
 
 def give_data(
@@ -250,6 +256,16 @@ def give_data(
 def shuffles_arrays(epochs: EpochIterator) -> bool:
     """Whether a user gave arrays, which Keras shuffles for him."""
     return bool(getattr(epochs.data_adapter, "_shuffle", False))
+
+
+def rows_of_arrays(epochs: EpochIterator) -> list[str]:
+    """How arrays that a user gave are cut into batches, and put in order."""
+    data = epochs.data_adapter
+    if not hasattr(data, "_shuffle"):
+        return []
+    last = data.partial_batch_size or data.batch_size
+    order = "shuffled" if shuffles_arrays(epochs) else "in order"
+    return [f"of {data.batch_size} rows, the last {last}", order]
 
 
 def element_spec_of(epochs: EpochIterator) -> Any:

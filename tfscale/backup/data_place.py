@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.backup import configuration
 from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.position import PositionValue
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -85,17 +86,24 @@ class DataPlace:
             return
         self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)
 
-    def identity(self) -> str:
+    def identity(self) -> list[str]:
         """What has to be the same for a run to go on with it.
 
         A dataset of `tfscale.data` may have another batch size by then.
         """
+        steps = self._epochs.steps_per_epoch
+        found = [] if steps is None else [f"{steps} steps per epoch"]
         if self._is_direct:
-            return f"{self._pipeline.recipe.plan.limit} records"
+            recipe = self._pipeline.recipe
+            order = "shuffled" if recipe.shuffle else "in order"
+            return [*found, f"{recipe.plan.limit} records", order]
+        found.append(f"{self._epochs.data_adapter.num_batches} batches")
         source = _internals.source_of(self._epochs)
         if source is None:
-            return f"{self._epochs.data_adapter.num_batches} batches"
-        return f"{int(source.cardinality())} batches"
+            found += _internals.rows_of_arrays(self._epochs)
+        elif isinstance(source, tf.data.Dataset) and self._pipeline is None:
+            found += configuration.of_dataset(source)
+        return found
 
     def state(self) -> dict[str, Any]:
         """Integers from which `resume` gets here again."""
@@ -143,11 +151,15 @@ class DataPlace:
             self._go_on(state, state["drawn"] - step)
         return step
 
-    def resume_behind(self, state: dict[str, Any]) -> None:
+    def resume_behind(self, state: dict[str, Any], num_looks: int) -> None:
         """Gets to where a run was between two of its validations.
 
         Args:
             state: What `state` returned.
+            num_looks: Batches that Keras looks at before each validation. In
+                this process it has: with an iterator that an earlier process
+                made too. Later ones are of the iterator of the validation
+                before, if that has a number of steps.
         """
         if self._is_direct:
             position = PositionValue(*state["position"])
@@ -155,52 +167,66 @@ class DataPlace:
         else:
             _internals.set_known_batches(self._epochs, state["known"])
         # Validation has a new iterator each time, whatever its steps.
-        self._make_again(state, state["made"])
+        last = self._make_again(state, state["made"])
+        if last is None:
+            return
+        for _ in range(num_looks):
+            if not self._has_endless_epochs or next(last, None) is None:
+                next(_internals.make_iterator(self._epochs), None)
+            self._num_drawn += 1
 
     def _make_again(self, state, count):
         """Makes iterators that are thrown away, for the seeds they move on.
 
         Of those that move them on while they are read too, as much is read.
+        Returns the last one, or None.
         """
+        iterator = None
         if self._is_direct:
-            return
+            return None
         drawn = [0] * count
         if "drawn_before" in state:
             before = state["drawn_before"]
             drawn = [number for number, times in before for _ in range(times)]
             drawn.append(state["drawn"])
-        for number in drawn[:count]:
+        for number in drawn[self._num_made : count]:
             iterator = _internals.make_iterator(self._epochs)
-            draw(iterator, number)
+            self._draw(iterator, number)
             self._num_drawn = number
         if self._pipeline is not None:
             start = PositionValue(*state["start"])
             self._pipeline.position.assign(**start._asdict())
+        return iterator
 
     def _go_on(self, state, drawn):
         """Makes the iterator that epochs share, and draws what was drawn."""
         iterator = _internals.make_iterator(self._epochs)
         if not self._is_direct:
-            draw(iterator, drawn)
+            self._draw(iterator, drawn)
             self._num_drawn = drawn
         _internals.go_on_with(self._epochs, iterator, drawn)
 
     def skip(self, iterator: Iterator[Any], count: int) -> None:
         """Batches that a run has trained on before are passed over."""
         if not self._is_direct:
-            draw(iterator, count)
+            self._draw(iterator, count)
             self._num_drawn += count
 
+    def _draw(self, iterator, count):
+        """Draws batches and lets them go.
 
-def draw(iterator: Iterator[Any], count: int) -> None:
-    """Draws batches and lets them go."""
-    for _ in range(count):
-        if next(iterator, None) is None:
-            raise ValueError(
-                "The data of a run that goes on must be what it was. Received: "
-                "fewer batches than it had trained on. Give it the same data, "
-                "or take another `backup_dir`."
-            )
+        The last step of data whose length nobody knew, if it is of several
+        batches, may have found fewer.
+        """
+        for number in range(count):
+            if next(iterator, None) is None:
+                if count - number < self._epochs.steps_per_execution:
+                    return
+                raise ValueError(
+                    "The data of a run that goes on must be what it was. "
+                    "Received: fewer batches than it had trained on. Give it "
+                    "the same data, or take another `backup_dir`."
+                )
 
 
 def _after(pipeline, start, batches):

@@ -7,21 +7,25 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.backup import callback_states
+from tfscale.backup import configuration
 from tfscale.backup import variables
 from tfscale.backup.committed import Backup
 from tfscale.backup.data_place import DataPlace
 
 
-def identity(epochs: Any, callbacks: Any, data: DataPlace) -> dict[str, Any]:
+def identity(
+    model: keras.Model, epochs: Any, callbacks: Any, data: DataPlace
+) -> dict[str, Any]:
     """What must be alike, beside the variables, for a run to go on.
 
     Args:
+        model: The model that is fitted, as a user gave it.
         epochs: The epochs of the `fit` that runs, see `_internals.running_fit`.
         callbacks: Its callbacks, likewise.
         data: Where it is in its data.
 
     Returns:
-        What `data` and `callbacks` are, as JSON.
+        What `configuration`, `data` and `callbacks` are, as JSON.
     """
     spec = _internals.element_spec_of(epochs)
     shapes = [
@@ -32,7 +36,11 @@ def identity(epochs: Any, callbacks: Any, data: DataPlace) -> dict[str, Any]:
     names = callback_states.names(callbacks.callbacks)
     # With `verbose=0` there is no progress bar.
     names = [name for name in names if name != "ProgbarLogger"]
-    return {"data": [*shapes, data.identity()], "callbacks": names}
+    return {
+        "configuration": configuration.of_model(model),
+        "data": [*shapes, *data.identity()],
+        "callbacks": names,
+    }
 
 
 def check(
@@ -54,8 +62,13 @@ def check(
     if difference is None:
         saved = backup.state_of(worker)
         for what, found in now.items():
-            if saved[what] != found:
-                difference = f"{what} {found}, saved {saved[what]}"
+            before = saved.get(what)
+            if difference is None and before != found:
+                difference = (
+                    configuration.difference(found, before)
+                    if what == "configuration"
+                    else f"{what} {found}, saved {before}"
+                )
     if difference is not None:
         raise ValueError(
             "A run goes on with the model, the optimizer, the data and the "

@@ -84,11 +84,14 @@ class Run:
         self._saved_at = time.monotonic()
         self._logs_so_far: dict[str, float] | None = None
         self._config_of_epoch: tuple[str | None] | None = None
+        self._identity = identity.identity(
+            model, self._epochs, self._callbacks, self._data
+        )
         self._backup = self._newest()
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
             _internals.build(model, spec)
-            identity.check(self._backup, model, company.index, self._identity())
+            identity.check(self._backup, model, company.index, self._identity)
             _internals.set_initial_epoch(model, self._backup.state["epoch"])
         looks = int(_internals.looks_at_data(model))
         warn_of_inexact(self._epochs, "training", looks)
@@ -108,9 +111,6 @@ class Run:
         if path is not None and found is None:
             return open_backup(path, is_verified=True)
         return found
-
-    def _identity(self):
-        return identity.identity(self._epochs, self._callbacks, self._data)
 
     # --- of the callback --------------------------------------------------
 
@@ -269,7 +269,7 @@ class Run:
             validation = self._validation.state()
         callbacks = self._callbacks.callbacks
         return {
-            **self._identity(),
+            **self._identity,
             "model": self._config(),
             "epoch": self._epoch,
             "step": step,

@@ -1,5 +1,6 @@
 """Where the validation of a run stands in its data."""
 
+import logging
 from typing import Any
 
 from tfscale import _internals
@@ -18,10 +19,13 @@ class Validation:
 
     def __init__(self, epochs, num_looks):
         self._place = DataPlace(epochs)
+        self._num_looks = num_looks
         for _ in range(num_looks):
             self._place.iterator_made()
+            self._place.drawn(1)
         self._done = 0
         self._num_epochs = -1
+        self._identity = self._place.identity()
         warn_of_inexact(epochs, "validation", num_looks)
         _internals.watch(epochs, self)
 
@@ -30,12 +34,23 @@ class Validation:
         self._num_epochs += 1
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Gets behind the last validation of an earlier process."""
-        self._place.resume_behind(state)
+        """Gets behind the last validation of an earlier process.
+
+        Data that is another one is said: training does not depend on it, but
+        what compares epochs compares validations.
+        """
+        if self._identity != state["identity"]:
+            logging.warning(
+                "The validation data is not what it was: %s, saved %s.",
+                self._identity,
+                state["identity"],
+            )
+            return
+        self._place.resume_behind(state, self._num_looks)
 
     def state(self) -> dict[str, Any]:
-        """See `DataPlace.state`."""
-        return self._place.state()
+        """See `DataPlace.state`; with what the data is."""
+        return {**self._place.state(), "identity": self._identity}
 
     def ended(self, batch: int) -> None:
         """A batch was evaluated."""
@@ -56,4 +71,6 @@ class Validation:
         """See `_internals.Watcher`: there is nothing to skip."""
 
     def between_steps(self, step: int) -> None:
-        """See `_internals.Watcher`."""
+        """See `_internals.Watcher`; Keras draws a batch that it looks at."""
+        if step == 0 and _internals.keras_looks_at_data():
+            self._place.drawn(1)

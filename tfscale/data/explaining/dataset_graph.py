@@ -181,6 +181,21 @@ class DatasetGraph:
             return None
         return tf.make_ndarray(node.attr["value"].tensor).item()
 
+    def integers(self, stage):
+        """The inputs of a stage that are an integer constant, as a list."""
+        nodes = self.nodes()
+        tensors = [
+            node.attr["value"].tensor
+            for name in nodes[stage.node].input
+            if (node := nodes[_plain(name)]).op == "Const"
+        ]
+        return [
+            tf.make_ndarray(tensor).item()
+            for tensor in tensors
+            if tensor.dtype == tf.int64.as_datatype_enum
+            and not tensor.tensor_shape.dim
+        ]
+
     def attribute(self, stage, name):
         """The value of a boolean attribute of a stage; False without it."""
         return self.nodes()[stage.node].attr[name].b

@@ -1,0 +1,75 @@
+"""What differs where variables do not is found, and what need not is not."""
+
+import keras
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tfscale.backup import configuration
+
+
+def described(
+    name="first",
+    rate=0.1,
+    dtype=None,
+    trainable=True,
+    optimizer=None,
+    **arguments,
+):
+    layers = [
+        keras.layers.Dense(3, name=name, dtype=dtype),
+        keras.layers.Dropout(rate),
+        keras.layers.Dense(3, trainable=trainable),
+        keras.layers.Dense(3, trainable=not trainable),
+    ]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    arguments = {"loss": "mse", "metrics": ["mae"], **arguments}
+    model.compile(keras.optimizers.Adam(**(optimizer or {})), **arguments)
+    return configuration.of_model(model)
+
+
+class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        (dict(name="other"), 'name "other", saved "first"'),
+        (dict(rate=0.5), "rate 0.5, saved 0.1"),
+        (dict(dtype="mixed_bfloat16"), '"mixed_bfloat16", saved "float32"'),
+        (dict(trainable=False), "trainable false, saved true"),
+        (dict(optimizer={"weight_decay": 0.1}), "weight_decay 0.1, saved null"),
+        (dict(optimizer={"beta_1": 0.5}), "beta_1 0.5, saved 0.9"),
+        (dict(loss="mae"), 'compiled/loss "mae", saved "mse"'),
+        (dict(metrics=["mse"]), 'compiled/metrics/0 "mse", saved "mae"'),
+        (dict(metrics=[]), "compiled/metrics of 0, saved 1"),
+    )
+    def test_what_differs_is_named(self, other, expected):
+        found = configuration.difference(described(**other), described())
+        self.assertIn(expected, found)
+
+    @parameterized.parameters(
+        {},
+        dict(optimizer={"learning_rate": 0.5}),  # the backup has it
+        dict(run_eagerly=True),
+        dict(steps_per_execution=3),
+    )
+    def test_another_run_of_a_program_is_the_same(self, **other):
+        # Numbers in names are others: the process has made other models.
+        self.assertEqual(described(), described(**other))
+
+    def test_lambdas_are_not_compared_by_where_they_are(self):
+        model = keras.Sequential([keras.layers.Lambda(lambda x: x)])
+        model.compile("sgd", lambda y, p: y - p)
+        self.assertNotIn("configuration_test", configuration.of_model(model))
+
+    def test_a_dataset_is_described_by_its_integers(self):
+        tf.random.set_seed(1)
+        rows = tf.data.Dataset.range(8).shuffle(5, seed=3).batch(4)
+        self.assertEqual(
+            configuration.of_dataset(rows.repeat(2))[1:],
+            [
+                "ShuffleDatasetV3[5, 1, 3]",
+                "BatchDatasetV2[4]",
+                "RepeatDataset[2]",
+            ],
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()

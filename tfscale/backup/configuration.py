@@ -1,0 +1,118 @@
+"""What a model, its optimizer and a dataset are like, where nothing else says.
+
+Variables of the same shapes may belong to another activation, to another
+optimizer or to another dtype policy; as many batches may be shuffled otherwise.
+Left out is what another run of the same program has otherwise: numbers at the
+end of names, code of lambdas (which has paths in it), learning rates, which are
+restored, and what says how steps are run and not what comes of them.
+"""
+
+import json
+import re
+import warnings
+
+import keras
+import tensorflow as tf
+
+from tfscale.backup.export import config_of
+from tfscale.data.explaining.dataset_graph import DatasetGraph
+
+_LEFT_OUT = (
+    *("build_config", "build_input_shape", "shared_object_id"),
+    *("jit_compile", "run_eagerly", "steps_per_execution"),
+)
+_NUMBER = re.compile(r"_\d+$")
+
+
+def of_model(model: keras.Model) -> str:
+    """JSON of the configuration of a model and of what it is compiled with.
+
+    Of a class without one, or that overrides `compile`, there is null.
+
+    Args:
+        model: As a user gave it to `fit`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lambdas, which are not loaded
+        text = config_of(model)
+        try:
+            compiled = json.loads(json.dumps(model.get_compile_config()))
+        except (NotImplementedError, TypeError, ValueError):
+            compiled = None
+    model_config = json.loads(text) if text is not None else {}
+    model_config.pop("compile_config", None)  # a pipeline has it outside
+    return json.dumps(_plain({"model": model_config, "compiled": compiled}))
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":
+            return "a lambda"
+        return {
+            key: _plain(_without_rows(key, v))
+            for key, v in value.items()
+            if key not in _LEFT_OUT
+            and not (key == "learning_rate" and isinstance(v, float))
+        }
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return _NUMBER.sub("", value) if isinstance(value, str) else value
+
+
+def _without_rows(key, value):
+    """A model that is built by `fit` has the rows of a replica's batch."""
+    return value[1:] if key == "batch_shape" and value else value
+
+
+def of_dataset(dataset: tf.data.Dataset) -> list[str]:
+    """What a dataset does, stage by stage, with the integers of each.
+
+    Such as seeds and sizes. Not what is in its functions, nor the names of its
+    files.
+
+    Args:
+        dataset: What a user gave to `fit`.
+    """
+    graph = DatasetGraph(dataset)
+    return [
+        f"{stage.op}{graph.integers(stage)}" for stage in graph.all_stages()
+    ]
+
+
+def difference(now: str, saved: str | None) -> str | None:
+    """Where two configurations differ, the first place; None if they do not.
+
+    Args:
+        now: What `of_model` returned.
+        saved: Likewise, of an earlier process.
+    """
+    if now == saved:
+        return None
+    return _difference(json.loads(now), json.loads(saved or "null"), "")
+
+
+def _difference(now, saved, path):
+    if type(now) is type(saved) and isinstance(now, dict | list):
+        if isinstance(now, list):
+            same_length = len(now) == len(saved)
+            now, saved = dict(enumerate(now)), dict(enumerate(saved))
+            keys = list(now) if same_length else []
+        else:
+            keys = sorted({*now, *saved})
+        for key in keys:
+            found = _difference(
+                now.get(key), saved.get(key), f"{path}/{key}".strip("/")
+            )
+            if found is not None:
+                return found
+        if keys or now == saved:
+            return None
+        return f"{path} of {len(now)}, saved {len(saved)}"
+    if now == saved:
+        return None
+    return f"{path} {_short(now)}, saved {_short(saved)}"
+
+
+def _short(value):
+    text = json.dumps(value)
+    return text if len(text) < 100 else f"{text[:100]}..."
