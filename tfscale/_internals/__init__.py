@@ -66,7 +66,6 @@ from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
 from tfscale._internals.fitting import model_that_looks_at_data
-from tfscale._internals.fitting import put_back_positions
 from tfscale._internals.fitting import rows_of_arrays
 from tfscale._internals.fitting import running_fit
 from tfscale._internals.fitting import set_initial_epoch

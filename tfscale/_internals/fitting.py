@@ -142,7 +142,7 @@ def data_keras_looks_at() -> list[tf.data.Dataset]:
                 # None of a batch that `train_on_batch` was given.
                 epochs = frame.f_locals["iterator"]
                 if epochs is not None:
-                    found += _datasets_of(source_of(epochs))
+                    found += _datasets_of(_given_to(epochs))
             frame = frame.f_back
     return found
 
@@ -227,10 +227,14 @@ def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
 
     None for arrays, a `PyDataset` or a generator.
     """
-    dataset: Any = getattr(epochs.data_adapter, "_dataset", None)
+    dataset = _given_to(epochs)
     if hasattr(dataset, "placed_source"):  # of our own strategy
         return dataset.placed_source
     return getattr(dataset, "_original_dataset", dataset)
+
+
+def _given_to(epochs) -> Any:
+    return getattr(epochs.data_adapter, "_dataset", None)
 
 
 def give_data(

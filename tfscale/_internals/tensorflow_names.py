@@ -67,9 +67,6 @@ TENSORFLOW = {
     f"{_DISTRIBUTE}input_lib": {
         "InputWorkers": "which devices have batches of which iterator",
     },
-    f"{_DISTRIBUTE}input_lib.DistributedDataset.__init__": {
-        "_original_dataset": "what a user had distributed, and gave to `fit`",
-    },
     f"{_DISTRIBUTE}input_lib.DistributedIterator": {
         "_type_spec": "what a function takes of it",
     },

@@ -72,5 +72,5 @@ class Validation:
 
     def between_steps(self, step: int) -> None:
         """See `_internals.Watcher`; Keras draws a batch that it looks at."""
-        if step == 0 and _internals.keras_looks_at_data():
+        if step == 0 and _internals.model_that_looks_at_data() is not None:
             self._place.drawn(1)
