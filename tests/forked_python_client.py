@@ -39,4 +39,5 @@ def main():
     os.kill(os.getpid(), -code)
 
 
-main()
+if __name__ == "__main__":
+    main()
