@@ -70,6 +70,21 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
             ],
         )
 
+    def test_a_dataset_may_have_other_threads(self):
+        """A run goes on where there are more processors, or fewer."""
+
+        def described(threads):
+            rows = tf.data.Dataset.range(8).map(lambda x: x, threads)
+            rows = rows.interleave(
+                tf.data.Dataset.from_tensors, 4, num_parallel_calls=threads
+            )
+            rows = rows.batch(2, num_parallel_calls=threads)
+            return configuration.of_dataset(rows.prefetch(threads))
+
+        self.assertEqual(described(2), described(4))
+        self.assertIn("ParallelBatchDataset[2]", described(2))
+        self.assertIn("ParallelInterleaveDatasetV4[4, 1]", described(2))
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -22,6 +22,13 @@ _LEFT_OUT = (
     *("jit_compile", "run_eagerly", "steps_per_execution"),
 )
 _NUMBER = re.compile(r"_\d+$")
+# Of these, how many of their integers say what comes of them; the others say
+# how many threads there are, and what they read ahead.
+_NUM_INTEGERS = {
+    "ParallelBatchDataset": 1,
+    "ParallelInterleaveDatasetV4": 2,
+    "ParallelMapDatasetV2": 0,
+}
 
 
 def of_model(model: keras.Model) -> str:
@@ -68,14 +75,16 @@ def of_dataset(dataset: tf.data.Dataset) -> list[str]:
     """What a dataset does, stage by stage, with the integers of each.
 
     Such as seeds and sizes. Not what is in its functions, nor the names of its
-    files.
+    files, nor on how many threads it runs.
 
     Args:
         dataset: What a user gave to `fit`.
     """
     graph = DatasetGraph(dataset)
     return [
-        f"{stage.op}{graph.integers(stage)}" for stage in graph.all_stages()
+        f"{stage.op}{graph.integers(stage)[: _NUM_INTEGERS.get(stage.op)]}"
+        for stage in graph.all_stages()
+        if stage.op != "PrefetchDataset"
     ]
 
 
