@@ -59,7 +59,8 @@ def _bytes(folder, count):
     return {"tfscale": lambda: ours, "by hand": lambda: hand}
 
 
-def _example(number):
+def example(number):
+    """A serialized `tf.train.Example`, bytes."""
     features = {
         "x": tf.train.Feature(
             float_list=tf.train.FloatList(value=np.arange(NUM_FLOATS) * number)
@@ -72,7 +73,7 @@ def _example(number):
 
 
 def _examples(folder, count):
-    pattern = _write(folder, "example", count, _example)
+    pattern = _write(folder, "example", count, example)
     hand = _by_hand(pattern, count, lambda r: tf.io.parse_example(r, _FEATURES))
     ours = _tfscale(
         data.tfrecords(pattern),

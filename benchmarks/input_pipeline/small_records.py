@@ -5,7 +5,7 @@ the ratios within a round, by the clock and by what the processor works, worker
 processes included. Whoever shuffles has the whole epoch to shuffle.
 
 python -m benchmarks.input_pipeline.small_records
-python -m benchmarks.input_pipeline.small_records --only=bytes --peers
+python -m benchmarks.input_pipeline.small_records --only=examples --peers
 """
 
 import multiprocessing
@@ -109,11 +109,11 @@ def main(_):
         for task, make in small_contestants.TASKS.items():
             if re.search(ONLY.value, task):
                 contestants = make(folder, NUM_RECORDS.value)
-                if PEERS.value and task == "bytes":
+                if PEERS.value:
                     from benchmarks.input_pipeline import small_peers
 
-                    peers = small_peers.of_bytes(folder, NUM_RECORDS.value)
-                    contestants.update(peers)
+                    if peers := small_peers.TASKS.get(task):
+                        contestants.update(peers(folder, NUM_RECORDS.value))
                 _run(task, contestants)
 
 

@@ -470,7 +470,7 @@ class RefusalTest(tf.test.TestCase, parameterized.TestCase):
         (
             "accumulation",
             lambda: OPTIMIZERS.SGD(gradient_accumulation_steps=2),
-            "gradient_accumulation_steps.*PipelineModel",
+            "gradient_accumulation_steps.*GradientAccumulation",
         ),
         (
             "constraint_and_loss_scale",

@@ -139,7 +139,7 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
             "accumulation",
             mlp,
             lambda: OPTIMIZERS.SGD(gradient_accumulation_steps=2),
-            "gradient_accumulation_steps.*PipelineModel",
+            "gradient_accumulation_steps.*GradientAccumulation",
         ),
         (
             "constraint_and_loss_scale",

@@ -96,19 +96,6 @@ class PipelineTrainer(KerasFace):
         step.assign(result.states)
         return self._plan.graph.pack_outputs(result.outputs)
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """See `keras.Model`."""
-        try:
-            return super().predict(x, *args, **kwargs)
-        except UnboundLocalError as error:
-            # Keras joins what no batch has made.
-            if "batch_outputs" not in str(error):
-                raise
-            raise ValueError(
-                "There must be a row to predict for. Received: data without "
-                f"any, for {self.name!r}."
-            ) from None
-
     def predict_on_batch(self, x: Any) -> Any:
         """See `keras.Model`, which would give all of it to every replica."""
         rows = len(keras.tree.flatten(x)[0])
