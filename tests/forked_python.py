@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import logging
 import marshal
 import os
 import random
@@ -184,6 +185,7 @@ def _become(client, files, arguments, cwd, env):
     absl.logging.get_absl_handler().python_handler.setStream(sys.stderr)
     for handler in tf.get_logger().handlers:
         handler.setStream(sys.stderr)
+    logging.root.handlers.clear()  # those of pytest, which keep what is logged
     # A warning is an error where pytest forks, and not where Python begins.
     warnings.resetwarnings()
     for hidden in _HIDDEN_WARNINGS:

@@ -1,5 +1,6 @@
 """Who is missing, or does not agree, is named within seconds."""
 
+import json
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
+from tfscale.cluster import ports
 from tfscale.cluster import preflight
 
 
@@ -43,6 +45,36 @@ class PreflightTest(parameterized.TestCase):
         addresses = forked_processes.free_addresses(4)
         errors = _run_all(addresses, [{"version": "1"}] * 4, (0, 0.5, 0.1, 0))
         self.assertEqual(errors, [None] * 4)
+
+    def test_one_that_stood_still_for_a_moment_is_not_missed(self):
+        # It had been called, and its own call was never heard of again.
+        own, other = forked_processes.free_addresses(2)
+        cluster = Cluster({"worker": (own, other)}, "worker", 0)
+        errors = []
+
+        def run():
+            try:
+                preflight(cluster, {}, timeout=8.0)
+            except ConnectionError as error:
+                errors.append(error)
+
+        with ports.listen(other) as listener:
+            thread = threading.Thread(target=run)
+            thread.start()
+            called, _ = listener.accept()
+            with called, called.makefile("rw") as lines:
+                words = json.loads(lines.readline())
+                words["address"] = other
+                lines.write(json.dumps(words) + "\n")
+                lines.flush()
+            with ports.connect(own) as call, call.makefile("rw") as lines:
+                lines.write(json.dumps(words) + "\n")
+                lines.flush()
+                lines.readline()
+                time.sleep(2.5)
+                lines.write("heard\n")
+            thread.join()
+        self.assertEmpty(errors)
 
     def test_the_ports_are_free_again(self):
         (address, other) = forked_processes.free_addresses(2)

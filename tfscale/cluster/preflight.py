@@ -24,6 +24,8 @@ from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 
 _SECONDS_BETWEEN_CALLS = 0.2
+# A process that was reached is not called again, however late it hears that.
+_SECONDS_TO_HEAR = 60.0
 
 
 class MissingError(ConnectionError):
@@ -148,6 +150,7 @@ class _Preflight:
                     return
                 connection.sendall(self._message())
                 # Counts only once the caller has heard the answer.
+                connection.settimeout(_SECONDS_TO_HEAR)
                 if reader.readline().strip() == "heard":
                     with self._lock:
                         self._found[caller["address"]] = caller["facts"]
