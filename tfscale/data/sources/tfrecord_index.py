@@ -25,7 +25,7 @@ _FRAME = 16  # bytes of a record besides its data
 _CHUNK = 4 << 20  # bytes read at a time from a server, which takes its time
 _FAR = 64 << 10  # bytes between headers, where what lies between is left out
 _FEW = 64  # records by which that is decided
-_FIRST, _MOST = 8, 256  # records that are read in one go
+_FIRST, _MOST = 2, 256  # records that are read in one go
 _QUICK = 100e-6  # seconds for a header, at most, if no disk is waited for
 
 _one_at_a_time = threading.Lock()
@@ -143,7 +143,7 @@ def _walk_far(number, offsets, at, last):
             begin = time.perf_counter()
             at = _walk_calls(number, offsets, headers, at, last, count)
             seconds = time.perf_counter() - begin
-        is_quick = is_quick and seconds < count * _QUICK
+        is_quick = seconds < count * _QUICK
         count = min(2 * count, _MOST)
     return at, headers
 
