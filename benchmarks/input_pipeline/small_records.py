@@ -59,8 +59,17 @@ def _of_process(number):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _wait_for_quiet():
+    """Until nobody reads ahead any more."""
+    busy = None
+    while busy is None or _processor() - busy > 0.01:
+        busy = _processor()
+        time.sleep(0.1)
+
+
 def _epoch(batches):
     """Microseconds of a record: on the clock, and of the processor."""
+    _wait_for_quiet()
     begin, busy = time.perf_counter(), _processor()
     count = 0
     for batch in batches():

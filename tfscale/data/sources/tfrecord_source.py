@@ -16,6 +16,9 @@ from tfscale.data.sources.source import BlockSource
 
 _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
+# To begin a block costs as much as to read 100 records, so of small ones it
+# takes more. A window that nobody chose (16 MiB) still mixes 128 blocks.
+_SMALL_BLOCK_BYTES = 128 << 10
 
 
 def tfrecords(
@@ -227,10 +230,11 @@ def _blocks_of(index, *, whole):
     at, runs, first = index.offsets.tolist(), [], 0
     for gap in gaps:
         while first < gap:
-            most = min(first + _BLOCK_RECORDS, gap)
-            last = bisect.bisect_right(
-                at, at[first] + _BLOCK_BYTES, first, most
+            large, small = (
+                bisect.bisect_right(at, at[first] + size, first, gap)
+                for size in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES)
             )
+            last = max(min(large, first + _BLOCK_RECORDS), small)
             runs.append((first, last))
             first = last
     return runs
