@@ -115,6 +115,21 @@ class ScanTest(absltest.TestCase):
             may_go_on.set()
             self.assertLen(scanned.result().offsets, 107)
 
+    def test_one_late_header_does_not_leave_it_out_of_turn_for_good(self):
+        path, _ = _sparse(self.folder, _GIB // 4, 100_000)
+        pread, in_turn = os.pread, []
+
+        def once_late(*args):
+            if len(in_turn) == 20:
+                time.sleep(0.1)
+            in_turn.append(tfrecord_index._one_at_a_time.locked())
+            return pread(*args)
+
+        with mock.patch.object(os, "pread", once_late):
+            tfrecord_index.scan(path)
+        self.assertIn(False, in_turn)
+        self.assertTrue(any(in_turn[in_turn.index(False) :]))
+
     def test_damage_is_the_same_through_gfile(self):
         whole = _write(os.path.join(self.folder, "a"), [b"record"] * 9)
         with open(whole, "rb") as file:

@@ -144,7 +144,7 @@ def _walk_far(number, offsets, at, last):
             at = _walk_calls(number, offsets, headers, at, last, count)
             seconds = time.perf_counter() - begin
         is_quick = seconds < count * _QUICK
-        count = min(2 * count, _MOST)
+        count = min(2 * count, _MOST) if is_quick else _FIRST
     return at, headers
 
 
