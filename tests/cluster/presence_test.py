@@ -54,6 +54,46 @@ class PresenceTest(absltest.TestCase):
             presence.wait_for_end()
         self.assertEmpty(lost)
 
+    def test_the_last_one_is_heard_though_tensorflow_calls_as_well(self):
+        # Those that were greeted go on: their TensorFlow calls the same port,
+        # again and again. Two seconds for each call, and the last server, which
+        # waits as long, was never heard.
+        over = threading.Event()
+        self.addCleanup(over.set)
+
+        def call(coordinator):
+            host, port = coordinator.split(":")
+            while not over.wait(0.1):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection((host, int(port))) as one,
+                ):
+                    one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00")
+                    one.settimeout(5.0)
+                    one.recv(64)
+
+        coordinator = _free_address()
+        for _ in range(4):
+            threading.Thread(
+                target=call, args=(coordinator,), daemon=True
+            ).start()
+
+        presences = []
+
+        def arrive():
+            time.sleep(0.5)
+            presences.append(Presence("a:1", coordinator, 10.0))
+
+        thread = threading.Thread(target=arrive)
+        thread.start()
+        roster, start = Roster(coordinator), time.monotonic()
+        roster.wait_for(["a:1"], 10.0)
+        self.assertLess(time.monotonic() - start, 5.0)
+        thread.join()
+        roster.watch(lambda *_: None)
+        end_all(roster)
+        presences[0].wait_for_end()
+
     def test_a_server_that_ends_is_named_at_once(self):
         _, roster, presences = _meet(["a:1", "b:1"])
         lost, is_lost = [], threading.Event()

@@ -73,7 +73,9 @@ class Roster:
     def _greet(self, connection, servers):
         try:
             connection.settimeout(2.0)
-            word, _, address = _read_line(connection).partition(" ")
+            # Those that were greeted already go on, and TensorFlow calls here.
+            words = _read_line(connection, beginning=b"here ")
+            word, _, address = words.partition(" ")
             if word != "here" or address not in servers:
                 connection.close()
                 return
@@ -195,14 +197,19 @@ def _keep_alive(connection):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _read_line(connection):
-    """What comes up to the end of a line, or of the connection."""
+def _read_line(connection, beginning=b""):
+    """What comes up to the end of a line, or of the connection.
+
+    Or less, as soon as it has another beginning.
+    """
     received = b""
     while not received.endswith(b"\n") and len(received) < 1024:
         part = connection.recv(256)
         if not part:
             break
         received += part
+        if not received.startswith(beginning[: len(received)]):
+            break
     return received.decode(errors="replace").strip()
 
 
