@@ -44,6 +44,26 @@ def end_all(roster):
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def _call_as_tensorflow(test, coordinator):
+    """Has four callers of another kind at a port until the test ends."""
+    over = threading.Event()
+    test.addCleanup(over.set)
+    host, port = coordinator.split(":")
+
+    def call():
+        while not over.wait(0.001):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, int(port))) as one,
+            ):
+                one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00")
+                one.settimeout(5.0)
+                one.recv(64)
+
+    for _ in range(4):
+        threading.Thread(target=call, daemon=True).start()
+
+
 class PresenceTest(absltest.TestCase):
     def test_servers_are_told_of_the_end(self):
         _, roster, presences = _meet(["a:1", "b:1"])
@@ -58,26 +78,8 @@ class PresenceTest(absltest.TestCase):
         # Those that were greeted go on: their TensorFlow calls the same port,
         # again and again. Two seconds for each call, and the last server, which
         # waits as long, was never heard.
-        over = threading.Event()
-        self.addCleanup(over.set)
-
-        def call(coordinator):
-            host, port = coordinator.split(":")
-            while not over.wait(0.1):
-                with (
-                    contextlib.suppress(OSError),
-                    socket.create_connection((host, int(port))) as one,
-                ):
-                    one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00")
-                    one.settimeout(5.0)
-                    one.recv(64)
-
         coordinator = _free_address()
-        for _ in range(4):
-            threading.Thread(
-                target=call, args=(coordinator,), daemon=True
-            ).start()
-
+        _call_as_tensorflow(self, coordinator)
         presences = []
 
         def arrive():
@@ -93,6 +95,14 @@ class PresenceTest(absltest.TestCase):
         roster.watch(lambda *_: None)
         end_all(roster)
         presences[0].wait_for_end()
+
+    def test_calls_of_others_do_not_put_off_the_end_of_waiting(self):
+        coordinator = _free_address()
+        _call_as_tensorflow(self, coordinator)
+        start = time.monotonic()
+        with self.assertRaisesRegex(ConnectionError, "none from a:1"):
+            Roster(coordinator).wait_for(["a:1"], 1.0)
+        self.assertLess(time.monotonic() - start, 5.0)
 
     def test_a_server_that_ends_is_named_at_once(self):
         _, roster, presences = _meet(["a:1", "b:1"])

@@ -59,8 +59,11 @@ class Roster:
         port = int(self._address.rpartition(":")[2])
         with socket.create_server(("", port), backlog=128) as listener:
             while missing := sorted(set(servers) - set(self.connections)):
-                listener.settimeout(max(0.01, end - time.monotonic()))
+                left = end - time.monotonic()
+                listener.settimeout(max(0.01, left))
                 try:
+                    if left < 0:  # Others may call without an end.
+                        raise TimeoutError
                     self._greet(listener.accept()[0], servers)
                 except TimeoutError:
                     raise ConnectionError(
