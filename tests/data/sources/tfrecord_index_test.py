@@ -39,6 +39,16 @@ def _sparse(folder, size, record):
     return path, count
 
 
+class BlocksTest(absltest.TestCase):
+    def test_the_last_record_of_a_block_begins_within_128_kib_or_2_mib(self):
+        path = os.path.join(self.create_tempdir().full_path, "a")
+        for record, counts in ((1000, [130, 130, 40]), (200_000, [11, 11, 8])):
+            _write(path, [bytes(record)] * sum(counts))
+            blocks = data.tfrecords(path).blocks
+            self.assertEqual(blocks[:, 0].tolist(), counts)
+            self.assertEqual(blocks[:, 1].sum(), os.path.getsize(path))
+
+
 class ScanTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
