@@ -11,7 +11,9 @@ fork costs milliseconds, and is safe as long as TensorFlow has not started; no
 file starts it when it is imported (`conftest.py`). A file finds nothing of
 those before it, so what passes alone passes here.
 
-A process that becomes larger than `MAX_BYTES` fails the last of its tests.
+A process that becomes larger than `MAX_BYTES` fails the last of its tests. A
+test that takes longer than `MAX_SECONDS` is killed and fails, and whatever the
+tests started and left behind is killed at the end: nothing hangs.
 """
 
 import ctypes
@@ -20,6 +22,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import time
 from multiprocessing import connection
 
 import pytest
@@ -43,7 +46,9 @@ _FIRST = (
     "tests/examples/finetune_causal_lm_test.py",
 )
 MAX_BYTES = 2.5 * 2**30
+MAX_SECONDS = 600.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # Bytes at the most, and seconds of processors, also of children: by file.
 _USED = pytest.StashKey[dict]()
 
@@ -69,16 +74,19 @@ def pytest_runtestloop(session):
         return None
     session.config.stash[_USED] = {}
     waiting = _groups(session.items)
-    running = {}
+    running = []
+    # What a test leaves behind becomes a child of this process.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         while waiting or running:
             while waiting and len(running) < options.processes:
-                process = _Process(session, waiting.pop(0))
-                running[process.connection] = process
-            for ready in connection.wait(list(running)):
-                process = running[ready]
+                running.append(_Process(session, waiting.pop(0)))
+            connection.wait(
+                [w for process in running for w in process.waitables], 5.0
+            )
+            for process in list(running):
                 if process.has_ended():
-                    del running[ready]
+                    running.remove(process)
                     if process.items:
                         waiting.insert(0, process.items)
             if session.shouldfail:
@@ -86,9 +94,23 @@ def pytest_runtestloop(session):
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
     finally:
-        for process in running.values():
+        for process in running:
             process.kill()
+        _kill_children()
     return True
+
+
+def _kill_children():
+    """Kills all that tests left behind, and what that leaves behind."""
+    path = f"/proc/self/task/{os.getpid()}/children"
+    while True:
+        with open(path) as file:
+            children = file.read().split()
+        if not children:
+            return
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -126,31 +148,50 @@ class _Process:
 
     Attributes:
         items: What is still to be run when it has ended.
-        connection: Where it reports.
+        waitables: Of which one is ready when there is something to do.
     """
 
     def __init__(self, session, items):
         self._session = session
         self._running = None
+        self._started = time.monotonic()
         self.items = items
-        self.connection, theirs = multiprocessing.Pipe(duplex=False)
+        self._connection, theirs = multiprocessing.Pipe(duplex=False)
         gc.freeze()
         parent = os.getpid()
         self._pid = os.fork()
         if not self._pid:
             _run(session, items, theirs, parent)
         theirs.close()
+        # Not the end of the pipe, which what the fork started may hold open.
+        self._end = os.pidfd_open(self._pid)
+        self.waitables = [self._connection, self._end]
 
     def has_ended(self):
-        """Takes one message."""
-        hook = self._session.config.hook
+        """Takes what it has said; kills it if a test takes too long."""
+        died = connection.wait([self._end], 0)
         try:
-            kind, message = self.connection.recv()
+            while self._connection.poll():
+                if self._takes_the_last(*self._connection.recv()):
+                    return True
         except EOFError:
-            self._lost()
-            return True
+            died = True
+        seconds = time.monotonic() - self._started
+        if seconds > MAX_SECONDS and not died:
+            # pytest's fault handler prints where each thread is.
+            os.kill(self._pid, signal.SIGABRT)
+            if not connection.wait([self._end], 10.0):
+                os.kill(self._pid, signal.SIGKILL)
+            self._lost(f"It took longer than {MAX_SECONDS:.0f} s")
+        elif died:
+            self._lost("The process of this test died")
+        return seconds > MAX_SECONDS or died
+
+    def _takes_the_last(self, kind, message):
+        hook = self._session.config.hook
         if kind == "start":
             self._running = self.items[message]
+            self._started = time.monotonic()
             hook.pytest_runtest_logstart(
                 nodeid=self._running.nodeid, location=self._running.location
             )
@@ -172,14 +213,14 @@ class _Process:
                 message[1],
                 usage.ru_utime + usage.ru_stime + message[2],
             )
-            self.connection.close()
+            self._close()
             return True
         return False
 
-    def _lost(self):
-        """It has died: that is a failure of its test, the others go on."""
+    def _lost(self, reason):
+        """That is a failure of its test, the others go on."""
         _, status = os.waitpid(self._pid, 0)
-        self.connection.close()
+        self._close()
         item = self._running or self.items[0]
         self._session.config.hook.pytest_runtest_logreport(
             report=pytest.TestReport(
@@ -187,16 +228,20 @@ class _Process:
                 location=item.location,
                 keywords={},
                 outcome="failed",
-                longrepr="The process of this test died: "
-                f"{os.waitstatus_to_exitcode(status)}.",
+                longrepr=f"{reason}: {os.waitstatus_to_exitcode(status)}.",
                 when="call",
             )
         )
         self.items = self.items[self.items.index(item) + 1 :]
 
+    def _close(self):
+        self._connection.close()
+        os.close(self._end)
+
     def kill(self):
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+        self._close()
 
 
 class _Reports:
