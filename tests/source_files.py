@@ -61,11 +61,6 @@ def imported_files(path):
     return sorted(found - {path})
 
 
-def target_of(path):
-    """The name of a file's Bazel target: its path, or that of its package."""
-    return path.removesuffix(".py").removesuffix("/__init__")
-
-
 def _inits_above(path):
     """The `__init__.py` of all packages that a file lies in."""
     folders = path.split("/")[:-1]

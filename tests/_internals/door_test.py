@@ -152,7 +152,7 @@ def classes():
     found = []
     for path in package_files():
         module = importlib.import_module(
-            source_files.target_of(path).replace("/", ".")
+            path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         )
         found += [
             (f"{path}:{node.lineno}", getattr(module, node.name), node)
