@@ -63,10 +63,11 @@ class ReadmeTest(tf.test.TestCase):
 
     def test_continuous_integration_runs_what_the_readme_says(self):
         ((extra, options),) = re.findall(
-            r"pip install -e (\S+) && .*/pytest\b(.*)", _read("README.md")
+            r'pip install -e "\.\[(\w+)\]" && .*/pytest\b(.*)',
+            _read("README.md"),
         )
         script = _read(".ci/run")
-        self.assertIn(f'pip" install --quiet -e {extra}', script)
+        self.assertIn(f'pip" install --quiet -e ".[{extra},docs]"', script)
         self.assertIn(f'pytest"{options}', script)
 
 
