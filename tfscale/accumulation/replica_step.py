@@ -95,6 +95,7 @@ class ReplicaStep:
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
         self._variables = taken.variables
+        self._are_paired = taken.are_paired
         self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
         self._noted = step.calls
         self._logs = logs
@@ -187,7 +188,11 @@ class ReplicaStep:
             self._noise.of_microbatches(
                 of_parts, gradients, variables, *tf.unstack(shares)
             )
-        self._model.optimizer.apply(gradients, self._variables)
+        optimizer = self._model.optimizer
+        if self._are_paired:
+            optimizer.apply_gradients(zip(gradients, self._variables))
+        else:
+            optimizer.apply(gradients, self._variables)
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 
     def _run(self, data, total, weight):

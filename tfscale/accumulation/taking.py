@@ -20,6 +20,15 @@ class TakenOptimizer(in_place.Mixin):
             return super().apply(grads, trainable_variables)
         return taken.take(self, grads, trainable_variables)
 
+    def apply_gradients(self, grads_and_vars):
+        """See `keras.optimizers.Optimizer`; a class may have its own."""
+        taken = rank_context.current().taken_gradients
+        if taken is None:
+            return super().apply_gradients(grads_and_vars)
+        taken.take(self, *zip(*grads_and_vars))
+        taken.are_paired = True
+        return self.iterations
+
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`."""
         taken = rank_context.current().taken_gradients
@@ -43,6 +52,7 @@ class TakenGradients:
         gradients: For each variable a dense tensor or None.
         variables: What `apply` was given as variables, or None.
         weight: What they are still to be multiplied by.
+        are_paired: Whether `apply_gradients` was called, and not `apply`.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class TakenGradients:
         self.gradients: list[tf.Tensor | None] = []
         self.variables: list[Any] | None = None
         self.weight = weight
+        self.are_paired = False
         self._whole_weight = weight
         self._optimizer = optimizer
         self._is_taken = False

@@ -41,6 +41,20 @@ class MeshOptimizer(in_place.Mixin):
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`; in replica context."""
+        return self._apply_sums(super().apply, grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars):
+        """See `keras.optimizers.Optimizer`; a class may have its own."""
+        grads, variables = zip(*grads_and_vars)
+        apply = super().apply_gradients
+        return self._apply_sums(
+            lambda grads, variables: apply(zip(grads, variables)),
+            grads,
+            list(variables),
+        )
+
+    def _apply_sums(self, apply, grads, trainable_variables):
+        """Calls `apply` of Keras, or of a user's class, with sums."""
         extended = extended_of(self)
         if not tf.distribute.has_strategy():
             raise ValueError(
@@ -57,9 +71,9 @@ class MeshOptimizer(in_place.Mixin):
                     "replicas. Received: a call outside of `strategy.run`. Put "
                     "it into the function that `strategy.run` is given."
                 )
-            return super().apply(grads, trainable_variables)
+            return apply(grads, trainable_variables)
         if rank_context.current().applies_gradients:
-            return super().apply(grads, trainable_variables)
+            return apply(grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         if not self.built:
             with tf.init_scope():
@@ -74,7 +88,7 @@ class MeshOptimizer(in_place.Mixin):
             ),
             extended.reduced_gradients(),
         ):
-            result = super().apply(grads, trainable_variables)
+            result = apply(grads, trainable_variables)
         if in_branch:
             extended.optimizer_states.all_gather(variables)
         return result

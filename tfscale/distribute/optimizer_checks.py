@@ -1,11 +1,14 @@
 """Optimizers that would be wrong with sharded slots, refused in words."""
 
+import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from tfscale.distribute import clipping
+from tfscale.distribute import optimizer_trial
 from tfscale.optimizers.lars import LARS
 
 # Their updates need the whole of a variable.
@@ -14,6 +17,9 @@ NOT_ELEMENTWISE = (
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
 )
+
+# Optimizers of users' own that were tried: each is once.
+_TRIED: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
 
 def check(
@@ -79,3 +85,39 @@ def check(
             "`mixed_bfloat16`, or neither divide the variable in the layout "
             "map nor set zero_stage=1."
         )
+    shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
+    _check_own(inner, shardings)
+
+
+def _check_own(optimizer, shardings):
+    """Refuses an optimizer of a user's own that a trial finds out."""
+    kind = optimizer.__class__
+    if (
+        optimizer in _TRIED
+        or getattr(keras.optimizers, kind.__name__, None) is kind
+        or isinstance(optimizer, LARS)
+    ):
+        return
+    try:
+        is_right = optimizer_trial.is_elementwise(optimizer, shardings)
+    except Exception as error:
+        is_right = True
+        warnings.warn(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which could not be tried "
+            f"({type(error).__name__}: {error}). Give it a `get_config`, of "
+            "which `from_config` makes a copy.",
+            stacklevel=2,
+        )
+    if not is_right:
+        raise ValueError(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which on a trial did not "
+            "make of the half of a variable what it made of the whole: it "
+            "looks at all of a variable, or of the gradients, or draws random "
+            "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
+            "change gradients in a `train_step` behind "
+            "`tfscale.sum_gradients`, or use neither a layout map that shards "
+            "something nor zero_stage=1."
+        )
+    _TRIED.add(optimizer)

@@ -1,0 +1,93 @@
+"""Tries whether an optimizer updates each element of a variable by itself.
+
+An optimizer of a user's own may look at a whole variable: at its norm, say, or
+at that of all gradients, in an `apply` that clips. Of shards it would make
+something else, and nothing else tells. So it is given small variables, whole
+and then the first halves of those that are sharded, and the halves have to come
+out alike.
+"""
+
+import concurrent.futures
+import itertools
+from collections.abc import Iterable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.sharding.sharding import Sharding
+
+# Small enough for nothing to be clipped, and so large that everything is.
+_MAGNITUDES = (1e-2, 1.0, 1e2)
+_SIZE, _SHARDED_SIZE = 5, 6
+
+
+def is_elementwise(
+    optimizer: keras.Optimizer, shardings: Iterable[Sharding]
+) -> bool:
+    """Whether an optimizer does to shards what it does to whole variables.
+
+    A copy, made by `get_config`, is tried on the CPU, by a thread that is in no
+    scope of a strategy and in no graph. Keras' own clipping is left out of it.
+
+    Args:
+        optimizer: The Keras optimizer.
+        shardings: How the slots of its variables are sharded.
+
+    Raises:
+        Exception: What the optimizer raises that cannot be copied, or tried.
+    """
+    cases = {(len(s.shape), s.model_dim, s.data_dim) for s in shardings}
+    shapes, shards = [], []
+    for rank, *dims in sorted(cases, key=repr):
+        are_sharded = [dim in dims for dim in range(rank)]
+        shapes.append([_SHARDED_SIZE if x else _SIZE for x in are_sharded])
+        half = slice(_SHARDED_SIZE // 2)
+        shards.append(tuple(half if x else slice(None) for x in are_sharded))
+    random = np.random.default_rng(0)
+    values, *gradients = [
+        [magnitude * random.normal(size=shape) for shape in shapes]
+        for magnitude in (1.0, *_MAGNITUDES)
+    ]
+
+    def take(arrays):
+        return [array[shard] for array, shard in zip(arrays, shards)]
+
+    def updated():
+        whole = _updates(optimizer, values, gradients)
+        parts = _updates(optimizer, take(values), map(take, gradients))
+        return list(map(take, whole)), parts
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        expected, found = thread.submit(updated).result()
+    before = take(values)
+    for old, new, part in zip(
+        itertools.chain(before, *expected),
+        itertools.chain(*expected),
+        itertools.chain(*found),
+    ):
+        step = np.abs(new - old).max(initial=0.0)
+        error = np.abs(new - part).max(initial=0.0)
+        # Rounding is of the size of values, what is meant of that of steps.
+        if error > 1e-3 * step + 1e-5 * np.abs(new).max(initial=0.0):
+            return False
+    return True
+
+
+def _updates(optimizer, values, gradients):
+    """What the variables are after each step, a list of lists of arrays."""
+    config = optimizer.get_config()
+    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+        config.pop(name, None)
+    if "learning_rate" in config:
+        # A schedule may begin with nothing.
+        config["learning_rate"] = 0.1
+    found = []
+    with tf.device("CPU:0"):
+        copy = optimizer.__class__.from_config(config)
+        variables = [keras.Variable(v, dtype="float32") for v in values]
+        for step in gradients:
+            tensors = [tf.constant(g, tf.float32) for g in step]
+            copy.apply_gradients(zip(tensors, variables))
+            found.append([v.numpy() for v in variables])
+    return found
