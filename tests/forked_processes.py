@@ -43,11 +43,17 @@ def fork(work):
             print(code, file=sys.stderr)
             code = 1
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # as at the end of a program
+        say_error()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)
+
+
+def say_error():
+    """Says which error ends a program, as Python does at its end."""
+    sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+    sys.excepthook(*sys.exc_info())
 
 
 def output_of(work):

@@ -201,7 +201,7 @@ def _become(client, files, arguments, cwd, env):
         _run(*arguments)
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            sys.excepthook(*sys.exc_info())  # before what follows
+            forked_processes.say_error()  # before what follows
             raise SystemExit(1) from None
         raise
     finally:

@@ -1,6 +1,7 @@
 """One signal is noted, a second one ends the process at once."""
 
 import os
+import select
 import signal
 
 from absl.testing import absltest
@@ -46,6 +47,48 @@ class StoppingTest(absltest.TestCase):
 
         status, said = forked_processes.output_of(work)
         self.assertEqual((status, said), (0, "theirs\ntheirs\n"))
+
+    def test_forked_children_have_the_handlers_of_before(self):
+        # They could not be ended: a pool of processes waited for ever.
+        def work():
+            signals = StopSignals([signal.SIGTERM], lambda: False)
+            signals.watch()
+            read, write = os.pipe()
+
+            def wait():
+                os.write(write, b"here")
+                signal.pause()
+
+            child = forked_processes.fork(wait)
+            os.read(read, 4)
+            os.kill(child, signal.SIGTERM)
+            ended = os.pidfd_open(child)
+            say(f"ended {select.select([ended], [], [], 10.0)[0] == [ended]}")
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            say(f"by {-os.waitstatus_to_exitcode(status)}")
+            term()
+            say(f"noted {signals.received}")
+
+        status, said = forked_processes.output_of(work)
+        number = int(signal.SIGTERM)
+        self.assertEqual(
+            (status, said), (0, f"ended True\nby {number}\nnoted {number}\n")
+        )
+
+    def test_one_that_came_too_late_is_for_the_handler_of_before(self):
+        def work():
+            for handler in (lambda *_: say("theirs"), signal.SIG_DFL):
+                signal.signal(signal.SIGTERM, handler)
+                signals = StopSignals([signal.SIGTERM], lambda: False)
+                signals.watch()
+                term()
+                signals.pass_on(9)
+                say("goes on")
+
+        status, said = forked_processes.output_of(work)
+        self.assertEqual(said, "theirs\ngoes on\n")
+        self.assertEqual(os.waitstatus_to_exitcode(status), 9)
 
 
 if __name__ == "__main__":

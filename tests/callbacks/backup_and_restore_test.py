@@ -217,6 +217,48 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         self.resume(compiled())  # with a callback of its own
         self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
 
+    def test_a_signal_after_the_last_step_ends_the_process(self):
+        # `fit` ended as if nothing had been, its backups were removed, and the
+        # program went on until it was killed.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        term = keras.callbacks.LambdaCallback(
+            on_test_begin=lambda logs: os.kill(os.getpid(), signal.SIGTERM)
+        )
+        with self.assertRaises(SystemExit) as ended:
+            compiled().fit(
+                X,
+                Y,
+                batch_size=4,
+                verbose=0,
+                validation_data=(X, Y),
+                callbacks=[
+                    BackupAndRestore(self.path, save_freq=2, exit_code=9),
+                    term,
+                ],
+            )
+        self.assertEqual(ended.exception.code, 9)
+        self.assertNotEmpty(glob.glob(f"{self.path}/backup-*"))
+        self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+
+    def test_a_signal_of_a_fit_that_failed_ends_the_next_one(self):
+        term = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: os.kill(
+                os.getpid(), signal.SIGTERM
+            )
+        )
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with self.assertRaises(Interrupted):
+            compiled().fit(
+                X,
+                Y,
+                batch_size=4,
+                verbose=0,
+                callbacks=[BackupAndRestore(self.path), term, Interrupt(1)],
+            )
+        with self.assertRaises(SystemExit) as ended:
+            self.resume(compiled())
+        self.assertEqual(ended.exception.code, 128 + signal.SIGTERM)
+
     def test_a_failed_save_is_raised_at_a_later_step(self):
         def fail(*args):
             raise OSError("no space left")

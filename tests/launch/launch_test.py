@@ -65,7 +65,7 @@ class _LaunchTest(absltest.TestCase):
         self.assertEqual([pid for pid in pids if _is_alive(pid)], [])
 
 
-class CommandTest(_LaunchTest):
+class CommandTest(_LaunchTest, parameterized.TestCase):
     def start(self, *arguments, python=None):
         launcher = [python or forked_python.executable()]
         launcher += ["-m", "tfscale.launch", "--grace_seconds=1"]
@@ -115,14 +115,29 @@ time.sleep(60)
         self.assertIn("['--num_workers=7', '--flagfile=none', 'x']", output)
 
     def test_a_killed_launcher_takes_its_workers_with_it(self):
-        program = self.program("time.sleep(60)")
-        process = self.start("--num_workers=2", program)
-        output = read_until(process, "] pid", 2)
+        # What these had started, loaders of data say, stayed for ever.
+        program = self.program("""
+import subprocess
+print("pid", subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+""")
+        process = self.start(
+            *("--num_workers=2", program),
+            python=sys.executable,  # forked programs have other groups
+        )
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        output = read_until(process, "] pid", 4)
         process.kill()
         self.assert_all_ended(output)
-        process.communicate()
+        process.communicate(timeout=60)
 
-    def test_sigterm_is_passed_on_with_time_to_end(self):
+    @parameterized.parameters(
+        (signal.SIGTERM, "received SIGTERM, passing it on"),
+        # Of a terminal that is closed: workers were killed at once.
+        (signal.SIGHUP, "received SIGHUP, passing SIGTERM on"),
+    )
+    def test_a_signal_is_passed_on_with_time_to_end(self, number, said):
         program = self.program("""
 def end(*_):
     print("saved", flush=True)
@@ -133,11 +148,12 @@ time.sleep(60)
 """)
         process = self.start("--num_workers=2", program)
         output = read_until(process, "ready", 2)
-        process.terminate()
+        process.send_signal(number)
         rest, _ = process.communicate(timeout=30)
+        self.assertIn(said, rest)
         self.assertIn("[worker 0] saved", rest)
         self.assertIn("worker 1 is there after 1 s: killed", rest)
-        self.assertEqual(process.returncode, 128 + signal.SIGTERM)
+        self.assertEqual(process.returncode, 128 + number)
         self.assert_all_ended(output)
 
     def test_a_wrong_host_is_named_within_seconds(self):
@@ -150,6 +166,7 @@ time.sleep(60)
         self.assertNotEqual(process.returncode, 0)
         self.assertIn("Waiting for no-such-host.invalid:2222", output)
         self.assertIn("its name cannot be resolved", output)
+        self.assertNotIn("Traceback", output)
         self.assertNotIn("] pid", output)
 
 
@@ -228,16 +245,18 @@ class FlagsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         # It said that this machine was both of them.
-        (["a", "b"], ValueError, "must be 'host:port'.*'a'"),
+        (["a", "b"], "--hosts=a,b: .* must be 'host:port'.*'a'"),
         # Of `--hosts=$HOSTS`: each machine had trained by itself.
-        ([], app.UsageError, "must name the hosts"),
-        (["a:70000", "b:1"], ValueError, "below 65536. Received: 'a:70000'"),
+        ([], "must name the hosts"),
+        (["a:70000", "b:1"], "--hosts=.*below 65536. Received: 'a:70000'"),
+        (["a:1", "a:1"], "--hosts=a:1,a:1: .*an address of its own"),
     )
-    def test_hosts_that_are_none_are_named(self, hosts, error, message):
+    def test_hosts_that_are_none_are_named(self, hosts, message):
+        # By a traceback, where other flags are named in a line.
         flags.FLAGS.mark_as_parsed()
         with (
             flagsaver.flagsaver(hosts=hosts),
-            self.assertRaisesRegex(error, message),
+            self.assertRaisesRegex(app.UsageError, message),
         ):
             command.main(["launch", "program.py"])
 
@@ -281,6 +300,42 @@ class LauncherTest(_LaunchTest, parameterized.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("[worker 0] done", output)
         self.assertIn("[worker 1] done", output)
+
+    def launch_into(self, stdout, program):
+        """The exit code of the launcher, which prints to a stream."""
+        said = io.StringIO()
+        with (
+            contextlib.redirect_stdout(stdout),
+            contextlib.redirect_stderr(said),
+        ):
+            task = Task("worker", 0, dict(os.environ))
+            command = [sys.executable, "-c", program]
+            code = Launcher(command, lambda *_: [task], grace=1.0).run()
+        return code, said.getvalue()
+
+    def test_what_stdout_cannot_encode_does_not_end_a_program(self):
+        # The thread that reads died of it, the program of its next line.
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+        program = (
+            "import sys; sys.stdout.buffer.write('\u2501 50%\\n'.encode())"
+        )
+        code, _ = self.launch_into(stdout, f"{program}; print('the end')")
+        self.assertEqual(code, 0)
+        self.assertEqual(
+            stdout.buffer.getvalue(), b"[worker 0] ? 50%\n[worker 0] the end\n"
+        )
+
+    def test_a_program_goes_on_where_nobody_reads(self):
+        # Of `| head -1` say.
+        read, write = os.pipe()
+        os.close(read)
+        with open(write, "w") as stdout:
+            code, said = self.launch_into(
+                stdout, "print('x\\n' * 10**6); import sys; sys.exit(5)"
+            )
+        self.assertEqual(code, 5)
+        self.assertIn("going on without printing: [Errno 32] Broken pipe", said)
+        self.assertEqual(said.count("going on"), 1)
 
     @parameterized.parameters(signal.SIGKILL, signal.SIGTERM)
     def test_a_killed_worker_is_reported_by_its_signal(self, number):

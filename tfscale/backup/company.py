@@ -53,7 +53,9 @@ class Company:
 
     # --- between two steps ------------------------------------------------
 
-    def agree(self, is_asked: bool, is_due: bool) -> tuple[bool, bool]:
+    def agree(
+        self, is_asked: bool, is_due: bool, is_last: bool = False
+    ) -> tuple[bool, bool]:
         """Whether all stop now, and whether all save; between two steps.
 
         All stop if one of them is asked to, and save if worker 0 finds it due.
@@ -63,11 +65,12 @@ class Company:
         Args:
             is_asked: Whether this one is asked to stop.
             is_due: Whether this one finds a save due.
+            is_last: Whether no step follows, and it is agreed upon now.
         """
         if self._workers is None:
             return is_asked, is_due
         self._steps += 1
-        if self._steps < self._interval:
+        if self._steps < self._interval and not is_last:
             return False, False
         now = time.monotonic()
         per_step = max((now - self._since) / self._steps, 1e-9)

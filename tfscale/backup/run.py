@@ -159,6 +159,22 @@ class Run:
         self._report.close()
         return self._report.text(self._schedule.useful_seconds)
 
+    def stop_late(self) -> None:
+        """Ends the process if a signal came after the last step.
+
+        Raises:
+            SystemExit: If one did, and had no handler before this `fit`.
+        """
+        self._signals.restore()
+        is_asked = self._signals.received is not None
+        if self._company.agree(is_asked, False, is_last=True)[0]:
+            logging.warning(
+                "%s came after the last step: `fit` has ended, and its backups "
+                "are kept for the same program to go on from.",
+                self._signal_name(),
+            )
+            self._signals.pass_on(self._exit_code)
+
     def abandon(self) -> None:
         """Ends it, whatever became of it; a save under way is completed."""
         if self._company.count > 1:
@@ -222,12 +238,15 @@ class Run:
         self._writer.wait()
         logging.warning(
             "%s: the run is saved after %d steps, and ends.",
-            "A signal of another worker"
-            if self._signals.received is None
-            else f"Signal {self._signals.received}",
+            self._signal_name(),
             self._num_steps,
         )
+        self._signals.received = None  # if the program goes on all the same
         sys.exit(self._exit_code)
+
+    def _signal_name(self):
+        number = self._signals.received
+        return f"Signal {number}" if number else "A signal of another worker"
 
     # --- saving and restoring ---------------------------------------------
 

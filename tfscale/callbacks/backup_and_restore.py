@@ -33,7 +33,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     that failed is raised at the next step.
 
     On a signal, SIGTERM unless told otherwise, the run is saved at the next
-    step and the process ends; a second signal ends it at once.
+    step and the process ends; a second signal ends it at once. After the last
+    step it ends when `fit` does, and the backups are kept. Processes that are
+    forked meanwhile have the handlers of before.
 
     Workers save and stop together, at the same step: each writes what only it
     has, worker 0 the rest. They need one folder that all of them see.
@@ -187,6 +189,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Says what interruptions and saves have cost; removes the backups."""
         if self._run is not None:
             logging.info("BackupAndRestore: %s.", self._run.end())
+            self._run.stop_late()
         if self._delete_checkpoint and self._company.index == 0:
             self._folder.clear()
         self._leave()
@@ -198,10 +201,13 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _leave(self):
         """Lets go of folder and signals, also of a `fit` that failed."""
-        if self._stop_signals is not None:
-            self._stop_signals.restore()
+        signals = self._stop_signals
+        if signals is not None:
+            signals.restore()
         if self._run is not None:
             self._run.abandon()
         self._folder.release()
         _entered.discard(self)
         self._run = self._stop_signals = None
+        if signals is not None and signals.received is not None:
+            signals.pass_on(self._exit_code)  # this `fit` had failed

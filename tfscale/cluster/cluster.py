@@ -42,14 +42,13 @@ class Cluster:
                 f"The jobs of a cluster are some of {JOBS}. "
                 f"Received: {unknown or self.jobs!r}."
             )
-        for job, addresses in self.jobs.items():
-            for address in addresses:
-                host, _, port = address.rpartition(":")
-                if not (host and port.isdecimal() and int(port) < 65_536):
-                    raise ValueError(
-                        "An address of a cluster must be 'host:port', the port "
-                        f"below 65536. Received: {address!r} in job {job!r}."
-                    )
+        for address in self.addresses:
+            host, _, port = address.rpartition(":")
+            if not (host and port.isdecimal() and int(port) < 65_536):
+                raise ValueError(
+                    "An address of a cluster must be 'host:port', the port "
+                    f"below 65536. Received: {address!r}."
+                )
         counts = collections.Counter(self.addresses)
         twice = [address for address, count in counts.items() if count > 1]
         if twice:

@@ -21,6 +21,7 @@ from tfscale.cluster import cluster_from_environment
 from tfscale.cluster import preflight
 from tfscale.cluster.survivors import survivors
 from tfscale.cluster.versions import versions
+from tfscale.launch import output
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
 
@@ -125,15 +126,15 @@ def _met(cluster):
     """The cluster of the hosts that are there; all have to be, or enough."""
     if cluster is None:
         return None
-
-    def say(text):
-        print(f"[launch] {text}", file=sys.stderr, flush=True)
-
-    options = {"timeout": PREFLIGHT.value, "say": say}
-    if HOSTS.value and MIN_WORKERS.value:
-        least = MIN_WORKERS.value
-        return survivors(cluster, versions(), least=least, **options)
-    preflight(cluster, versions(), **options)
+    options = {"timeout": PREFLIGHT.value, "say": output.say}
+    try:
+        if HOSTS.value and MIN_WORKERS.value:
+            least = MIN_WORKERS.value
+            return survivors(cluster, versions(), least=least, **options)
+        preflight(cluster, versions(), **options)
+    except (OSError, ValueError) as error:
+        output.say(str(error))
+        sys.exit(1)
     return cluster
 
 
@@ -176,15 +177,25 @@ def _cluster_of_several_machines():
                 "--hosts has one worker each: leave --num_workers and --num_ps "
                 "out."
             )
-        jobs = {"worker": tuple(HOSTS.value)}
+        return _cluster_of_hosts(tuple(HOSTS.value))
+    if NUM_WORKERS.value or NUM_PS.value or MAX_WORKERS.value:
+        return None
+    try:
+        return cluster_from_environment()
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+
+
+def _cluster_of_hosts(hosts):
+    jobs = {"worker": hosts}
+    try:
         Cluster(jobs, "worker", 0)  # Says what is wrong with an address.
         index = HOST_INDEX.value
         if index is None:
-            index = _own_index(HOSTS.value)
+            index = _own_index(hosts)
         return Cluster(jobs, "worker", index)
-    if NUM_WORKERS.value or NUM_PS.value or MAX_WORKERS.value:
-        return None
-    return cluster_from_environment()
+    except ValueError as error:
+        raise app.UsageError(f"--hosts={','.join(hosts)}: {error}") from None
 
 
 def _own_index(addresses):

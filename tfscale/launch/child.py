@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tfscale.launch import output
+from tfscale.launch.warden import Warden
+
 _PR_SET_PDEATHSIG = 1
 _NUM_LAST_LINES = 15
 # What has no end, such as a progress bar, is printed in pieces of so many.
@@ -23,12 +26,14 @@ class Child:
 
     It is killed by the kernel when the launcher dies, however that is
     (`PR_SET_PDEATHSIG`, see prctl(2); Linux), and has a process group of its
-    own, so that a signal reaches what it has started too.
+    own, so that a signal reaches what it has started too. A warden kills that
+    group when the launcher dies.
 
     Args:
         name: Printed before each of its lines.
         command: Program and arguments.
         environ: All of its environment variables.
+        warden: That of the launcher.
 
     Attributes:
         exit_code: What it ended with, minus the signal that killed it; None
@@ -38,9 +43,14 @@ class Child:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], environ: Mapping[str, str]
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        warden: Warden,
     ):
         self.name = name
+        self._warden = warden
         self.last_lines = collections.deque(maxlen=_NUM_LAST_LINES)
         parent = os.getpid()
         libc = ctypes.CDLL(None)
@@ -59,6 +69,7 @@ class Child:
             start_new_session=True,
             preexec_fn=die_with_the_launcher,
         )
+        warden.watch(self._process.pid)
         self.exit_code = None
         self.ended_at = None
         self._reader = threading.Thread(target=self._print, daemon=True)
@@ -77,9 +88,7 @@ class Child:
                 # Progress bars write over their line; its last state counts.
                 text = text.rpartition("\r")[2]
                 self.last_lines.append(text[-_CHARACTERS_OF_A_LAST_LINE:])
-                # One write for a line: those of two processes do not mix.
-                sys.stdout.write(f"[{self.name}] {text}\n")
-                sys.stdout.flush()
+                output.write(sys.stdout, f"[{self.name}] {text}")
 
     def send(self, number: int) -> None:
         """Sends a signal to the process and to what it has started."""
@@ -87,6 +96,11 @@ class Child:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             return
+
+    def kill(self) -> None:
+        """Kills the process, and what it may have left behind."""
+        self.send(signal.SIGKILL)
+        self._warden.forget(self._process.pid)
 
     def wait_for_output(self) -> None:
         """Waits until all that it printed is printed here."""

@@ -5,6 +5,7 @@
       ├────── without it, or without the hosts that are lost ────┤
       └────── --max_restarts, after a pause ─────────────────────┘
       SIGTERM, SIGINT: passed on; who is there after the grace is killed
+      SIGHUP: likewise, as SIGTERM
 
 With parameter servers each process stands for itself: a worker that fails is
 started again alone, the program is over when its chief is, and workers and
@@ -13,14 +14,15 @@ servers, which serve for ever, are ended then.
 
 import dataclasses
 import signal
-import sys
 import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tfscale.launch import output
 from tfscale.launch.child import Child
+from tfscale.launch.warden import Warden
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -100,8 +102,11 @@ class Launcher:
         """
         handlers = {
             number: signal.signal(number, self._note_signal)
-            for number in (signal.SIGTERM, signal.SIGINT)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            # Of `nohup` say.
+            if signal.getsignal(number) is not signal.SIG_IGN
         }
+        self._warden = Warden()
         try:
             while True:
                 code = self._run_once()
@@ -110,6 +115,7 @@ class Launcher:
                     return 128 + self._signal if self._signal else code
         finally:
             self._end_all()
+            self._warden.end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -121,14 +127,14 @@ class Launcher:
         if self._find_lost is not None:
             lost = self._find_lost()
             if lost:
-                _say(
+                output.say(
                     f"starting again in {self._first_pause:g} s without {lost}"
                 )
             return bool(lost) and self._pause(self._first_pause)
         if self._min_workers is None or self._num_workers <= self._min_workers:
             return False
         self._lost.append(self._first.place)
-        _say(
+        output.say(
             f"starting again in {self._first_pause:g} s without "
             f"{self._first.name}: {self._num_workers - 1} workers, "
             f"{self._min_workers} at least"
@@ -145,7 +151,7 @@ class Launcher:
             return None
         pause = min(self._first_pause * 2**self._num_restarts, 60.0)
         self._num_restarts += 1
-        _say(
+        output.say(
             f"starting again in {pause:g} s, number {self._num_restarts} of at "
             f"most {self._max_restarts} restarts"
         )
@@ -171,12 +177,18 @@ class Launcher:
                 self._end_all()
                 return code
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        _say(f"received {signal.Signals(self._signal).name}, passing it on")
-        self._end_all(self._signal)
+        # Programs save and end on SIGTERM, and SIGHUP would kill them.
+        is_hangup = self._signal == signal.SIGHUP
+        number = signal.SIGTERM if is_hangup else self._signal
+        output.say(
+            f"received {signal.Signals(self._signal).name}, passing "
+            f"{'SIGTERM' if is_hangup else 'it'} on"
+        )
+        self._end_all(number)
         return 128 + self._signal
 
     def _start(self, task):
-        return Child(task.name, self._command, task.environ)
+        return Child(task.name, self._command, task.environ, self._warden)
 
     def _look(self):
         """The exit code if all have ended well, or one has not."""
@@ -205,16 +217,16 @@ class Launcher:
                 self._report(task, code)
                 if task.job != "worker":
                     return _as_exit_code(code)
-            child.send(signal.SIGKILL)  # what it may have left behind
+            child.kill()  # what it may have left behind
             del self._children[task]
             pause = self._next_pause() if code else None
             others = (*self._children, *self._due)
             if pause is not None:
                 self._due[task] = now + pause
             elif code and any(t.job == "worker" for t in others):
-                _say(f"going on without {task.name}")
+                output.say(f"going on without {task.name}")
             elif code:
-                _say("no worker is left")
+                output.say("no worker is left")
                 return _as_exit_code(code)
         # On a machine of its own a server ends well, and the chief is not here.
         return None if self._children or self._due else 0
@@ -226,14 +238,14 @@ class Launcher:
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         lines = "".join(f"\n    {line}" for line in child.last_lines)
-        _say(f"{task.name} {how}, as the first. Its last lines:{lines}")
+        output.say(f"{task.name} {how}, as the first. Its last lines:{lines}")
 
     def _end_all(self, number=signal.SIGTERM):
         """Ends those who run: a signal, a grace, SIGKILL."""
         children = self._children.values()
         if self._running() and not self._signal:
             names = ", ".join(child.name for child in self._running())
-            _say(f"ending the others: {names}")
+            output.say(f"ending the others: {names}")
         for child in children:
             if child.exit_code is None:
                 child.send(number)
@@ -241,9 +253,9 @@ class Launcher:
         while time.monotonic() < end and self._running():
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         for child in self._running():
-            _say(f"{child.name} is there after {self._grace:g} s: killed")
+            output.say(f"{child.name} is there after {self._grace:g} s: killed")
         for child in children:
-            child.send(signal.SIGKILL)  # and what it may have left behind
+            child.kill()
             child.wait_for_output()
         self._children = {}
 
@@ -254,7 +266,3 @@ class Launcher:
 def _as_exit_code(code):
     """What a shell makes of it: 128 plus the signal that killed a process."""
     return 128 - code if code < 0 else code
-
-
-def _say(text):
-    print(f"[launch] {text}", file=sys.stderr, flush=True)
