@@ -33,6 +33,8 @@ class RankContext:
         gradients_are_partial: Whether whole variables are used on a part of
             something, so that their gradients are summed over the ranks.
         given_shards: Tensors that stand for shards, by `id(variable)`.
+        replica: The number of the replica, a tensor, in a function that is
+            traced once for all of them; else None.
         seeds_are_for_shards: Whether random numbers are for a part of a tensor.
         model: The functional model whose decisions count, or None.
         sequence_plan: What layers divide along the sequence, or None.
@@ -62,6 +64,7 @@ class RankContext:
     given_shards: MutableMapping[int, Any] = dataclasses.field(
         default_factory=dict
     )
+    replica: Any = None
     seeds_are_for_shards: bool = False
     model: Any = None
     sequence_plan: Any = None

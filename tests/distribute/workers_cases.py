@@ -268,7 +268,21 @@ def one_row(index):
     return _residual(_strategy())
 
 
+def _with_dropout():
+    """Masks are by the number of a replica among those of all workers."""
+    strategy = _strategy()
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+        model.add(keras.layers.Dropout(0.5))
+        model.compile(workers_rows.adam(), "mse")
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    return _weights(model)
+
+
 CASES = {
+    "dropout": (lambda index: _with_dropout(), _with_dropout),
     "one row": (one_row, _residual),
     "accumulation": (accumulating, accumulating_alone),
     "saving": (saving, saving_alone),

@@ -11,6 +11,7 @@ kernel [I I] then shows the mask of the first rank and that of the second.
 
 import dataclasses
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -131,10 +132,17 @@ class MasksTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(found(7), found(7))
         self.assertNotAllEqual(found(7), found(8))
 
-    def test_of_data_replicas_are_as_without_ranks(self):
-        # Replicas have one mask each, and `tf.distribute` gives all the same.
+    def test_are_each_replicas_own_the_first_ones_as_alone(self):
+        ((alone,),) = draw(dropped_parts)
         ((first, second),) = draw(dropped_parts, num_replicas=2)
-        np.testing.assert_array_equal(first, second)
+        np.testing.assert_array_equal(first, alone)
+        parts = [*np.split(first, 2, axis=1), *np.split(second, 2, axis=1)]
+        for one, other in itertools.combinations(parts, 2):
+            self.assertAllClose(
+                ((one != 0) == (other != 0)).mean(),
+                RATE**2 + (1 - RATE) ** 2,
+                atol=0.05,
+            )
 
     def test_of_one_rank_are_those_of_plain_keras(self):
         keras.utils.set_random_seed(1)

@@ -15,6 +15,7 @@ from tfscale.distribute.replica_function import are_per_replica
 from tfscale.distribute.replica_function import behind_its_data
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.replica_function import check_trains
+from tfscale.distribute.replica_function import draw_apart
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
 from tfscale.whole_batch import batch_norm
@@ -95,6 +96,7 @@ class MeshExtended(ModelRanks):
         ):
             return call(fn, args, kwargs)
         check_trains(fn)
+        draw_apart(fn)
         prepared = whole_batch_step.prepared(
             fn, self.batch_norms, are_per_replica(args)
         )

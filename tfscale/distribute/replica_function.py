@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.whole_batch import step as whole_batch_step
 
 
@@ -63,6 +64,16 @@ def check_trains(fn: Callable) -> None:
     if model is not None and getattr(fn, "__name__", "") == "train_step":
         for variable in model.trainable_variables:
             check_in_scope(variable)
+
+
+def draw_apart(fn: Callable) -> None:
+    """Has replicas draw numbers of their own in all that a model draws.
+
+    Generators that are made in the scope do so from then on.
+    """
+    model = whole_batch_step.model_of(fn)
+    for generator in rank_seeds.generators(model) if model else ():
+        rank_seeds.attach(generator)
 
 
 def check_in_scope(variable: keras.Variable | tf.Variable) -> None:

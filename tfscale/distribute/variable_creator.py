@@ -20,6 +20,7 @@ from tfscale.sharding.of_variable import state_sharding_of
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shards
 from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts import Layouts
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 from tfscale.tensor_parallel.sharded_layers import layer_rules
@@ -138,6 +139,8 @@ class VariableCreator:
         )
         if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
             strategy.extended.batch_norms.add(callers[-1])
+        if callers and isinstance(callers[-1], keras.random.SeedGenerator):
+            rank_seeds.attach(callers[-1])
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
         elif callers and values:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import rank_context
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.graph_analysis import layer_calls
 from tfscale.tensor_parallel.sharded_layers import sharded_call
@@ -55,7 +56,9 @@ def trace_model(model, num_parts=1, inputs=None) -> TracedModel:
     made = {}
 
     def run():
-        made.update(_call(model, num_parts, inputs))
+        # In a graph of its own, whoever asks for it.
+        with rank_context.within(replica=None):
+            made.update(_call(model, num_parts, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph
     return TracedModel(graph, **made)

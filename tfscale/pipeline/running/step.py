@@ -106,7 +106,12 @@ class PipelineStep:
         }
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         tensors = Tensors(
-            shared=self._read("trainable", keys.Param),
+            shared={
+                keys.Replica(): tf.cast(
+                    self._context.replica_id_in_sync_group, tf.int64
+                ),
+                **self._read("trainable", keys.Param),
+            },
             states=self._read("state", keys.State),
             sums=self._zeros() if training else {},
             microbatches=divide(batch, self._plan.schedule.num_microbatches),

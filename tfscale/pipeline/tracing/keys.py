@@ -82,6 +82,11 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Replica:
+    """The number of the replica, a scalar of int64."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Losses:
     """Of a microbatch, see whole_batch."""
 

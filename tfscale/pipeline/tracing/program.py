@@ -122,6 +122,7 @@ class Programs:
                 action.kind == "W" for action in schedule.order()
             ),
             jit_compile=self._jit_compile,
+            has_replicas=self._strategy.num_replicas_in_sync > 1,
         )
         known = {
             keys.Activation(value): self._spec(tensor)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import rank_context
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
@@ -49,6 +50,7 @@ class TraceOptions:
         recompute: Whether the backward computes the forward again.
         weights_apart: Whether weight gradients are a phase of their own.
         jit_compile: Whether XLA compiles the functions.
+        has_replicas: Whether several replicas run them.
     """
 
     training: bool
@@ -56,6 +58,7 @@ class TraceOptions:
     recompute: bool = False
     weights_apart: bool = False
     jit_compile: bool = False
+    has_replicas: bool = False
 
 
 class StageGraph:
@@ -133,7 +136,10 @@ class StageGraph:
         for value, tensor in values.items():
             if keys.Mask(value) in tensors:
                 _internals.set_keras_mask(tensor, tensors[keys.Mask(value)])
-        with variables.replaced():
+        replica = None
+        if self.options.has_replicas:
+            replica = self._argument(keys.Replica(), [], tf.int64)
+        with variables.replaced(), rank_context.within(replica=replica):
             for call in stage.calls:
                 statistics.record_weights(
                     call, values, self._numbers, self.forward
