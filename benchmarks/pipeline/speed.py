@@ -17,7 +17,16 @@ from benchmarks import processes
 
 _STAGES = flags.DEFINE_multi_string(
     "pipeline",
-    ["2,8,1f1b", "2,8,gpipe", "2,4,1f1b", "2,32,1f1b", "1,1,1f1b", "1,8,1f1b"],
+    [
+        "2,8,1f1b",
+        "2,8,gpipe",
+        "2,4,1f1b",
+        "2,32,1f1b",
+        "1,1,1f1b",
+        "1,4,1f1b",
+        "1,8,1f1b",
+        "1,32,1f1b",
+    ],
     "Configurations: stages, microbatches, schedule.",
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "How often each takes its turn.")
@@ -69,7 +78,7 @@ def main(argv):
     plain = workers[0]
     print(
         f"{'':24} {'step':>7} {'speed-up':>9} {'bound':>6} {'first step':>11}"
-        f" {'against':>8} {'peak':>6}"
+        f" {'against':>8} {'processor':>10} {'peak':>6}"
     )
     for worker in workers:
         ratio = statistics.median(
@@ -77,11 +86,12 @@ def main(argv):
         )
         step = statistics.median(worker.steps)
         first = worker.first["first_step"]
+        processor = worker.first["first_processor"]
         print(
             f"{worker.name:24} {step * 1e3:4.0f} ms {ratio:9.3f} "
             f"{bound(max(worker.stages, 1), worker.microbatches):6.2f} "
             f"{first:9.1f} s {first / plain.first['first_step']:8.2f} "
-            f"{worker.peak / 2**20:3.1f} GB"
+            f"{processor:8.1f} s {worker.peak / 2**20:3.1f} GB"
         )
 
 

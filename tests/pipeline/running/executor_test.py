@@ -182,6 +182,39 @@ class RanksTest(parameterized.TestCase):
             [[11.0, 13.0], [-11.0, -13.0]],
         )
 
+    @parameterized.parameters(1, 2)
+    def test_a_call_waits_by_its_arguments_alone(self, num_ranks):
+        # A control edge on a call became one for each constant of the
+        # function: the first step at 32 microbatches took three times as long.
+        with tf.Graph().as_default() as graph:
+
+            @tf.function
+            def forward(*terms):
+                return [x + 1.0 for x in terms] + [tf.zeros(())]
+
+            tensors = [
+                Tensors({}, {}, {}, [{Target(0): tf.ones(())} for _ in "abc"])
+                for _ in range(num_ranks)
+            ]
+            function = forward.get_concrete_function(
+                *[tf.TensorSpec(())] * num_ranks
+            )
+            keys_in = tuple((rank, Target(0)) for rank in range(num_ranks))
+            keys_out = tuple((rank, Losses()) for rank in range(num_ranks))
+            run_schedule(
+                [Action("F", 0, m) for m in range(3)],
+                [{"F": Phase(function, keys_in, keys_out)}],
+                [[f"CPU:{rank}" for rank in range(num_ranks)]],
+                tensors,
+            )
+        calls = [op for op in graph.get_operations() if "Call" in op.type]
+        self.assertLen(calls, 3)
+        for number, call in enumerate(calls):
+            self.assertEmpty(call.control_inputs)
+            for tensor in call.inputs:
+                waits_for = [before.type for before in tensor.op.control_inputs]
+                self.assertEqual(waits_for, ["Identity"] * (number > 0))
+
     def test_ranks_meet_once_for_a_schedule_of_any_length(self):
         random = np.random.RandomState(0)
         data = dict(x=random.randn(8, 4), y=random.randn(8, 4), batch_size=8)

@@ -42,6 +42,15 @@ def masked_norm():
     return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
 
 
+def frozen_averages():
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(5, name="a")(inputs)
+    x = keras.layers.BatchNormalization(
+        momentum=1.0, moving_mean_initializer="random_normal"
+    )(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
+
+
 def shared_norm():
     norm = keras.layers.BatchNormalization(momentum=0.8, name="n1")
     inputs = keras.Input((6,))
@@ -179,6 +188,19 @@ class StatisticsTest(parameterized.TestCase):
         one = same_numbers.on_one_device(job(build))
         many = same_numbers.on_mesh(job(build), 2, 1, balance=["b"])
         same_numbers.assert_same(self, one, many)
+
+    @parameterized.parameters((1, 2), (2, 3))
+    def test_a_momentum_of_one_keeps_averages(self, num_replicas, count):
+        # The moving variance was 0 / 0. Some microbatches have no rows.
+        many = same_numbers.on_mesh(
+            job(frozen_averages), 2, count, num_replicas, balance=["c"]
+        )
+        averages = [path for path in many.variables if "/moving_" in path]
+        self.assertLen(averages, 2)
+        for path in averages:
+            np.testing.assert_array_equal(
+                many.variables[path], many.initial[path]
+            )
 
     @parameterized.parameters(shared_norm, renormalising)
     def test_other_averages_go_from_microbatch_to_microbatch(self, build):

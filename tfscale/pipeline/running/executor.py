@@ -81,10 +81,11 @@ def run_schedule(
                 if action.kind == "F":
                     _note_states(stage, rank, action, tensors[rank])
                 arguments.update(_arguments(phase, rank, action, tensors[rank]))
-        with (
-            tf.device(ranks[0]),
-            tf.control_dependencies(list(itertools.chain(*before.values()))),
-        ):
+        # A control edge on a call that is inlined becomes one to each constant
+        # of its function: only where nothing that it takes waits.
+        alone = not any(_waits(key, action.kind) for _, key in phase.inputs)
+        edges = itertools.chain(*before.values()) if alone else ()
+        with tf.device(ranks[0]), tf.control_dependencies(list(edges)):
             *results, done = emit(
                 action, phase.function, [arguments[key] for key in phase.inputs]
             )
@@ -115,7 +116,12 @@ def _arguments(phase, rank, action, tensors):
     if action.kind != "F":
         _add_up_gradients(own, microbatch)
     lookup = collections.ChainMap(microbatch, tensors.sums, tensors.shared)
-    return {(rank, key): _wait(key, lookup[key], action.kind) for key in own}
+    return {
+        (rank, key): tf.identity(lookup[key])
+        if _waits(key, action.kind)
+        else lookup[key]
+        for key in own
+    }
 
 
 def _keep(key, result, action, tensors, whole_batch):
@@ -150,20 +156,16 @@ def _with_weights(actions, stages):
             yield weights
 
 
-def _wait(key, tensor, kind):
-    """The tensor, once the action before is done.
+def _waits(key, kind):
+    """Whether a tensor is handed over once the action before is done.
 
     TensorFlow inlines the functions, and what is inlined waits for nothing but
     its data. So the data that everything in it depends on has to wait: inputs
     of a forward, gradients for a backward, what was kept for a W.
     """
     if isinstance(key, keys.Saved):
-        waits = kind == "W"
-    else:
-        waits = not isinstance(key, keys.Param | keys.GradientSum)
-    if waits:
-        return tf.identity(tensor)
-    return tensor
+        return kind == "W"
+    return not isinstance(key, keys.Param | keys.GradientSum)
 
 
 def _add_up_gradients(own, microbatch):

@@ -254,7 +254,8 @@ class PipelineStep:
         }
         values = {n: tensors.states[keys.State(n)] for n in changed}
         for each in self._plan.statistics:
-            if each.mean in changed:
+            # With a momentum of 1 they stay those from before the step.
+            if each.mean in changed and each.momentum != 1.0:
                 made = [
                     [m[keys.NewState(n)] for m in tensors.microbatches]
                     for n in (each.mean, each.variance)

@@ -12,6 +12,8 @@ their means, makes of them
 
     a' = sum_m p_m a_m
     b' = sum_m p_m b_m + sum_m p_m (a_m - a')^2 / (1 - k)
+
+or, with k = 1, what they were.
 """
 
 import dataclasses
