@@ -21,10 +21,11 @@ class CommitsTest(tf.test.TestCase):
         self.assertEqual(process.returncode, 0, process.stderr)
         found = json.loads(process.stdout.splitlines()[-1])
         killed = [name for name, codes in found.items() if -9 in codes]
-        # Worker 0: the folder, its tensors, what joins them, its state, the
-        # manifest, and the backup that is removed; worker 1: its tensors, what
-        # joins them, and its state.
-        for worker, count in ((0, 6), (1, 3)):
+        # Worker 0: the folder, that it is unfinished, its tensors, what joins
+        # them, its state, the manifest, that it is finished; that the backup
+        # before is unfinished, its manifest and its state. Worker 1: its
+        # tensors, what joins them, and its state.
+        for worker, count in ((0, 10), (1, 3)):
             mine = [
                 name for name in killed if name.startswith(f"worker {worker}")
             ]

@@ -2,20 +2,19 @@
 
 import concurrent.futures
 import ctypes
+import hashlib
+import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
-import subprocess
-import sys
-import time
 import unittest
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tests.source_files import REPOSITORY
 from tfscale.backup import committed
 from tfscale.backup.folder import BackupFolder
 from tfscale.backup.parts import Part
@@ -34,6 +33,14 @@ def flip(path):
 def cut(path, size):
     content = path.read_bytes()
     path.write_bytes(content[: size(len(content))])
+
+
+def in_place_of(make):
+    def damage(path):
+        path.unlink()
+        make(path)
+
+    return damage
 
 
 _CLONE_NEWNS = 0x20000
@@ -60,12 +67,17 @@ def make_read_only(path):
             raise unittest.SkipTest("Root may not mount here.")
 
 
+# What is said of each.
+WORDS = {**{name: name for name in FILES}, MANIFEST: "(MANIFEST|manifest)"}
 DAMAGES = {
     "nothing left": lambda path: cut(path, lambda n: 0),
     "half": lambda path: cut(path, lambda n: n // 2),
     "ten bytes short": lambda path: cut(path, lambda n: n - 10),
     "one bit": flip,
     "missing": lambda path: path.unlink(),
+    "a folder": in_place_of(lambda path: path.mkdir()),
+    "a link": in_place_of(lambda path: path.symlink_to("/dev/zero")),
+    "a pipe": in_place_of(os.mkfifo),
 }
 
 
@@ -108,15 +120,10 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         self.commit(1)
         self.commit(2)
         DAMAGES[damage](self.newest_file(name))
-        unfinished = name == MANIFEST and damage == "missing"
-        if unfinished:  # as a kill leaves it
+        with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(self.folder.newest().step, 1)
-        else:
-            with self.assertLogs(level="WARNING") as logs:
-                self.assertEqual(self.folder.newest().step, 1)
-            self.assertRegex(logs.output[0], "is set aside: ")
-        aside = [n for n in os.listdir(self.path) if n.startswith("damaged-")]
-        self.assertLen(aside, 0 if unfinished else 1)
+        self.assertRegex(logs.output[0], f"is set aside: .*{WORDS[name]}")
+        self.assertLen(committed.damaged(self.path), 1)
 
     def test_with_nothing_left_it_is_an_error_again_and_again(self):
         self.commit(2)
@@ -127,6 +134,114 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
                 "Received: 1 in .* state.json has another SHA-256. Remove",
             ):
                 self.folder.newest()
+
+    def test_what_a_kill_left_is_removed_and_no_error(self):
+        self.commit(1)
+        path = committed.begin(self.path, 2)
+        committed.write_files(path, [], {})
+        self.assertEqual(self.folder.newest().step, 1)
+        self.assertLen(committed.begun(self.path), 1)
+
+    @parameterized.parameters("one manifest", "all manifests")
+    def test_a_lost_manifest_removes_no_tensors(self, lost):
+        self.commit(1)
+        self.commit(2)
+        for path in list(pathlib.Path(self.path).glob(f"backup-*/{MANIFEST}")):
+            if lost == "all manifests" or "backup-00000002" in str(path):
+                path.unlink()
+        if lost == "one manifest":
+            self.assertEqual(self.folder.newest().step, 1)
+        else:
+            with self.assertRaisesRegex(
+                committed.DamagedBackupError, "MANIFEST.json is missing"
+            ):
+                self.folder.newest()
+        self.assertLen(list(pathlib.Path(self.path).glob("*/parts.index")), 2)
+
+    def test_what_somebody_else_has_there_stays(self):
+        """Names that begin alike were removed, through links as well."""
+        elsewhere = pathlib.Path(self.create_tempdir().full_path)
+        (elsewhere / "data").write_text("precious")
+        own = pathlib.Path(self.path)
+        names = ("backup-2024-thesis", "damaged-goods", "backup-1-abc")
+        for name in names:
+            (own / name).mkdir()
+            (own / name / "thesis.tex").write_text("years of work")
+        (own / "backup-notes.txt").write_text("notes")
+        for name in ("backup-latest", f"backup-00000009-{'a' * 32}"):
+            (own / name).symlink_to(elsewhere)
+        before = sorted(os.listdir(self.path))
+        self.commit(1)
+        (backup,) = committed.begun(self.path)
+        (own / backup / "linked").symlink_to(elsewhere)
+        self.assertEqual(self.folder.newest().step, 1)
+        self.commit(2)
+        self.folder.clear()
+        self.assertEqual(sorted(os.listdir(self.path)), before)
+        self.assertEqual((elsewhere / "data").read_text(), "precious")
+        for name in names:
+            self.assertTrue((own / name / "thesis.tex").exists())
+
+    @parameterized.parameters(
+        (lambda m: m["files"].update({"../../x": [0, ""]}), "'../../x', which"),
+        (lambda m: m["files"].update({"/dev/zero": [0, ""]}), "'/dev/zero'"),
+        (lambda m: m["files"].update(notes=[0, ""]), "lists 'notes', which"),
+        (lambda m: m["files"].clear(), "does not list '"),
+        (lambda m: m["files"].pop("state.json"), "not list 'state.json'"),
+        (lambda m: m["tensors"]["v"].update({"in": "../x/parts"}), "not list"),
+        (lambda m: m.update(files=3), "cannot be read"),
+    )
+    def test_a_manifest_lists_what_a_backup_has(self, change, message):
+        """It was read whatever it named: a device for ever."""
+        self.commit(1)
+        self.commit(2)
+        path = self.newest_file(MANIFEST)
+        manifest = json.loads(json.loads(path.read_text())["manifest"])
+        change(manifest)
+        text = json.dumps(manifest)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        path.write_text(json.dumps({"digest": digest, "manifest": text}))
+        with self.assertLogs(level="WARNING") as logs:
+            self.assertEqual(self.folder.newest().step, 1)
+        self.assertIn(message, logs.output[0])
+
+    def test_a_name_that_is_taken_is_no_reason_to_fail(self):
+        self.commit(1)
+        self.commit(2)
+        path = self.newest_file("state.json")
+        os.mkdir(f"{self.path}/damaged-{path.parent.name}")
+        flip(path)
+        self.assertEqual(self.folder.newest().step, 1)
+        self.assertLen(committed.damaged(self.path), 2)
+
+    def test_newer_is_who_has_more_steps(self):
+        for step in (99_999_999, 100_000_000):
+            self.commit(step)
+        self.assertEqual(self.folder.newest().step, 100_000_000)
+
+    def test_files_of_a_worker_that_are_not_there_are_said(self):
+        path = committed.begin(self.path, 1)
+        content = committed.write_files(path, [], {}, worker=1)
+        os.remove(f"{path}/state-1.json")
+        with self.assertRaisesRegex(FileNotFoundError, "state-1.json"):
+            committed.seal(path, 1, [content])
+
+    def test_a_folder_that_was_removed_comes_back_with_its_lock(self):
+        self.commit(1)
+        shutil.rmtree(self.path)
+        self.commit(2)
+        self.assertEqual(self.folder.newest().step, 2)
+        with self.assertRaisesRegex(BlockingIOError, "in use by this process"):
+            BackupFolder(self.path, keep=1).acquire()
+
+    def test_one_that_another_job_has_made_by_then_is_its_own(self):
+        shutil.rmtree(self.path)
+        other = BackupFolder(self.path, keep=1)
+        other.acquire()
+        self.addCleanup(other.release)
+        with self.assertRaisesRegex(BlockingIOError, "must be of one job"):
+            self.commit(1)
+        self.assertEqual(os.listdir(self.path), ["LOCK"])
 
     def test_a_full_disk_leaves_the_backups_before(self):
         self.commit(1)
@@ -139,6 +254,8 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
             OSError, "File too large.*, after 2 steps, .* Free some room"
         ):
             self.commit(2)
+        # What could not be completed makes room again.
+        self.assertLen(committed.begun(self.path), 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         self.assertEqual(self.folder.newest().step, 1)
 
@@ -162,43 +279,6 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         # A thread can have mounts of its own.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             thread.submit(look).result()
-
-    def test_a_folder_of_another_job_is_refused(self):
-        with self.assertRaisesRegex(BlockingIOError, "in use by this process"):
-            BackupFolder(self.path, keep=1).acquire()
-
-    def test_a_lock_dies_with_its_owner_though_a_forked_child_lives(self):
-        path = self.create_tempdir().full_path
-        owner = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"""
-import os, sys, time
-from tfscale.backup.storage import FolderLock
-lock = FolderLock({path!r})
-if not os.fork():
-    time.sleep(60)
-print("locked", flush=True)
-time.sleep(60)
-""",
-            ],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.addCleanup(os.killpg, owner.pid, 9)
-        self.addCleanup(owner.stdout.close)
-        self.assertEqual(owner.stdout.readline(), b"locked\n")
-        with self.assertRaisesRegex(BlockingIOError, f"process {owner.pid}"):
-            BackupFolder(path, keep=1).acquire()
-        owner.kill()
-        owner.wait()
-        time.sleep(0.1)
-        folder = BackupFolder(path, keep=1)
-        folder.acquire()
-        folder.release()
 
     def test_a_file_system_of_tensorflow_works(self):
         folder = BackupFolder("ram://backups/run", keep=1)

@@ -89,7 +89,7 @@ class KillMatrixTest(parameterized.TestCase):
         self.assert_same_end(("batch 14",), data=data)
 
     def test_at_each_point_of_a_save(self):
-        # Two saves have eleven of them: the second one removes the first.
+        # A save has ten of them, with those of removing the one before.
         points = [f"save {number}" for number in range(1, 13)]
         self.assert_same_end(points, backup={"keep": 1}, validate=False)
 

@@ -6,13 +6,15 @@
         parts-1.*, state-1.json       what a second worker has of its own
         MANIFEST.json                 sizes and SHA-256 of these, and its own
 
-It exists if its manifest verifies. Nothing is renamed: whatever was going on
-when a process was killed leaves a folder without a manifest.
+It exists if its manifest verifies. Nothing is renamed: until all is written,
+and once it is being removed, a file UNFINISHED is beside the others, which a
+kill leaves there. Without that one, a manifest that is missing was lost.
 """
 
 import dataclasses
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -30,7 +32,15 @@ from tfscale.sharding.sharding import Sharding
 
 FORMAT = 1
 _MANIFEST = "MANIFEST.json"
-_PREFIX = "backup-"
+_STATE = "state.json"
+_REASON = "REASON"
+_UNFINISHED = "UNFINISHED"
+# Whatever else is in a folder of backups is somebody else's.
+_NAME = re.compile(r"backup-(\d{8,})-[0-9a-f]{32}")
+_DAMAGED_NAME = re.compile(rf"damaged-{_NAME.pattern}(-\d+)?")
+_FILE_NAME = re.compile(
+    r"(parts|state)(-\d+)?(\.json|\.index|\.data-\d{5}-of-\d{5})"
+)
 
 
 class DamagedBackupError(Exception):
@@ -46,20 +56,21 @@ class Backup:
         step: Steps that the run had made, over all epochs.
         state: What is no tensor: JSON.
         tensors: Of each tensor by key `{"shape": ..., "dtype": ...}`.
+        files: Names of the files that it vouches for.
     """
 
     path: str
     step: int
     state: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, Any]]
+    files: frozenset[str]
 
     def state_of(self, worker: int) -> Mapping[str, Any]:
         """What is no tensor, of a worker; of one more, as of the first."""
-        path = storage.join(self.path, f"{_name('state', worker)}.json")
-        try:
-            return json.loads(storage.read(path)) if worker else self.state
-        except FileNotFoundError:
+        name = f"{_name('state', worker)}.json"
+        if not worker or name not in self.files:
             return self.state
+        return json.loads(storage.read(storage.join(self.path, name)))
 
     def read(self, key: str, sharding: Sharding, place) -> tf.Tensor:
         """The part of a tensor that a device has; see `read_part`."""
@@ -85,8 +96,9 @@ def begin(folder: str, step: int) -> str:
         folder: Where backups are.
         step: Steps that the run has made.
     """
-    path = storage.join(folder, f"{_PREFIX}{step:08d}-{uuid.uuid4().hex}")
+    path = storage.join(folder, f"backup-{step:08d}-{uuid.uuid4().hex}")
     storage.make_folder(path)
+    storage.write(storage.join(path, _UNFINISHED), b"")
     return path
 
 
@@ -146,6 +158,9 @@ def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
         path: What `begin` returned.
         step: Steps that the run has made.
         contents: What `write_files` returned, of each worker.
+
+    Raises:
+        FileNotFoundError: If the files of a worker are not there.
     """
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -156,11 +171,18 @@ def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
     for content in contents:
         manifest["files"].update(content["files"])
         manifest["tensors"].update(content["tensors"])
+    for name, (size, _) in manifest["files"].items():
+        file = storage.join(path, name)
+        if not storage.is_file(file) or storage.size(file) != size:
+            raise FileNotFoundError(
+                f"{file!r}, which a worker has written, is not there"
+            )
     text = json.dumps(manifest)
     storage.write(
         storage.join(path, _MANIFEST),
         json.dumps({"digest": _digest(text), "manifest": text}).encode(),
     )
+    storage.remove_file(storage.join(path, _UNFINISHED))
 
 
 def open_backup(path: str, *, is_verified: bool = False) -> Backup:
@@ -174,34 +196,65 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
         DamagedBackupError: If it is not what was written; says in which way.
     """
     try:
-        outer = json.loads(storage.read(storage.join(path, _MANIFEST)))
-        text = outer["manifest"]
-        if _digest(text) != outer["digest"]:
-            raise DamagedBackupError("its manifest has another digest")
-        manifest = json.loads(text)
-        if manifest["format"] != FORMAT:
-            raise DamagedBackupError(
-                f"it has format {manifest['format']}, this version reads "
-                f"{FORMAT}"
-            )
-        for name, expected in manifest["files"].items():
-            if is_verified:
-                break
-            found = storage.size_and_digest(storage.join(path, name))
-            if found[0] != expected[0]:
-                raise DamagedBackupError(
-                    f"{name} has {found[0]} bytes of {expected[0]}"
-                )
-            if found[1] != expected[1]:
-                raise DamagedBackupError(f"{name} has another SHA-256")
-        state = json.loads(storage.read(storage.join(path, "state.json")))
+        manifest = _manifest(path)
+        if not is_verified:
+            _verify(path, manifest["files"])
+        state = json.loads(storage.read(storage.join(path, _STATE)))
+        return Backup(
+            path,
+            manifest["step"],
+            state,
+            manifest["tensors"],
+            frozenset(manifest["files"]),
+        )
     except FileNotFoundError as error:
         raise DamagedBackupError(f"{error} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, tf.errors.OpError) as error:
+        raise DamagedBackupError(f"it cannot be read ({error})") from None
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise DamagedBackupError(
             f"its manifest cannot be read ({error!r})"
         ) from None
-    return Backup(path, manifest["step"], state, manifest["tensors"])
+
+
+def _manifest(path):
+    """The manifest, of which each name is one that a backup has."""
+    name = storage.join(path, _MANIFEST)
+    if _MANIFEST in storage.names(path) and not storage.is_file(name):
+        raise DamagedBackupError(f"{_MANIFEST} is no regular file")
+    outer = json.loads(storage.read(name))
+    if _digest(outer["manifest"]) != outer["digest"]:
+        raise DamagedBackupError("its manifest has another digest")
+    manifest = json.loads(outer["manifest"])
+    if manifest["format"] != FORMAT:
+        raise DamagedBackupError(
+            f"it has format {manifest['format']}, this version reads {FORMAT}"
+        )
+    files = manifest["files"]
+    prefixes = {t.get("in", "parts") for t in manifest["tensors"].values()}
+    for name in {_STATE, *(f"{p}.index" for p in prefixes)} - set(files):
+        raise DamagedBackupError(f"its manifest does not list {name!r}")
+    for name in files:
+        if not _FILE_NAME.fullmatch(name):
+            raise DamagedBackupError(
+                f"its manifest lists {name!r}, which is no file of a backup"
+            )
+    return manifest
+
+
+def _verify(path, files):
+    for name, (size, digest) in files.items():
+        file = storage.join(path, name)
+        if not storage.is_file(file):
+            is_there = name in storage.names(path)
+            raise DamagedBackupError(
+                f"{name} is {'no regular file' if is_there else 'missing'}"
+            )
+        found = storage.size_and_digest(file)
+        if found[0] != size:
+            raise DamagedBackupError(f"{name} has {found[0]} bytes of {size}")
+        if found[1] != digest:
+            raise DamagedBackupError(f"{name} has another SHA-256")
 
 
 def _digest(text):
@@ -210,8 +263,22 @@ def _digest(text):
 
 def begun(folder: str) -> list[str]:
     """Names of folders of backups, the newest first, complete or not."""
-    found = [n for n in storage.names(folder) if n.startswith(_PREFIX)]
-    return sorted(found, reverse=True)
+    found = _real_folders(folder, _NAME)
+    return sorted(found, key=_step_and_name, reverse=True)
+
+
+def damaged(folder: str) -> list[str]:
+    """Names of folders of backups that were set aside."""
+    return sorted(_real_folders(folder, _DAMAGED_NAME))
+
+
+def _real_folders(folder, form):
+    named = [name for name in storage.names(folder) if form.fullmatch(name)]
+    return [n for n in named if storage.is_folder(storage.join(folder, n))]
+
+
+def _step_and_name(name):
+    return int(_NAME.fullmatch(name)[1]), name
 
 
 def is_complete(path: str) -> bool:
@@ -219,7 +286,37 @@ def is_complete(path: str) -> bool:
     return _MANIFEST in storage.names(path)
 
 
+def is_unfinished(path: str) -> bool:
+    """Whether it is what a kill left: nobody ever had it whole."""
+    names = storage.names(path)
+    is_begun = _UNFINISHED in names or _STATE not in names
+    return _MANIFEST not in names and is_begun
+
+
+def set_aside(folder: str, name: str, reason: str) -> None:
+    """Renames a backup that is not what was written, and notes why."""
+    others, aside, number = storage.names(folder), f"damaged-{name}", 1
+    while aside in others:
+        number += 1
+        aside = f"damaged-{name}-{number}"
+    path = storage.join(folder, aside)
+    storage.rename(storage.join(folder, name), path)
+    storage.write(storage.join(path, _REASON), reason.encode())
+
+
+def reason(path: str) -> str:
+    """Why a backup was set aside."""
+    try:
+        return storage.read(storage.join(path, _REASON)).decode(
+            errors="replace"
+        )
+    except (OSError, tf.errors.OpError):
+        return "no reason is noted"
+
+
 def remove(path: str) -> None:
-    """Removes a backup; what a kill leaves of it is none."""
-    storage.remove_file(storage.join(path, _MANIFEST))
+    """Removes a backup; what a kill leaves of it is unfinished."""
+    storage.write(storage.join(path, _UNFINISHED), b"")
+    for name in (_MANIFEST, _STATE):
+        storage.remove_file(storage.join(path, name))
     storage.remove_folder(path)

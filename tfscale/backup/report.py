@@ -1,5 +1,6 @@
 """What interruptions and saves have cost a run, over all of its processes."""
 
+import contextlib
 import os
 import time
 import weakref
@@ -28,10 +29,19 @@ class Report:
             "save_seconds": 0.0,
             "useful_seconds": 0.0,
         }
-        self._note = None
+        self._note: int | None = None
+        self._path: str | None = None
         if folder is not None and storage.is_local(folder):
-            path = storage.join(folder, "PROGRESS")
-            self._note = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._path = storage.join(folder, "PROGRESS")
+        self._open()
+
+    def _open(self):
+        """Nothing but the report needs the file, so no failure counts."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            self._note = os.open(self._path, flags, 0o644)
             self._close = weakref.finalize(self, os.close, self._note)
 
     def close(self) -> None:
@@ -39,6 +49,13 @@ class Report:
         if self._note is not None:
             self._close()
             self._note = None
+
+    def end(self) -> None:
+        """Removes the note: nothing was lost."""
+        if self._note is not None and self._path is not None:
+            with contextlib.suppress(OSError):
+                os.remove(self._path)
+        self.close()
 
     def state(self, useful_seconds: float) -> dict[str, Any]:
         """The totals, with the time of steps of this process added."""
@@ -49,17 +66,26 @@ class Report:
         """Goes on from what an earlier process had saved after `steps`."""
         self._totals = dict(state)
         self._totals["interruptions"] += 1
-        self._totals["steps_lost"] += max(self._noted() - steps, 0)
+        self._totals["steps_lost"] += max(self.noted() - steps, 0)
 
-    def _noted(self):
+    def noted(self) -> int:
+        """The steps that an earlier process has noted; 0 if none is known."""
         if self._note is None:
             return 0
-        return int(os.pread(self._note, _DIGITS, 0) or 0)
+        try:
+            return int(os.pread(self._note, _DIGITS, 0) or 0)
+        except (OSError, ValueError):
+            return 0
 
     def step(self, steps: int) -> None:
         """Notes how many steps the run has made."""
-        if self._note is not None:
-            os.pwrite(self._note, f"{steps:0{_DIGITS}d}".encode(), 0)
+        with contextlib.suppress(OSError):
+            if self._note is not None and not os.fstat(self._note).st_nlink:
+                self.close()  # the folder was removed
+            if self._note is None:
+                self._open()
+            if self._note is not None:
+                os.pwrite(self._note, f"{steps:0{_DIGITS}d}".encode(), 0)
 
     def saved(self, seconds: float) -> None:
         """A save held training up for so long."""

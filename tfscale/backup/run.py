@@ -88,6 +88,13 @@ class Run:
             model, self._epochs, self._callbacks, self._data
         )
         self._backup = self._newest()
+        if self._backup is None and self._report.noted():
+            logging.warning(
+                "No backup is in %r, in which %d steps of a run were noted: "
+                "it begins anew.",
+                folder.path,
+                self._report.noted(),
+            )
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
             _internals.build(model, spec)
@@ -156,7 +163,7 @@ class Run:
         """Ends it well; returns the report."""
         self._schedule.step_is_over(is_last=True)
         self._writer.wait()
-        self._report.close()
+        self._report.end()
         return self._report.text(self._schedule.useful_seconds)
 
     def stop_late(self) -> None:

@@ -6,11 +6,10 @@ through `tf.io.gfile`: there a file appears whole or not at all, once it is
 closed.
 """
 
-import fcntl
 import hashlib
 import os
-import threading
-import weakref
+import shutil
+import stat
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -18,10 +17,6 @@ import tensorflow as tf
 from tfscale.backup.pace import at_once
 
 _CHUNK = 1 << 20
-
-# Folders that this process writes into: `lockf` is by process.
-_own_locks: set[str] = set()
-_own_locks_lock = threading.Lock()
 
 
 def is_local(path: str) -> bool:
@@ -115,6 +110,28 @@ def names(folder: str) -> list[str]:
         return []
 
 
+def is_folder(path: str) -> bool:
+    """Whether a path is that of a real folder, and not of a link to one."""
+    if is_local(path) and os.path.islink(path):
+        return False
+    return tf.io.gfile.isdir(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether a path is that of a regular file: no link, pipe or device."""
+    if not is_local(path):
+        return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def size(path: str) -> int:
+    """Bytes of a file."""
+    return tf.io.gfile.stat(path).length
+
+
 def remove_file(path: str) -> None:
     """Removes a file if it is there."""
     if tf.io.gfile.exists(path):
@@ -122,65 +139,13 @@ def remove_file(path: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Removes a folder with all that is in it, if it is there."""
-    if tf.io.gfile.exists(path):
+    """Removes a folder with all that is in it; what links lead to stays."""
+    if is_local(path):
+        shutil.rmtree(path)
+    else:
         tf.io.gfile.rmtree(path)
 
 
 def rename(old: str, new: str) -> None:
     """Gives a folder another name."""
     tf.io.gfile.rename(old, new)
-
-
-class FolderLock:
-    """Keeps a folder for one job; it ends with its process, however that does.
-
-    `lockf`, not `flock`: a child that was forked does not hold it on. On object
-    stores there is none, and two jobs with one folder are not noticed.
-
-    Args:
-        folder: The folder, which is there.
-
-    Raises:
-        BlockingIOError: If another job has it.
-    """
-
-    def __init__(self, folder: str):
-        self._release = None
-        if not is_local(folder):
-            return
-        path = os.path.realpath(join(folder, "LOCK"))
-        with _own_locks_lock:
-            if path in _own_locks:
-                raise BlockingIOError(_in_use(folder, "this process"))
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                owner = os.pread(file, 16, 0).decode() or "unknown"
-                os.close(file)
-                raise BlockingIOError(
-                    _in_use(folder, f"process {owner}")
-                ) from None
-            _own_locks.add(path)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
-        self._release = weakref.finalize(self, _release, path, file)
-
-    def release(self) -> None:
-        """Lets others have the folder; once is enough."""
-        if self._release is not None:
-            self._release()
-
-
-def _release(path, file):
-    with _own_locks_lock:
-        _own_locks.discard(path)
-    os.close(file)
-
-
-def _in_use(folder, by):
-    return (
-        "A folder of backups must be of one job. Received: backup_dir="
-        f"{folder!r}, in use by {by}. End that one, or take another folder."
-    )

@@ -57,6 +57,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             of another model, optimizer, data or callbacks. Nothing is changed
             then.
         BlockingIOError: From `fit`, if another job uses the folder.
+        OSError: From `fit`, if the folder cannot be written to, or workers do
+            not see one folder.
         tfscale.backup.committed.DamagedBackupError: From `fit`, if there are
             backups, and none is what was written.
 
@@ -139,6 +141,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         _entered.add(self)
         self._stop_signals = StopSignals(self._signals, self._is_over)
         try:
+            self._folder.be_seen(self._company)
             self._run = Run(
                 self.model,
                 self._folder,
