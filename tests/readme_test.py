@@ -113,7 +113,7 @@ class PagesTest(parameterized.TestCase):
         self.addCleanup(os.chdir, here)
         os.mkdir("docs")
         exec(program, {})
-        self.assertCountEqual(os.listdir("docs"), ["ring.png", "tree.png"])
+        self.assertCountEqual(os.listdir("docs"), ["hierarchical.png"])
 
     @parameterized.parameters("README.md", *PAGES)
     def test_the_pages_that_it_links_are_there(self, page):

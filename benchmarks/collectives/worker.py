@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfscale import collectives
 from tfscale import use_virtual_devices
-from tfscale.collectives.planning.algorithms.named import ALGORITHMS
-from tfscale.collectives.planning.algorithms.named import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.algorithms import ALGORITHMS
+from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
 from tfscale.collectives.planning.choosing import in_process
 
 # A turn is as many calls as take about this long.
@@ -70,7 +70,7 @@ def _row(operation, num_devices, num_bytes, rounds):
 def _tensors(operation, num_devices, num_bytes):
     """What each device begins with; rows that all numbers of devices divide."""
     count = num_bytes // 4
-    if operation in ("gather", "all_gather"):
+    if operation == "all_gather":
         count //= num_devices
     if operation == "reduce_scatter":
         count = -(-count // num_devices) * num_devices

@@ -21,7 +21,8 @@ def on_devices(x):
     tensors = []
     for device, array in zip(devices(len(x)), x):
         with tf.device(device):
-            tensors.append(tf.constant(array))
+            is_tensor = tf.is_tensor(array)
+            tensors.append((tf.identity if is_tensor else tf.constant)(array))
     return tensors
 
 
@@ -120,7 +121,7 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
             for target, name in sent:
                 received[places[target]] += sizes[name]
             whole = x[0].size
-            if plan.operation in ("gather", "all_gather"):
+            if plan.operation == "all_gather":
                 whole *= num_devices
             self.assertEqual(
                 received,
@@ -128,14 +129,14 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
                 f"{plan.name} {plan.operation}",
             )
 
-    @parameterized.parameters("two_shot", "ring", "halving_doubling")
-    def test_sizes_that_are_known_later(self, name):
-        plan = getattr(collectives, name)("all_reduce", 3)
+    @parameterized.parameters(collectives.two_shot, numpy_collectives.ring)
+    def test_sizes_that_are_known_later(self, make):
+        plan = make("all_reduce", 3)
         spec = tf.TensorSpec((None, None))
 
         @tf.function(autograph=False, input_signature=[spec] * 3)
         def step(*tensors):
-            return execute(plan, tensors, devices=devices(3))
+            return execute(plan, on_devices(tensors))
 
         for shape in ((5, 7), (1, 1), (0, 2)):
             x = np.random.RandomState(0).randint(-9, 9, (3, *shape))
@@ -147,41 +148,25 @@ class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
         plan = collectives.two_shot("all_reduce", 4)
         for dtype in ("int32", "float64", "bfloat16"):
             tensors = [tf.cast(value, dtype) for value in range(4)]
-            for total in execute(plan, tensors, devices=devices(4)):
+            for total in execute(plan, on_devices(tensors)):
                 self.assertEqual(total.shape, ())
                 self.assertAllEqual(total, tf.cast(6, dtype))
 
     def test_other_dims_and_parts_of_different_sizes(self):
         x = np.arange(24.0).reshape((2, 3, 4))
-        plan = collectives.ring("reduce_scatter", 2)
+        plan = collectives.direct("reduce_scatter", 2)
         found = execute(plan, on_devices(x), dim=-1)
         expected = np.split(x.sum(axis=0), 2, axis=-1)
         self.assertAllEqual(found[1], expected[1])
         parts = [tf.ones((2, 1)), tf.zeros((2, 5))]
-        plan = collectives.ring("all_gather", 2)
-        found = execute(plan, parts, dim=1, devices=devices(2))
+        plan = collectives.direct("all_gather", 2)
+        found = execute(plan, on_devices(parts), dim=1)
         self.assertAllEqual(found[0], np.concatenate(parts, axis=1))
-
-    def test_of_a_broadcast_only_the_root_gives_something(self):
-        plan = collectives.tree("broadcast", 3, root=1)
-        given = [None, tf.constant([1.0, 2.0]), None]
-        found = execute(plan, given, devices=devices(3))
-        for device, tensor in zip(devices(3), found):
-            self.assertAllEqual(tensor, [1.0, 2.0])
-            self.assertEqual(tensor.device[-5:], device[-5:])
 
 
 class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("devices", "all_reduce", [[1.0]] * 3, {}, "3 tensors for a plan of 2"),
-        (
-            "names",
-            "all_reduce",
-            [[1.0]] * 2,
-            {"devices": ["CPU:0"]},
-            "1 names for 2 devices",
-        ),
-        ("none", "all_reduce", [[1.0], None], {}, "`None` for device 1 of a"),
         ("shapes", "all_reduce", [[1.0], [1.0, 2.0]], {}, "one shape"),
         (
             "shapes_beside_dim",
@@ -196,14 +181,9 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_is_refused(self, operation, tensors, options, text):
         plan = collectives.direct(operation, 2)
-        tensors = [t if t is None else tf.constant(t) for t in tensors]
+        tensors = [tf.constant(tensor) for tensor in tensors]
         with self.assertRaisesRegex(ValueError, text):
             execute(plan, tensors, **options)
-
-    def test_a_broadcast_must_be_told_its_devices(self):
-        plan = collectives.direct("broadcast", 2)
-        with self.assertRaisesRegex(ValueError, "if `devices` names"):
-            execute(plan, [tf.constant(1.0), None])
 
 
 if __name__ == "__main__":

@@ -7,20 +7,46 @@ import numpy as np
 
 from tfscale import collectives
 from tfscale.collectives.planning.contents import OPERATIONS
-from tfscale.collectives.planning.contents import ROOTED
 
-PARTED = ("reduce_scatter", "gather", "all_gather")
-SUMS = ("reduce", "all_reduce", "reduce_scatter")
+PARTED = ("reduce_scatter", "all_gather")
+
+
+def ring(operation, num_devices):
+    """A plan of one's own, of many rounds: each sends to the next one."""
+    devices = range(num_devices)
+
+    def rounds(first, sign):
+        return [
+            [
+                f"{d}>{(d + 1) % num_devices}{sign}"
+                f"{(d - number - first) % num_devices}"
+                for d in devices
+            ]
+            for number in range(num_devices - 1)
+        ]
+
+    sums, gather = rounds(1, "+"), rounds(0, ":")
+    return collectives.CollectivePlan(
+        operation,
+        num_devices,
+        num_devices,
+        {
+            "reduce_scatter": sums,
+            "all_gather": gather,
+            "all_reduce": sums + gather,
+        }[operation],
+        name="ring",
+    )
 
 
 def plans(num_devices, roots=None):
     """All algorithms and operations for a number of devices."""
     made = []
     for operation in OPERATIONS:
-        for root in (roots or [0]) if operation in ROOTED else [None]:
-            for name in ("direct", "ring", "tree", "halving_doubling"):
-                make = getattr(collectives, name)
-                made.append(make(operation, num_devices, root=root))
+        if operation != "reduce":
+            made.append(ring(operation, num_devices))
+        for root in (roots or [0]) if operation == "reduce" else [None]:
+            made.append(collectives.direct(operation, num_devices, root=root))
             made += [
                 collectives.hierarchical(
                     operation, num_devices, devices_per_machine=size, root=root
@@ -37,7 +63,7 @@ def inputs(plan, columns=3, seed=0, integers=True):
     """An array for each device, with rows that chunks divide."""
     random = np.random.RandomState(seed)
     rows = plan.num_devices
-    if plan.operation in ("gather", "all_gather"):
+    if plan.operation == "all_gather":
         rows = 2
     shape = (plan.num_devices, rows, columns)
     if integers:
@@ -50,16 +76,13 @@ def expected(plan, x):
     total = x.sum(axis=0)
     joined = np.concatenate(list(x), axis=0)
     devices = range(plan.num_devices)
-    if plan.operation == "broadcast":
-        return [x[plan.root] for _ in devices]
     if plan.operation == "all_reduce":
         return [total for _ in devices]
     if plan.operation == "all_gather":
         return [joined for _ in devices]
     if plan.operation == "reduce_scatter":
         return np.split(total, plan.num_devices, axis=0)
-    result = total if plan.operation == "reduce" else joined
-    return [result if device == plan.root else None for device in devices]
+    return [total if device == plan.root else None for device in devices]
 
 
 def play(plan, x):
@@ -71,9 +94,7 @@ def play(plan, x):
     shape = x.shape[1:]
     have = {}
     for device, array in enumerate(x):
-        if plan.operation == "broadcast" and device != plan.root:
-            continue
-        if plan.operation in ("gather", "all_gather"):
+        if plan.operation == "all_gather":
             have[device, device] = array
         elif plan.operation == "reduce_scatter":
             for chunk, part in enumerate(np.split(array, plan.num_chunks)):
@@ -100,7 +121,7 @@ def play(plan, x):
             have[place] = total
     results = []
     for device in range(plan.num_devices):
-        if plan.operation in ("reduce", "gather") and device != plan.root:
+        if plan.operation == "reduce" and device != plan.root:
             results.append(None)
         elif plan.operation == "reduce_scatter":
             results.append(have[device, device])

@@ -11,9 +11,11 @@ import tfscale
 from tests import source_files
 from tests.collectives import numpy_collectives
 from tfscale import collectives
+from tfscale.collectives import links
 from tfscale.collectives import nccl
 from tfscale.collectives import operations
 from tfscale.collectives.planning import choosing
+from tfscale.collectives.planning.algorithms import ALGORITHMS
 from tfscale.distribute import zero
 from tfscale.tensor_parallel import collectives as ranks
 
@@ -43,18 +45,80 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_a_plan_or_the_name_of_one(self):
         x = np.arange(24.0).reshape((4, 6))
-        for plan in ("ring", "tree", collectives.ring("all_reduce", 4)):
+        ring = numpy_collectives.ring("all_reduce", 4)
+        for plan in ("two_shot", "parameter_server", ring):
             for found in operations.all_reduce(on_devices(x), plan=plan):
                 self.assertAllEqual(found, x.sum(axis=0))
 
     @parameterized.parameters(
-        (collectives.ring("all_reduce", 3), "ring all_reduce for 3 devices"),
-        (collectives.ring("all_gather", 2), "for an all_reduce over 2"),
+        (collectives.direct("all_reduce", 3), "direct all_reduce for 3 dev"),
+        (collectives.direct("all_gather", 2), "for an all_reduce over 2"),
         ("star", "or one of direct, two_shot"),
     )
     def test_a_plan_for_something_else_is_refused(self, plan, text):
         with self.assertRaisesRegex(ValueError, text):
             operations.all_reduce([tf.zeros(2)] * 2, plan=plan)
+
+
+class MachinesTest(parameterized.TestCase):
+    """Which plan is taken where devices lie on several machines."""
+
+    @parameterized.parameters(
+        ((0, 0, 0, 0), None),
+        ((0, 1, 2), None),
+        ((0, 0, 1, 1), 2),
+        ((0, 0, 0, 1, 1, 1), 3),
+        ((0, 1, 0, 1), None),  # those of a machine do not follow each other
+        ((0, 0, 1), None),
+    )
+    def test_devices_of_a_machine_go_first_where_it_has_several(
+        self, machines, size
+    ):
+        devices = [
+            f"/job:worker/replica:0/task:{machine}/device:CPU:{index}"
+            for index, machine in enumerate(machines)
+        ]
+        self.assertEqual(links.machines(tuple(devices)), machines)
+        tensors = [mock.Mock(device=device) for device in devices]
+        for tensor in tensors:
+            tensor.shape.num_elements.return_value = 1 << 20
+            tensor.dtype.size = 4
+        network = collectives.Costs(latency=1e-3, bandwidth=1e9)
+        with mock.patch.object(links, "_measured", lambda _: (1e-3, 1e9)):
+            plan = operations.plan_of("all_reduce", tensors)
+        if size:
+            self.assertEqual(
+                plan,
+                collectives.hierarchical(
+                    "all_reduce", len(machines), devices_per_machine=size
+                ),
+            )
+        elif len(set(machines)) == len(machines):
+            self.assertEqual(
+                plan,
+                collectives.choose(
+                    "all_reduce", len(machines), 8 << 20, costs=network
+                ),
+            )
+            self.assertEqual(plan.name, "two_shot")
+        else:
+            self.assertIn(plan.name, ALGORITHMS)
+
+    def test_links_that_are_slow_to_answer_get_whole_tensors(self):
+        # The size from which two rounds pay is latency times bandwidth.
+        devices = tuple(
+            f"/job:worker/replica:0/task:{task}/device:CPU:0"
+            for task in range(4)
+        )
+        for latency, name in ((1e-3, "direct"), (1e-5, "two_shot")):
+            links.costs.cache_clear()
+            measured = mock.Mock(return_value=(latency, 1e9))
+            with mock.patch.object(links, "_measured", measured):
+                plan = collectives.choose(
+                    "all_reduce", 4, 256 << 10, costs=links.costs(devices)
+                )
+            self.assertEqual(plan.name, name)
+        links.costs.cache_clear()
 
 
 def cores(count):

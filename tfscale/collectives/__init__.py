@@ -5,15 +5,10 @@ from tfscale.collectives.operations import all_gather
 from tfscale.collectives.operations import all_reduce
 from tfscale.collectives.operations import reduce
 from tfscale.collectives.operations import reduce_scatter
-from tfscale.collectives.planning.algorithms.direct import direct
-from tfscale.collectives.planning.algorithms.direct import parameter_server
-from tfscale.collectives.planning.algorithms.direct import two_shot
-from tfscale.collectives.planning.algorithms.halving_doubling import (
-    halving_doubling,
-)
-from tfscale.collectives.planning.algorithms.hierarchical import hierarchical
-from tfscale.collectives.planning.algorithms.ring import ring
-from tfscale.collectives.planning.algorithms.tree import tree
+from tfscale.collectives.planning.algorithms import direct
+from tfscale.collectives.planning.algorithms import hierarchical
+from tfscale.collectives.planning.algorithms import parameter_server
+from tfscale.collectives.planning.algorithms import two_shot
 from tfscale.collectives.planning.choosing import choose
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.costs import Costs
@@ -36,14 +31,11 @@ __all__ = [
     "choose",
     "direct",
     "execute",
-    "halving_doubling",
     "hierarchical",
     "parameter_server",
     "reduce",
     "reduce_scatter",
-    "ring",
     "save_png",
     "simulate",
-    "tree",
     "two_shot",
 ]

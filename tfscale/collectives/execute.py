@@ -13,11 +13,7 @@ _ALIGNED_BYTES = 64
 
 
 def execute(
-    plan: CollectivePlan,
-    tensors: Sequence[tf.Tensor | None],
-    *,
-    dim: int = 0,
-    devices: Sequence[str] | None = None,
+    plan: CollectivePlan, tensors: Sequence[tf.Tensor], *, dim: int = 0
 ) -> list[tf.Tensor | None]:
     """Runs a plan on tensors, each of them on its device.
 
@@ -27,51 +23,37 @@ def execute(
 
     Args:
         plan: What to do.
-        tensors: One for each device of the plan, in its order, all of one
-            dtype. Of a broadcast only that of the root counts; the others may
-            be `None`. All have one shape, but for a gather and an all-gather,
-            whose tensors may differ in `dim`.
-        dim: Along which dim tensors are put together by a gather or an
-            all-gather, and divided by a reduce-scatter.
-        devices: Names of the devices; by default those of the tensors.
+        tensors: One for each device of the plan, on it and in its order, all of
+            one dtype. All have one shape, but those of an all-gather may differ
+            in `dim`.
+        dim: Along which dim tensors are put together by an all-gather, and
+            divided by a reduce-scatter.
 
     Returns:
         What each device has in the end, on that device; `None` for devices
-        that have nothing, which are those other than the root of a reduce or
-        gather.
+        that have nothing, which are those other than the root of a reduce.
 
     Raises:
-        ValueError: If the number of tensors or devices is not that of the
-            plan, tensors do not have one shape and dtype, or a size is not
-            divisible by the number of devices.
+        ValueError: If the number of tensors is not that of the plan, tensors do
+            not have one shape and dtype, or a size is not divisible by the
+            number of devices.
 
     Example: in replicas and model ranks, tfscale does this.
 
     >>> import tensorflow as tf
-    >>> from tfscale.collectives.planning.algorithms.ring import ring
+    >>> from tfscale.collectives.planning.algorithms import direct
     >>> tensors = [tf.constant([1.0, 2.0]), tf.constant([10.0, 20.0])]
-    >>> for total in execute(ring("all_reduce", 2), tensors):
+    >>> for total in execute(direct("all_reduce", 2), tensors):
     ...     print(total.numpy())
     [11. 22.]
     [11. 22.]
     """
-    given = {
-        device: tf.convert_to_tensor(tensor)
-        for device, tensor in enumerate(tensors)
-        if tensor is not None
-    }
-    _check(plan, tensors, given, devices, dim)
-    if devices is None:
-        devices = [given[device].device for device in range(len(tensors))]
-    else:
-        for device, tensor in given.items():
-            with tf.device(devices[device]):
-                given[device] = tf.identity(tensor)
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    _check(plan, tensors, dim)
     if plan.num_devices == 1:
-        with tf.device(devices[0]):
-            return [tf.identity(given[0])]
-    first = given[min(given) if plan.root is None else plan.root]
-    held = _Held(plan, devices, given, first, dim)
+        with tf.device(tensors[0].device):
+            return [tf.identity(tensors[0])]
+    held = _Held(plan, tensors, dim)
     for sends in plan.rounds:
         held.play(sends)
     return held.results()
@@ -80,14 +62,14 @@ def execute(
 class _Held:
     """What devices have of the chunks: tensors, maybe on another device."""
 
-    def __init__(self, plan, devices, tensors, first, dim):
-        self._plan, self._devices, self._dim = plan, devices, dim
+    def __init__(self, plan, tensors, dim):
+        self._plan, self._dim = plan, dim
+        self._devices = [tensor.device for tensor in tensors]
+        first = tensors[plan.root or 0]
         self._shape = tf.shape(first) if _is_dynamic(first) else first.shape
         self._parts, self._is_here = {}, {}
-        for device, tensor in tensors.items():
-            if plan.operation == "broadcast" and device != plan.root:
-                continue
-            with tf.device(devices[device]):
+        for device, tensor in enumerate(tensors):
+            with tf.device(tensor.device):
                 parts = self._cut(device, tensor)
             for chunk, part in parts.items():
                 self._parts[device, chunk] = part
@@ -120,7 +102,7 @@ class _Held:
         """What each device ends with."""
         plan, results = self._plan, []
         for device, name in enumerate(self._devices):
-            if plan.operation in ("reduce", "gather") and device != plan.root:
+            if plan.operation == "reduce" and device != plan.root:
                 results.append(None)
                 continue
             with tf.device(name):
@@ -185,7 +167,7 @@ def _sizes(rows, count):
     return number // count + tf.cast(tf.range(count) < number % count, tf.int32)
 
 
-def _check(plan, tensors, given, devices, dim):
+def _check(plan, tensors, dim):
     if len(tensors) != plan.num_devices:
         raise ValueError(
             "A plan is for a number of devices, and needs a tensor for each. "
@@ -193,32 +175,13 @@ def _check(plan, tensors, given, devices, dim):
             f"{plan.num_devices} devices ({plan.name} {plan.operation}). Make "
             "the plan for as many devices as there are tensors."
         )
-    if devices is not None and len(devices) != plan.num_devices:
-        raise ValueError(
-            "`devices` must have a name for each device of the plan. Received: "
-            f"{len(devices)} names for {plan.num_devices} devices."
-        )
-    needed = (
-        {plan.root}
-        if plan.operation == "broadcast"
-        else range(plan.num_devices)
-    )
-    missing = sorted(set(needed) - set(given))
-    if missing or (devices is None and len(given) < plan.num_devices):
-        missing = missing or sorted(set(range(plan.num_devices)) - set(given))
-        raise ValueError(
-            "Every device must give a tensor; of a broadcast only the root "
-            "must, if `devices` names where the others are. Received: `None` "
-            f"for device {missing[0]} of a {plan.operation}."
-        )
-    tensors = [given[device] for device in needed]
     dtypes = {tensor.dtype.name for tensor in tensors}
     if len(dtypes) > 1:
         raise ValueError(
             "All tensors of a collective must have one dtype. Received: "
             f"{', '.join(sorted(dtypes))}. Cast them first."
         )
-    for device, tensor in zip(needed, tensors):
+    for device, tensor in enumerate(tensors):
         _check_shape(plan, device, tensor, tensors[0], dim)
 
 

@@ -5,15 +5,18 @@ algorithm does it is decided in one place. Between processes the collectives
 are TensorFlow's own.
 """
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale.collectives import links
 from tfscale.collectives import nccl
 from tfscale.collectives.execute import execute
-from tfscale.collectives.planning.algorithms.direct import direct
-from tfscale.collectives.planning.algorithms.named import ALGORITHMS
+from tfscale.collectives.planning.algorithms import ALGORITHMS
+from tfscale.collectives.planning.algorithms import direct
+from tfscale.collectives.planning.algorithms import hierarchical
 from tfscale.collectives.planning.choosing import choose
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 
@@ -27,8 +30,9 @@ def all_reduce(
 
     Args:
         tensors: One for each device, on it; of one shape and dtype.
-        plan: `"auto"`: by NCCL on GPUs where TensorFlow has it, else what
-            `choose` says for this size; or the name of an algorithm; or a
+        plan: `"auto"`: by NCCL on GPUs where TensorFlow has it; between
+            machines of several devices `hierarchical`; else what `choose` says
+            for this size and these links. Or the name of an algorithm; or a
             plan for this number of devices.
 
     Returns:
@@ -46,7 +50,7 @@ def all_reduce(
     """
     if plan == "auto" and nccl.can_reduce(tensors):
         return nccl.all_reduce(tensors)
-    return execute(_plan("all_reduce", tensors, plan, 1), tensors)
+    return execute(plan_of("all_reduce", tensors, plan), tensors)
 
 
 def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -66,7 +70,7 @@ def reduce(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     >>> float(reduce([tf.constant(1.0), tf.constant(2.0)]))
     3.0
     """
-    total, *_ = execute(_plan("reduce", tensors, "direct", 1), tensors)
+    total, *_ = execute(plan_of("reduce", tensors), tensors)
     return total
 
 
@@ -101,7 +105,7 @@ def reduce_scatter(
     >>> [part.numpy().tolist() for part in parts]
     [[2.0], [4.0]]
     """
-    return execute(_plan("reduce_scatter", tensors, plan, 1), tensors, dim=dim)
+    return execute(plan_of("reduce_scatter", tensors, plan), tensors, dim=dim)
 
 
 def all_gather(
@@ -131,7 +135,7 @@ def all_gather(
     >>> [whole.numpy().tolist() for whole in wholes]
     [[1.0, 2.0], [1.0, 2.0]]
     """
-    made = _plan("all_gather", tensors, plan, len(tensors))
+    made = plan_of("all_gather", tensors, plan, len(tensors))
     return execute(made, tensors, dim=dim)
 
 
@@ -157,16 +161,24 @@ def in_groups(
     return tuple(results[index] for index in range(len(tensors)))
 
 
-def _plan(operation, tensors, plan, num_parts):
+def plan_of(operation, tensors, plan="auto", num_parts=1):
     """The plan for some tensors, each of which is one of so many parts."""
     if plan == "auto":
+        devices = tuple(tensor.device for tensor in tensors)
+        per_machine = _devices_per_machine(links.machines(devices))
+        if per_machine:
+            # Not by costs: they are measured, and sums in another order have
+            # other digits.
+            return _hierarchical(operation, len(tensors), per_machine)
         size = tensors[0].shape.num_elements()
         if size is None:
             return direct(operation, len(tensors))
         num_bytes = num_parts * size * tensors[0].dtype.size
         # The power of two above it: no model is finer, and few sizes are
         # simulated.
-        return choose(operation, len(tensors), 1 << num_bytes.bit_length())
+        num_bytes = 1 << num_bytes.bit_length()
+        costs = links.costs(devices)
+        return choose(operation, len(tensors), num_bytes, costs=costs)
     if isinstance(plan, CollectivePlan):
         if (plan.operation, plan.num_devices) != (operation, len(tensors)):
             raise ValueError(
@@ -182,3 +194,19 @@ def _plan(operation, tensors, plan, num_parts):
             f"one of {', '.join(ALGORITHMS)}. Received: {plan!r}."
         )
     return ALGORITHMS[plan](operation, len(tensors))
+
+
+@functools.lru_cache(maxsize=256)
+def _hierarchical(operation, num_devices, devices_per_machine):
+    return hierarchical(
+        operation, num_devices, devices_per_machine=devices_per_machine
+    )
+
+
+def _devices_per_machine(machines):
+    """How many devices each of several machines has; `None` for one each."""
+    size = machines.count(0)
+    if size == 1 or size == len(machines):
+        return None
+    regular = [*range(max(machines) + 1)] * size
+    return size if sorted(regular) == list(machines) else None

@@ -6,12 +6,13 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from tests.collectives import numpy_collectives
 from tfscale import collectives
 
 
 class AsTextTest(absltest.TestCase):
     def test_a_ring(self):
-        plan = collectives.ring("all_reduce", 3)
+        plan = numpy_collectives.ring("all_reduce", 3)
         self.assertEqual(
             collectives.as_text(plan).splitlines(),
             [
@@ -22,21 +23,23 @@ class AsTextTest(absltest.TestCase):
             ],
         )
 
-    def test_a_tree(self):
-        plan = collectives.tree("broadcast", 4, root=1)
+    def test_a_sum_for_one_device_of_two_machines(self):
+        plan = collectives.hierarchical(
+            "reduce", 4, devices_per_machine=2, root=1
+        )
         self.assertEqual(
             collectives.as_text(plan).splitlines(),
             [
-                "tree broadcast from device 1: 4 devices, 1 chunk, 2 rounds",
-                "  device 0       3:0",
-                "  device 1",
-                "  device 2       1:0",
-                "  device 3  1:0",
+                "hierarchical reduce to device 1: 4 devices, 1 chunk, 2 rounds",
+                "  device 0",
+                "  device 1  0+0  3+0",
+                "  device 2",
+                "  device 3  2+0",
             ],
         )
 
     def test_one_device(self):
-        plan = collectives.ring("all_reduce", 1)
+        plan = numpy_collectives.ring("all_reduce", 1)
         self.assertEqual(
             collectives.as_text(plan).splitlines(),
             ["ring all_reduce: 1 device, 1 chunk, 0 rounds", "  device 0"],
@@ -47,8 +50,8 @@ class SavePngTest(absltest.TestCase):
     def test_it_is_a_small_picture(self):
         folder = self.create_tempdir()
         for plan in (
-            collectives.ring("all_reduce", 4),
-            collectives.tree("broadcast", 8),
+            numpy_collectives.ring("all_reduce", 4),
+            collectives.hierarchical("reduce", 8, devices_per_machine=4),
             collectives.direct("all_reduce", 1),
         ):
             path = os.path.join(folder, f"{plan.name}.png")
@@ -63,7 +66,7 @@ class SavePngTest(absltest.TestCase):
             mock.patch.dict(sys.modules, {"matplotlib.figure": None}),
             self.assertRaisesRegex(ImportError, r"tfscale\[plot\]"),
         ):
-            collectives.save_png(collectives.ring("gather", 2), "unused.png")
+            collectives.save_png(collectives.direct("reduce", 2), "unused.png")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,12 @@ import functools
 import math
 import os
 
-from tfscale.collectives.planning.algorithms.named import ALGORITHMS
-from tfscale.collectives.planning.algorithms.named import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.algorithms import ALGORITHMS
+from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.contents import checked_root
 from tfscale.collectives.planning.costs import Costs
 from tfscale.collectives.planning.simulate import simulate
-
-# In one process sums have the same digits whatever is chosen for a tensor:
-# these add up all devices at once, in their order.
-_IN_ORDER = ("direct", "two_shot", "parameter_server")
 
 
 def in_process(num_cores: int | None = None) -> Costs:
@@ -54,15 +50,16 @@ def choose(
 ) -> CollectivePlan:
     """The plan that should take the least time.
 
+    All that it chooses from add up all devices at once, in their order, so that
+    the choice changes no digit.
+
     Args:
         operation: See `CollectivePlan`.
         num_devices: Number of devices.
         num_bytes: Size of the whole tensor, see `simulate`.
         costs: What links and devices take; by default those of virtual devices
-            in this process, as measured, with the cores that it may use. Then
-            only plans are chosen between that add up all devices at once, in
-            their order, so that the choice changes no digit.
-        root: For a broadcast, reduce or gather; by default device 0.
+            in this process, as measured, with the cores that it may use.
+        root: For a reduce; by default device 0.
 
     Returns:
         A plan of one of the algorithms that need no more than the number of
@@ -72,13 +69,13 @@ def choose(
     Raises:
         ValueError: For an operation, a number or a root that cannot be.
 
-    Example: over a network a broadcast of much is scattered first and then
-    gathered.
+    Example: over a network, much is cut into parts that each device adds up
+    for all.
 
     >>> network = Costs(latency=1e-5, bandwidth=1e9)
-    >>> choose("broadcast", 8, 64 << 20, costs=network).name
-    'halving_doubling'
-    >>> choose("broadcast", 8, 1024, costs=network).name
+    >>> choose("all_reduce", 8, 64 << 20, costs=network).name
+    'two_shot'
+    >>> choose("all_reduce", 8, 1024, costs=network).name
     'direct'
 
     In one process, where each of two devices has a core, both add up for
@@ -87,16 +84,15 @@ def choose(
     >>> choose("all_reduce", 2, 64 << 20, costs=in_process(2)).name
     'direct'
     """
-    names = tuple(ALGORITHMS)
-    if costs is None:
-        costs, names = in_process(), _IN_ORDER
-    return _fastest(operation, num_devices, num_bytes, costs, root, names)
+    return _fastest(
+        operation, num_devices, num_bytes, costs or in_process(), root
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _fastest(operation, num_devices, num_bytes, costs, root, names):
+def _fastest(operation, num_devices, num_bytes, costs, root):
     root = checked_root(operation, num_devices, root)
-    plans = [_make(name, operation, num_devices, root) for name in names]
+    plans = [_make(name, operation, num_devices, root) for name in ALGORITHMS]
     return min(
         (plan for plan in plans if plan),
         key=lambda plan: (

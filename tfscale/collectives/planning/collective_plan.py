@@ -1,7 +1,7 @@
 """A collective is data: round by round, who sends which chunk to whom.
 
 Whatever simulates, draws or executes plans takes any `CollectivePlan`; those
-that have a name are in `algorithms/`. What the operations mean is in
+that have a name are in `algorithms.py`. What the operations mean is in
 `contents.py`.
 """
 
@@ -26,15 +26,15 @@ class CollectivePlan:
     devices, the target's own in its place.
 
     Args:
-        operation: `"broadcast"`, `"reduce"`, `"all_reduce"`,
-            `"reduce_scatter"`, `"gather"` or `"all_gather"`.
+        operation: `"reduce"`, `"all_reduce"`, `"reduce_scatter"` or
+            `"all_gather"`.
         num_devices: Number of devices.
         num_chunks: Into how many equal parts the whole tensor is divided; for
-            `"reduce_scatter"`, `"gather"` and `"all_gather"` the number of
-            devices, chunk d being that of device d.
+            `"reduce_scatter"` and `"all_gather"` the number of devices, chunk d
+            being that of device d.
         rounds: For each round its sends: `Send`s, or strings like `"0>1+2"`.
-        root: The device at which a broadcast begins, or a reduce or gather
-            ends, by default device 0; `None` for the other operations.
+        root: The device at which a reduce ends, by default device 0; `None` for
+            the other operations.
         name: What summaries and pictures call it.
 
     Raises:

@@ -15,24 +15,14 @@ from tfscale.collectives.planning.send import Send
 # own, chunk d is that of device d.
 #
 #                     begins with                    ends with
-#   broadcast         the root: all chunks           each: the root's chunks
 #   reduce            each: all chunks               the root: their sums
 #   all_reduce        each: all chunks               each: their sums
 #   reduce_scatter    each: all chunks               device d: sum of chunk d
-#   gather            device d: chunk d              the root: all chunks
 #   all_gather        device d: chunk d              each: all chunks
-OPERATIONS = (
-    "broadcast",
-    "reduce",
-    "all_reduce",
-    "reduce_scatter",
-    "gather",
-    "all_gather",
-)
-ROOTED = ("broadcast", "reduce", "gather")
+OPERATIONS = ("reduce", "all_reduce", "reduce_scatter", "all_gather")
 SUMS = ("reduce", "all_reduce", "reduce_scatter")
 # Chunk d belongs to device d, so there is one for each device.
-PARTED = ("reduce_scatter", "gather", "all_gather")
+PARTED = ("reduce_scatter", "all_gather")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +45,7 @@ class Contents:
         operation: One of `OPERATIONS`.
         num_devices: Number of devices.
         num_chunks: Number of chunks.
-        root: The device that a rooted operation begins or ends at.
+        root: The device that a reduce ends at.
     """
 
     def __init__(self, operation, num_devices, num_chunks, root):
@@ -100,21 +90,15 @@ class Contents:
         everybody = frozenset(devices)
         if self._operation == "reduce_scatter":
             return {(device, device): everybody for device in devices}
-        ends = (
-            [self._root] if self._operation in ("reduce", "gather") else devices
-        )
-
-        def of(chunk):
-            if self._operation in SUMS:
-                return everybody
-            source = self._root if self._operation == "broadcast" else chunk
-            return frozenset([source])
-
-        return {(end, chunk): of(chunk) for end in ends for chunk in chunks}
+        ends = [self._root] if self._operation == "reduce" else devices
+        adds = self._operation in SUMS
+        return {
+            (end, chunk): everybody if adds else frozenset([chunk])
+            for end in ends
+            for chunk in chunks
+        }
 
     def _begins_with(self, device, chunk):
-        if self._operation == "broadcast":
-            return device == self._root
         return self._operation in SUMS or device == chunk
 
     def _sum(self, one, other):
@@ -143,10 +127,10 @@ def checked_root(operation: str, num_devices: int, root: int | None):
             "`num_devices` must be at least 1. Received: "
             f"num_devices={num_devices}."
         )
-    if operation not in ROOTED:
+    if operation != "reduce":
         if root is not None:
             raise ValueError(
-                f"Only {', '.join(ROOTED)} have a root. Received: "
+                "Only a reduce has a root. Received: "
                 f"root={root} for {operation}. Leave it out."
             )
         return None

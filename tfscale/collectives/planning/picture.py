@@ -19,12 +19,12 @@ def as_text(plan: CollectivePlan) -> str:
 
     Example:
 
-    >>> from tfscale.collectives.planning.algorithms.ring import ring
-    >>> print(as_text(ring("all_reduce", 3)))
-    ring all_reduce: 3 devices, 3 chunks, 4 rounds
-      device 0  2+1  2+0  2:2  2:1
-      device 1  0+2  0+1  0:0  0:2
-      device 2  1+0  1+2  1:1  1:0
+    >>> from tfscale.collectives.planning.algorithms import two_shot
+    >>> print(as_text(two_shot("all_reduce", 3)))
+    two_shot all_reduce: 3 devices, 3 chunks, 2 rounds
+      device 0  1+0,2+0  2:2,1:1
+      device 1  2+1,0+1  0:0,2:2
+      device 2  0+2,1+2  1:1,0:0
     """
     cells = [
         [
@@ -48,12 +48,11 @@ def as_text(plan: CollectivePlan) -> str:
 def _headline(plan: CollectivePlan) -> str:
     """Algorithm, operation and sizes of a plan, in a line.
 
-    >>> from tfscale.collectives.planning.algorithms.tree import tree
-    >>> _headline(tree("reduce", 4, root=2))
-    'tree reduce to device 2: 4 devices, 1 chunk, 2 rounds'
+    >>> from tfscale.collectives.planning.algorithms import direct
+    >>> _headline(direct("reduce", 4, root=2))
+    'direct reduce to device 2: 4 devices, 1 chunk, 1 round'
     """
-    to_root = {"broadcast": " from"}.get(plan.operation, " to")
-    root = "" if plan.root is None else f"{to_root} device {plan.root}"
+    root = "" if plan.root is None else f" to device {plan.root}"
     return (
         f"{plan.name} {plan.operation}{root}: "
         f"{_count(plan.num_devices, 'device')}, "
@@ -81,9 +80,9 @@ def save_png(plan: CollectivePlan, path: str) -> None:
 
     >>> import os
     >>> import tempfile
-    >>> from tfscale.collectives.planning.algorithms.ring import ring
-    >>> path = os.path.join(tempfile.mkdtemp(), "ring.png")
-    >>> save_png(ring("all_reduce", 4), path)
+    >>> from tfscale.collectives.planning.algorithms import two_shot
+    >>> path = os.path.join(tempfile.mkdtemp(), "two_shot.png")
+    >>> save_png(two_shot("all_reduce", 4), path)
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

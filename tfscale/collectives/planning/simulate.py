@@ -47,10 +47,10 @@ class Simulation:
 
     Example: see `simulate`.
 
-    >>> from tfscale.collectives.planning.algorithms.tree import tree
-    >>> simulation = simulate(tree("broadcast", 4), 8e9, Costs(0.5, 8e9))
-    >>> simulation.makespan, simulation.bytes_sent[0]
-    (3.0, 16000000000.0)
+    >>> from tfscale.collectives.planning.algorithms import direct
+    >>> simulation = simulate(direct("reduce", 4), 8e9, Costs(0.5, 8e9))
+    >>> simulation.makespan, simulation.bytes_sent[1]
+    (3.5, 8000000000.0)
     """
 
     plan: CollectivePlan
@@ -82,13 +82,13 @@ def simulate(
         ValueError: If the size is negative, or `costs` has bandwidths for
             another number of devices.
 
-    Example: all-reduce over a ring takes 2 (n - 1) (latency + S / (n B)).
+    Example: a `two_shot` takes 2 (latency + (n - 1) / n S / B).
 
-    >>> from tfscale.collectives.planning.algorithms.ring import ring
+    >>> from tfscale.collectives.planning.algorithms import two_shot
     >>> costs = Costs(latency=1e-3, bandwidth=1e9)
-    >>> simulation = simulate(ring("all_reduce", 4), 400e6, costs)
+    >>> simulation = simulate(two_shot("all_reduce", 4), 400e6, costs)
     >>> round(simulation.makespan, 6)
-    0.606
+    0.602
     """
     _check(plan, num_bytes, costs)
     chunk_bytes = num_bytes / plan.num_chunks
@@ -174,7 +174,7 @@ class _Clock:
             return end
         size = 2 * self._bytes * plan.num_chunks
         devices = range(plan.num_devices)
-        if plan.operation in ("reduce", "gather"):
+        if plan.operation == "reduce":
             devices = [plan.root]
         ready = {
             device: max(
@@ -188,12 +188,9 @@ class _Clock:
 
     def _cut(self):
         plan = self._plan
-        if plan.num_chunks == 1 or plan.operation in ("gather", "all_gather"):
+        if plan.num_chunks == 1 or plan.operation == "all_gather":
             return
-        devices = range(plan.num_devices)
-        if plan.operation == "broadcast":
-            devices = [plan.root]
-        for device in devices:
+        for device in range(plan.num_devices):
             end = self._work(device, 0.0, 0)
             for chunk in range(plan.num_chunks):
                 self._there[device, chunk] = end

@@ -1,0 +1,92 @@
+"""What a message between machines takes, measured when it is first needed."""
+
+import functools
+import math
+import time
+
+import tensorflow as tf
+
+from tfscale.collectives.planning.choosing import in_process
+from tfscale.collectives.planning.costs import Costs
+
+_BYTES = 1 << 20
+_CALLS = 5
+
+
+@functools.lru_cache(maxsize=256)
+def machines(devices: tuple[str, ...]) -> tuple[int, ...]:
+    """For each device the number of its machine, by the task in its name.
+
+    Example:
+
+    >>> task = "/job:worker/replica:0/task:{}/device:CPU:{}"
+    >>> machines((task.format(0, 0), task.format(0, 1), task.format(2, 0)))
+    (0, 0, 1)
+    """
+    specs = [tf.DeviceSpec.from_string(device) for device in devices]
+    tasks = [(spec.job, spec.replica, spec.task) for spec in specs]
+    numbers = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
+    return tuple(numbers[task] for task in tasks)
+
+
+@functools.lru_cache(maxsize=256)
+def costs(devices: tuple[str, ...]) -> Costs | None:
+    """Costs between some devices; `None` if they are of one machine.
+
+    The first call for some machines sends them a few messages: a small one,
+    and one of 1 MiB, goes from each machine to the next one. A link is taken to
+    be what they are on average, and to be shared by all devices of a machine.
+
+    Args:
+        devices: Full names of devices, as `tf.Tensor.device` has them.
+    """
+    of_device = machines(devices)
+    if len(set(of_device)) == 1:
+        return None
+    firsts = [of_device.index(machine) for machine in sorted(set(of_device))]
+    with tf.init_scope():
+        latency, bandwidth = _measured(tuple(devices[i] for i in firsts))
+    inside = in_process()
+
+    def latency_of(source, target):
+        is_near = of_device[source] == of_device[target]
+        return inside.latency if is_near else latency
+
+    def bandwidth_of(source, target):
+        if of_device[source] == of_device[target]:
+            return math.inf
+        return bandwidth / of_device.count(of_device[source])
+
+    return Costs(
+        latency_of, bandwidth_of, memory_bandwidth=inside.memory_bandwidth
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _measured(devices):
+    """Seconds of a latency and bytes per second of a link between devices."""
+    small = _seconds(devices, 4, rounds=1)
+    # What a call takes by itself is in both.
+    latency = (_seconds(devices, 4, rounds=3) - small) / (2 * len(devices))
+    large = (_seconds(devices, _BYTES, rounds=1) - small) / len(devices)
+    return max(latency, 0.0), _BYTES / max(large, 1e-9)
+
+
+def _seconds(devices, num_bytes, rounds):
+    """How long a message takes that goes from device to device in a circle."""
+
+    @tf.function(autograph=False)
+    def send(x):
+        for device in [*devices[1:], devices[0]] * rounds:
+            with tf.device(device):
+                x = x + 1.0
+        return x[0]
+
+    with tf.device(devices[0]):
+        x = tf.zeros([num_bytes // 4])
+    times = []
+    for _ in range(1 + _CALLS):  # the first one traces
+        begin = time.perf_counter()
+        send(x).numpy()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
