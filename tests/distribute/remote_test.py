@@ -15,6 +15,7 @@ from absl.testing import absltest
 
 from tests.source_files import REPOSITORY
 from tfscale.launch.child import Child
+from tfscale.launch.warden import Warden
 
 _SECONDS = 300.0
 
@@ -32,7 +33,9 @@ class RemoteTest(absltest.TestCase):
         }
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            child = Child("all", command, environ)
+            warden = Warden()
+            self.addCleanup(warden.end)
+            child = Child("all", command, environ, warden)
             end = time.monotonic() + _SECONDS
             while child.exit_code is None and time.monotonic() < end:
                 time.sleep(0.05)
