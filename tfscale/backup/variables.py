@@ -39,11 +39,15 @@ class Entry:
     is_sum: bool
 
     @property
+    def _value(self):
+        if isinstance(self.variable, keras.Variable):
+            return _internals.value_of(self.variable)
+        return self.variable
+
+    @property
     def components(self) -> list[tf.Variable]:
         """A variable of TensorFlow for each device."""
-        value = self.variable
-        if isinstance(value, keras.Variable):
-            value = _internals.value_of(value)
+        value = self._value
         if isinstance(value, _internals.DistributedVariable):
             return list(value.values)
         return [value]
@@ -59,6 +63,14 @@ class Entry:
     def sharding(self) -> Sharding:
         """How the variable is sharded."""
         return sharding_of(self.variable)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many of the components are of one replica."""
+        strategy = getattr(self._value, "distribute_strategy", None)
+        return getattr(
+            getattr(strategy, "extended", None), "num_model_ranks", 1
+        )
 
 
 def variables_of(model: keras.Model) -> list[Entry]:
@@ -134,13 +146,23 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
                     )
             continue
         # Replicas may differ: each metric counts what its replica has seen.
-        first = worker * len(components)
+        first = worker * len(components) // entry.num_ranks
         different = _different(entry, components, worker)
-        for index, component in enumerate(different, first):
-            key = f"{entry.key}@{index}" if index else entry.key
+        for index, component in enumerate(different):
+            replica, rank = divmod(index, entry.num_ranks)
+            if rank and entry.is_sum:
+                continue  # a copy
+            key = _key(entry, first + replica, rank)
             whole = Sharding(tuple(component.shape), component.dtype.size)
             parts.append(Part(key, whole, (0, 0), _value(component)))
     return parts
+
+
+def _key(entry, replica, rank=0):
+    """The name of what a device has of a variable that is not sharded."""
+    if not replica and not rank:
+        return entry.key
+    return f"{entry.key}@{replica}" + (f".{rank}" if rank else "")
 
 
 def _different(entry, components, worker):
@@ -208,23 +230,34 @@ def restore(
             for place, component in zip(sharding.places, components):
                 _assign(component, backup.read(entry.key, sharding, place))
             continue
-        values = [backup.read_whole(entry.key)]
-        while f"{entry.key}@{len(values)}" in backup.tensors:
-            values.append(backup.read_whole(f"{entry.key}@{len(values)}"))
-        number = count * len(components)
-        if len(values) != number:
-            values = _for_others(entry, values, number)
-        values = values[worker * len(components) :]
-        for value, component in zip(values, components):
-            _assign(component, value)
+        first = worker * len(components) // entry.num_ranks
+        values = _values(entry, backup, count * len(components))
+        for index, component in enumerate(components):
+            replica, rank = divmod(index, entry.num_ranks)
+            _assign(component, values(first + replica, rank))
 
 
-def _for_others(entry, values, count):
-    """Values for another number of replicas than had them."""
-    if not entry.is_sum:
-        return [values[0]] * count
-    total = tf.add_n(values)
-    return [total] + [tf.zeros_like(total)] * (count - 1)
+def _values(entry, backup, num_devices):
+    """Says what a replica and rank have of a variable that is not sharded."""
+    before = 1
+    while _key(entry, before) in backup.tensors:
+        before += 1
+    now = num_devices // entry.num_ranks
+    if entry.is_sum and before != now:
+        # Over replicas: ranks have copies of one sum.
+        total = tf.add_n(
+            [backup.read_whole(_key(entry, i)) for i in range(before)]
+        )
+        return lambda replica, rank: tf.zeros_like(total) if replica else total
+
+    def value(replica, rank):
+        replica = replica if before == now else 0
+        key = _key(entry, replica, rank)
+        if key not in backup.tensors:  # of another number of ranks
+            key = _key(entry, replica)
+        return backup.read_whole(key)
+
+    return value
 
 
 def _assign(component, value):
