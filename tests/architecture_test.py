@@ -27,6 +27,7 @@ PURE = (
     "tfscale/cluster/environment.py",
     "tfscale/cluster/ports.py",
     "tfscale/cluster/preflight.py",
+    "tfscale/cluster/reception.py",
     "tfscale/collectives/planning/algorithms.py",
     "tfscale/collectives/planning/choosing.py",
     "tfscale/collectives/planning/collective_plan.py",

@@ -70,12 +70,27 @@ class TfConfigTest(parameterized.TestCase):
         ({"cluster": {"worker": "a:1"}, "task": TASK}, "lists of addresses"),
         ({"cluster": {"worker": ["a"]}, "task": TASK}, "'host:port'.*'a'"),
         ({"cluster": {"worker": ["a:1"] * 2}, "task": TASK}, "'a:1' more than"),
+        ({"cluster": {"worker": ["::1:22"]}, "task": TASK}, "in brackets"),
+        ({"cluster": {"worker": ["a:" + "9" * 9999]}, "task": TASK}, "'a:99"),
+        (
+            "[" * 100_000,
+            r"must be JSON. Received: '\[{999}\.\.\., .* recursion",
+        ),
+        ("9" * 5_000, r"must be JSON. .* cannot be read: .* digits"),
         ({"cluster": {"master": ["a:1"]}, "task": TASK}, "jobs of a cluster"),
     )
     def test_what_makes_no_cluster_is_refused(self, config, message):
         text = config if isinstance(config, str) else json.dumps(config)
         with self.assertRaisesRegex(ValueError, message):
             Cluster.from_tf_config(text)
+
+    def test_addresses_of_ipv6_are_in_brackets(self):
+        addresses = ("[::1]:2222", "[fe80::1%eth0]:2222")
+        cluster = Cluster({"worker": addresses}, "worker", 1)
+        self.assertEqual(
+            Cluster.from_tf_config(cluster.to_tf_config()).jobs["worker"],
+            addresses,
+        )
 
     def test_the_chief_is_the_chief_or_else_the_first_worker(self):
         jobs = {"worker": ("a:1", "b:1")}

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 
 JOBS = ("chief", "worker", "ps", "evaluator")
@@ -43,11 +44,11 @@ class Cluster:
                 f"Received: {unknown or self.jobs!r}."
             )
         for address in self.addresses:
-            host, _, port = address.rpartition(":")
-            if not (host and port.isdecimal() and int(port) < 65_536):
+            if not _is_address(address):
                 raise ValueError(
                     "An address of a cluster must be 'host:port', the port "
-                    f"below 65536. Received: {address!r}."
+                    "below 65536, or of IPv6 '[::1]:2222', in brackets. "
+                    f"Received: {_short(address)}."
                 )
         counts = collections.Counter(self.addresses)
         twice = [address for address, count in counts.items() if count > 1]
@@ -112,8 +113,13 @@ class Cluster:
             config = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"TF_CONFIG must be JSON. Received: {text!r}, which is none "
-                f"at character {error.pos}: {error.msg}."
+                f"TF_CONFIG must be JSON. Received: {_short(text)}, which is "
+                f"none at character {error.pos}: {error.msg}."
+            ) from None
+        except (RecursionError, ValueError) as error:
+            raise ValueError(
+                f"TF_CONFIG must be JSON. Received: {_short(text)}, which "
+                f"cannot be read: {error}."
             ) from None
         if not isinstance(config, dict):
             raise ValueError(f"TF_CONFIG must be a JSON object. {_got(config)}")
@@ -148,5 +154,20 @@ class Cluster:
         return cls(jobs, task["type"], index)
 
 
+def _is_address(text):
+    host, _, port = text.rpartition(":")
+    if ":" in host and not re.fullmatch(r"\[[^\[\]]+\]", host):
+        return False  # Of IPv6, and nobody knows where the port begins.
+    # Of few digits: others are no numbers to Python.
+    return (
+        bool(host and re.fullmatch("[0-9]{1,5}", port)) and int(port) < 65_536
+    )
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 1_000 else f"{text[:1_000]}..."
+
+
 def _got(value):
-    return f"Received: {value!r}."
+    return f"Received: {_short(value)}."

@@ -24,7 +24,7 @@ from tfscale.cluster.presence import Presence
 from tfscale.cluster.presence import Roster
 
 
-def coordinate(cluster: Cluster, timeout: float) -> None:
+def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
     """Connects the coordinator to all other processes; these serve.
 
     To be called after the pre-flight. In the coordinator it returns, and the
@@ -35,6 +35,7 @@ def coordinate(cluster: Cluster, timeout: float) -> None:
     Args:
         cluster: The cluster. Its chief, or else worker 0, coordinates.
         timeout: Seconds after which a process that is not ready is an error.
+        word: That of the pre-flight.
 
     Raises:
         ConnectionError: If a process is missing, or in a server if the
@@ -42,9 +43,9 @@ def coordinate(cluster: Cluster, timeout: float) -> None:
         SystemExit: In a server, at the end.
     """
     if not cluster.is_chief:
-        serving.serve(cluster, functools.partial(_meet, cluster, timeout))
+        serving.serve(cluster, functools.partial(_meet, cluster, timeout, word))
     others = [a for a in cluster.addresses if a != cluster.address]
-    roster = Roster(cluster.address)
+    roster = Roster(cluster.address, word)
     roster.wait_for(others, timeout)
     tf.config.experimental_connect_to_cluster(
         serving.cluster_spec(cluster),
@@ -77,8 +78,8 @@ def _end(roster):
         roster.end()
 
 
-def _meet(cluster, timeout):
-    presence = Presence(cluster.address, coordinator_of(cluster), timeout)
+def _meet(cluster, timeout, word):
+    presence = Presence(cluster.address, coordinator_of(cluster), timeout, word)
     # Who ends a job signals all of its processes, and the coordinator may want
     # to save what is here before it ends. Then this does.
     signal.signal(signal.SIGTERM, _note_signal)

@@ -65,6 +65,7 @@ class FailureDetector:
     Args:
         cluster: All workers.
         timeout: Seconds after which a worker that is not there is an error.
+        word: That of the pre-flight.
 
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
@@ -75,7 +76,7 @@ class FailureDetector:
         ConnectionError: If one is missing.
     """
 
-    def __init__(self, cluster: Cluster, timeout: float):
+    def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
         self._cluster = cluster
         self.is_missed = threading.Event()
         self.num_meetings: Callable[[], int] = int
@@ -86,12 +87,12 @@ class FailureDetector:
         first = coordinator_of(cluster)
         self._connections: dict[str, socket.socket]
         if cluster.address == first:
-            roster = Roster(first)
+            roster = Roster(first, word)
             others = [a for a in cluster.addresses if a != first]
             roster.wait_for(others, timeout)
             self._connections = roster.connections
         else:
-            presence = Presence(cluster.address, first, timeout)
+            presence = Presence(cluster.address, first, timeout, word)
             self._connections = {first: presence.connection}
         for address, connection in self._connections.items():
             threading.Thread(

@@ -120,12 +120,12 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         return
     _check_not_started()
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
-    preflight(cluster, {**versions(), **facts}, timeout=timeout)
+    word = preflight(cluster, {**versions(), **facts}, timeout=timeout)
     if coordinator:
-        coordinate(cluster, timeout)
+        coordinate(cluster, timeout, word)
         _coordinated = cluster
     else:
-        detector = FailureDetector(cluster, timeout)
+        detector = FailureDetector(cluster, timeout, word)
         _joined = Joined(cluster, _join(cluster), detector)
         count = len(cluster.addresses)
         atexit.register(leave, count, _joined.index, detector.is_missed)

@@ -28,7 +28,24 @@ def connect(address: str) -> socket.socket:
         OSError: If nothing does; `reason` says it in words.
     """
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), 2.0)
+    return socket.create_connection((host.strip("[]"), int(port)), 2.0)
+
+
+def serve(port: int) -> socket.socket:
+    """Listens at a port, on all addresses of this machine, as TensorFlow does.
+
+    Raises:
+        OSError: If something else has the port.
+
+    Example:
+
+    >>> serve(0).close()
+    """
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=128)
 
 
 def listen(address: str, patience: float = 0.0) -> socket.socket:
@@ -49,14 +66,9 @@ def listen(address: str, patience: float = 0.0) -> socket.socket:
     port = address.rpartition(":")[2]
     end = time.monotonic() + patience
     while True:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(("", int(port)))
-            listener.listen(128)
-            return listener
+            return serve(int(port))
         except OSError as error:
-            listener.close()
             if time.monotonic() > end:
                 raise OSError(
                     "A process of a cluster must have its port for itself. "

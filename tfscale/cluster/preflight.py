@@ -10,10 +10,17 @@ listens at its own address and calls on every other one:
 It is over for a process once it has reached all and all have reached it, so
 nobody leaves who is still to be called on. The ports are then free again for
 TensorFlow's own servers.
+
+Who calls must be who answers at the address that it says it has: each process
+has a word of its own, and says it both ways. All of these words make one that
+strangers do not know.
 """
 
+import functools
+import hashlib
 import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -21,11 +28,17 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tfscale.cluster import ports
+from tfscale.cluster import reception
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.reception import Reception
 
 _SECONDS_BETWEEN_CALLS = 0.2
 # A process that was reached is not called again, however late it hears that.
 _SECONDS_TO_HEAR = 60.0
+_SECONDS_TO_SPEAK = 2.0
+# Of one address: a process calls once, and may have been started again.
+_MAX_CALLS = 256
+_WORD_LENGTH = 32
 
 
 class MissingError(ConnectionError):
@@ -49,7 +62,7 @@ def preflight(
     patience: float = 3.0,
     say: Callable[[str], None] = logging.warning,
     about: str = "",
-) -> None:
+) -> str:
     """Returns once all processes of a cluster have reached each other.
 
     Args:
@@ -62,6 +75,9 @@ def preflight(
         say: Is told who is waited for.
         about: Those who have this in common meet, and others are missing.
 
+    Returns:
+        A word that those who have met know, and nobody else.
+
     Raises:
         MissingError: If a process is missing; says which, and why.
         OSError: If this process' own port is in use.
@@ -70,14 +86,15 @@ def preflight(
     Example:
 
     >>> preflight(Cluster({"worker": ("localhost:0",)}, "worker", 0), {})
+    ''
     """
     others = [a for a in cluster.addresses if a != cluster.address]
     if not others:
-        return
+        return ""
     jobs = {job: list(addresses) for job, addresses in cluster.jobs.items()}
     facts = {**facts, "addresses, in the same order": json.dumps(jobs)}
     found = _Preflight(cluster, others, facts, about)
-    found.run(timeout, patience, say)
+    return found.run(timeout, patience, say)
 
 
 class _Preflight:
@@ -85,130 +102,177 @@ class _Preflight:
         self._address = cluster.address
         self._about = about
         self._facts = facts
-        self._lock = threading.Lock()
-        # Of each other process: why it was not reached so far, its facts.
+        self._word = secrets.token_hex(_WORD_LENGTH // 2)
+        # Of members only, which all say about as much.
+        self._max_bytes = max(
+            reception.MAX_LINE_BYTES, 2 * len(self._message())
+        )
+        self._changed = threading.Condition()
+        # Of each other process: why it was not reached, what it answered, the
+        # words of those who called in its name.
         self._unreached = dict.fromkeys(others, "not tried yet")
-        self._silent = set(others)
         self._found = {}
-        self._over = threading.Event()
+        self._calls = {address: set() for address in others}
+        self._strange = None
+        self._is_over = False
 
     def run(self, timeout, patience, say):
         start = time.monotonic()
-        with ports.listen(self._address) as listener:
-            listener.settimeout(_SECONDS_BETWEEN_CALLS)
-            threads = [
-                threading.Thread(target=self._call, args=(a,), daemon=True)
-                for a in self._unreached
-            ]
-            threads.append(
-                threading.Thread(
-                    target=self._answer, args=(listener,), daemon=True
-                )
-            )
+        threads = [
+            threading.Thread(target=self._call, args=(a,), daemon=True)
+            for a in self._calls
+        ]
+        with Reception(ports.listen(self._address), self._greet):
             for thread in threads:
                 thread.start()
             said = False
             try:
-                while not self._is_done():
+                while missing := self._missing():
                     waited = time.monotonic() - start
+                    reasons = "; ".join(f"{a} ({why})" for a, why in missing)
                     if waited > timeout:
                         raise MissingError(
                             "All processes of a cluster must be there. "
                             f"Received: after {timeout:g} s, at "
-                            f"{self._address}, still missing: "
-                            f"{self._missing()}. Start them, or correct the "
+                            f"{self._address}, still missing: {reasons}."
+                            f"{self._stranger()} Start them, or correct the "
                             "addresses.",
-                            self._reasons(),
+                            [address for address, _ in missing],
                         )
                     if waited > patience and not said:
                         said = True
-                        say(f"Waiting for {self._missing()}.")
+                        say(f"Waiting for {reasons}.")
                     time.sleep(0.02)
                 self._compare()
             finally:
-                self._over.set()
+                with self._changed:
+                    self._is_over = True
+                    self._changed.notify_all()
                 for thread in threads:
                     thread.join()
-
-    def _answer(self, listener):
-        while not self._over.is_set():
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            threading.Thread(
-                target=self._greet, args=(connection,), daemon=True
-            ).start()
+        words = [self._word, *(found["word"] for found in self._found.values())]
+        return hashlib.sha256("".join(sorted(words)).encode()).hexdigest()
 
     def _greet(self, connection):
-        with connection:
-            try:
-                connection.settimeout(2.0)
-                reader = connection.makefile()
-                caller = json.loads(reader.readline())
-                if caller["about"] != self._about:
-                    return
-                connection.sendall(self._message())
-                # Counts only once the caller has heard the answer.
-                connection.settimeout(_SECONDS_TO_HEAR)
-                if reader.readline().strip() == "heard":
-                    with self._lock:
-                        self._found[caller["address"]] = caller["facts"]
-                        self._silent.discard(caller["address"])
-            except (OSError, ValueError, KeyError, TypeError):
-                return  # Not one of us, or one that calls again.
+        caller = self._read(connection)
+        if caller["about"] != self._about:
+            return
+        calls = self._calls.get(caller["address"])
+        if calls is None:
+            self._strange = caller["address"][:100]
+            return
+        connection.settimeout(_SECONDS_TO_SPEAK)
+        connection.sendall(self._message())
+        # Counts only once the caller has heard the answer.
+        heard = reception.read_line(connection, _SECONDS_TO_HEAR)
+        if heard == "heard" and len(calls) < _MAX_CALLS:
+            with self._changed:
+                calls.add(caller["word"])
+                self._changed.notify_all()
+
+    def _read(self, connection):
+        """What a member says.
+
+        Raises:
+            OSError: If it does not say it in time.
+            ValueError: If it is none.
+        """
+        text = reception.read_line(
+            connection, _SECONDS_TO_SPEAK, max_bytes=self._max_bytes
+        )
+        if not text:
+            raise ConnectionError("it does not answer")
+        try:
+            said = json.loads(text)
+        except RecursionError:
+            said = None
+        if not (
+            isinstance(said, dict)
+            and isinstance(said.get("facts"), dict)
+            and all(
+                isinstance(said.get(name), str)
+                for name in ("address", "about", "word")
+            )
+            and len(said["word"]) == _WORD_LENGTH
+        ):
+            raise ValueError("Not what a process of a cluster says.")
+        return said
 
     def _call(self, address):
-        while not self._over.is_set():
+        while not self._is_over:
+            num_calls = len(self._calls[address])
             reason = self._call_once(address)
-            with self._lock:
+            with self._changed:
                 if reason is None:
-                    del self._unreached[address]
-                    return
-                self._unreached[address] = reason
-            self._over.wait(_SECONDS_BETWEEN_CALLS)
+                    # Called on again only if another one calls in its name: it
+                    # may have been started again.
+                    self._changed.wait_for(
+                        functools.partial(self._is_called, address, num_calls)
+                    )
+                    if self._is_met(address):
+                        return
+                else:
+                    self._unreached[address] = reason
+                self._changed.wait_for(
+                    lambda: self._is_over, _SECONDS_BETWEEN_CALLS
+                )
+
+    def _is_called(self, address, num_calls):
+        return (
+            self._is_over
+            or self._is_met(address)
+            or len(self._calls[address]) > num_calls
+        )
 
     def _call_once(self, address):
         """Returns why the process was not reached, or None."""
         try:
             with ports.connect(address) as connection:
-                connection.settimeout(2.0)
                 connection.sendall(self._message())
-                text = connection.makefile().readline()
-                if not text:
-                    return "it does not answer"
-                answer = json.loads(text)
+                answer = self._read(connection)
                 if answer["address"] != address:
                     return f"{answer['address']} answers there"
                 connection.sendall(b"heard\n")
-                with self._lock:
-                    self._found[address] = answer["facts"]
+                with self._changed:
+                    self._found[address] = answer
                 return None
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             return "something else listens at its port"
         except OSError as error:
             return ports.reason(error)
 
     def _message(self):
         text = {"address": self._address, "facts": self._facts}
-        return json.dumps({**text, "about": self._about}).encode() + b"\n"
+        text |= {"about": self._about, "word": self._word}
+        return json.dumps(text).encode() + b"\n"
 
-    def _is_done(self):
-        with self._lock:
-            return not self._unreached and not self._silent
-
-    def _reasons(self):
-        """Why each one is missing that is, by address."""
-        with self._lock:
-            reasons = dict.fromkeys(sorted(self._silent), "it did not call")
-            return {**reasons, **self._unreached}
+    def _is_met(self, address):
+        found = self._found.get(address)
+        return found is not None and found["word"] in self._calls[address]
 
     def _missing(self):
-        reasons = self._reasons().items()
-        return "; ".join(f"{address} ({why})" for address, why in reasons)
+        """Those that are missing, and why."""
+        with self._changed:
+            return [
+                (
+                    address,
+                    "it did not call" if address in self._found else reason,
+                )
+                for address, reason in sorted(self._unreached.items())
+                if not self._is_met(address)
+            ]
+
+    def _stranger(self):
+        if self._strange is None:
+            return ""
+        return (
+            f" {self._strange!r} has called, which is none of the addresses "
+            "here."
+        )
 
     def _compare(self):
-        for address, facts in sorted(self._found.items()):
+        for address, found in sorted(self._found.items()):
+            facts = found["facts"]
             for name in sorted({*facts, *self._facts}):
                 here, there = self._facts.get(name), facts.get(name)
                 if here != there:

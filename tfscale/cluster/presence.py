@@ -5,7 +5,7 @@ a machine is gone, the kernel of the other side asks a few times (TCP's keep
 alive) and gives up. Neither needs a thread that must not be late:
 
     server                         coordinator
-    "here a:2222" ───────────────► listens at its own port, before TensorFlow
+    "here a:2222 WORD" ──────────► listens at its own port, before TensorFlow
                   ◄─────────────── "welcome"
     "heard"       ───────────────►
         ...                            ...
@@ -15,6 +15,7 @@ alive) and gives up. Neither needs a thread that must not be late:
 """
 
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -22,11 +23,14 @@ from collections.abc import Callable
 from collections.abc import Collection
 
 from tfscale.cluster import ports
+from tfscale.cluster.reception import Reception
+from tfscale.cluster.reception import read_line
 
 # A machine that is gone is noticed after _IDLE + _TRIES * _BETWEEN seconds.
 _IDLE, _BETWEEN, _TRIES = 4, 2, 3
 # Longer than a server waits for its welcome: it has then let go, or has it.
 _SECONDS_TO_HEAR = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.02
 
 
 class Roster:
@@ -35,13 +39,15 @@ class Roster:
     Args:
         address: That of the coordinator. Its port is free again once
             `wait_for` has returned.
+        word: Which only its servers know, and say when they call.
 
     Attributes:
         connections: With the servers so far, by address.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, word: str = ""):
         self._address = address
+        self._word = word
         self.connections: dict[str, socket.socket] = {}
         self._has_ended = False
 
@@ -56,43 +62,33 @@ class Roster:
             ConnectionError: If a server is missing; says which.
         """
         end = time.monotonic() + timeout
-        port = int(self._address.rpartition(":")[2])
-        with socket.create_server(("", port), backlog=128) as listener:
-            while missing := sorted(set(servers) - set(self.connections)):
-                left = end - time.monotonic()
-                listener.settimeout(max(0.01, left))
-                try:
-                    if left < 0:  # Others may call without an end.
-                        raise TimeoutError
-                    self._greet(listener.accept()[0], servers)
-                except TimeoutError:
+        greet = functools.partial(self._greet, servers)
+        with Reception(ports.listen(self._address), greet) as reception:
+            self.connections = reception.met
+            while missing := sorted(set(servers) - set(reception.met)):
+                if time.monotonic() > end:
                     raise ConnectionError(
                         "All servers must start before the coordinator goes "
                         f"on. Received: after {timeout:g} s, at "
                         f"{self._address}, none from {', '.join(missing)}. "
                         "What they print says why."
-                    ) from None
+                    )
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _greet(self, connection, servers):
-        try:
-            connection.settimeout(2.0)
-            # Those that were greeted already go on, and TensorFlow calls here.
-            words = _read_line(connection, beginning=b"here ")
-            word, _, address = words.partition(" ")
-            if word != "here" or address not in servers:
-                connection.close()
-                return
-            connection.sendall(b"welcome\n")
-            # One that has waited too long has let go of this connection, and
-            # has another one in the queue.
-            connection.settimeout(_SECONDS_TO_HEAR)
-            if _read_line(connection) != "heard":
-                connection.close()
-                return
-            _keep_alive(connection)
-            self.connections[address] = connection
-        except OSError:
-            connection.close()  # It calls again.
+    def _greet(self, servers, connection):
+        # Those that were greeted already go on, and TensorFlow calls here.
+        words = read_line(connection, 2.0, beginning=b"here ")
+        word, _, found = words.partition(" ")
+        address, _, found = found.partition(" ")
+        if word != "here" or address not in servers or found != self._word:
+            return None
+        connection.sendall(b"welcome\n")
+        # One that has waited too long has let go of this connection, and
+        # calls again.
+        if read_line(connection, _SECONDS_TO_HEAR) != "heard":
+            return None
+        _keep_alive(connection)
+        return address
 
     def watch(self, on_lost: Callable[[str, bool], None]) -> None:
         """Has a thread for each server wait for its end.
@@ -129,6 +125,7 @@ class Presence:
         address: That of the server.
         coordinator: That of the coordinator.
         timeout: Seconds in which the coordinator must answer.
+        word: See `Roster`.
 
     Attributes:
         connection: With the coordinator.
@@ -137,11 +134,13 @@ class Presence:
         ConnectionError: If it does not.
     """
 
-    def __init__(self, address: str, coordinator: str, timeout: float):
+    def __init__(
+        self, address: str, coordinator: str, timeout: float, word: str = ""
+    ):
         self._coordinator = coordinator
         end = time.monotonic() + timeout
         while True:
-            connection = self._call(f"here {address}\n".encode())
+            connection = self._call(f"here {address} {word}\n".encode())
             if connection is not None:
                 break
             if time.monotonic() > end:
@@ -160,11 +159,11 @@ class Presence:
             return None
         try:
             connection.sendall(words)
-            if _read_line(connection) == "welcome":
+            if read_line(connection, 2.0) == "welcome":
                 connection.sendall(b"heard\n")
                 _keep_alive(connection)
                 return connection
-        except OSError:
+        except (OSError, ValueError):
             pass  # The pre-flight was still listening there.
         connection.close()
         return None
@@ -177,11 +176,12 @@ class Presence:
         """
         with self.connection as connection:
             try:
-                word = _read_line(connection)
+                with connection.makefile() as lines:
+                    word = lines.readline()
                 _wait_for_close(connection)
             except OSError:
                 word = ""
-        if word != "end":
+        if word != "end\n":
             raise ConnectionError(
                 "A coordinator must stay until its program is over. Received: "
                 f"{self._coordinator} is gone, and had not ended. What it "
@@ -198,22 +198,6 @@ def _keep_alive(connection):
         (socket.TCP_KEEPCNT, _TRIES),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _read_line(connection, beginning=b""):
-    """What comes up to the end of a line, or of the connection.
-
-    Or less, as soon as it has another beginning.
-    """
-    received = b""
-    while not received.endswith(b"\n") and len(received) < 1024:
-        part = connection.recv(256)
-        if not part:
-            break
-        received += part
-        if not received.startswith(beginning[: len(received)]):
-            break
-    return received.decode(errors="replace").strip()
 
 
 def _wait_for_close(connection):

@@ -8,6 +8,7 @@ The program finds out about the cluster by `tfscale.initialize()`, and runs
 unchanged without the launcher.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -217,12 +218,16 @@ def _own_index(addresses):
 
 def _is_own_address(host):
     """Whether a socket can be bound to it, which it can to one's own only."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as found:
-            found.bind((host, 0))
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        for family, kind, _, _, address in found:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(family, kind) as one,
+            ):
+                one.bind(address)
+                return True
+    return False
 
 
 def _local_tasks(places, num_ps):

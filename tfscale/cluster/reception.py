@@ -1,0 +1,140 @@
+"""Callers at a port are heard beside each other, each for a limited time.
+
+Whoever can reach a port may call: what looks for open ports, one that says
+nothing or a byte a second, one that never ends its line. None of them holds up
+the processes that are waited for, or takes more than 64 KiB.
+
+    a member    ──► heard ──► met
+    silence     ──► heard, for two seconds
+    ...         ──► of too many, who came first has to go
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+MAX_LINE_BYTES = 65_536
+_MAX_CALLERS = 256
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+class Reception:
+    """Greets those who call, each in a thread, until it is closed.
+
+    Args:
+        listener: Where they call; it is closed with this.
+        greet: Called with a connection. Returns under which name the caller is
+            met; None if it is done with. An `OSError` or `ValueError` too ends
+            it.
+
+    Attributes:
+        met: The connections with those who were met, which stay open, by name.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        greet: Callable[[socket.socket], str | None],
+    ):
+        self.met: dict[str, socket.socket] = {}
+        self._listener = listener
+        self._greet = greet
+        self._lock = threading.Lock()
+        self._callers: dict[socket.socket, threading.Thread] = {}
+        self._is_over = False
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Reception":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the listener, and all connections but those that were met."""
+        with self._lock:
+            self._is_over = True
+            threads = [self._thread, *self._callers.values()]
+            for connection in self._callers:
+                _hang_up(connection)
+        for thread in threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self):
+        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+        while not self._is_over:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # Of the connection, or no file is left for one.
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                continue
+            thread = threading.Thread(
+                target=self._hear, args=(connection,), daemon=True
+            )
+            with self._lock:
+                if self._is_over:
+                    connection.close()
+                    return
+                if len(self._callers) == _MAX_CALLERS:
+                    _hang_up(next(iter(self._callers)))
+                self._callers[connection] = thread
+                thread.start()
+
+    def _hear(self, connection):
+        name = None
+        with contextlib.suppress(OSError, ValueError):
+            name = self._greet(connection)
+        with self._lock:
+            del self._callers[connection]
+            is_met = not (name is None or name in self.met or self._is_over)
+            if is_met:
+                self.met[name] = connection
+        if not is_met:
+            connection.close()
+
+
+def read_line(
+    connection: socket.socket,
+    seconds: float,
+    *,
+    beginning: bytes = b"",
+    max_bytes: int = MAX_LINE_BYTES,
+) -> str:
+    """A line; or less of it, if its sender closes or it begins otherwise.
+
+    What follows the line is not read.
+
+    Args:
+        connection: A connection.
+        seconds: For all of the line.
+        beginning: That of the lines that are of interest.
+        max_bytes: Of the line.
+
+    Raises:
+        OSError: If it does not come in time.
+        ValueError: If it is longer.
+    """
+    end = time.monotonic() + seconds
+    line = b""
+    while not line.endswith(b"\n"):
+        connection.settimeout(max(0.001, end - time.monotonic()))
+        seen = connection.recv(4096, socket.MSG_PEEK)
+        if not seen:
+            break
+        line += connection.recv(seen.find(b"\n") + 1 or len(seen))
+        if len(line) > max_bytes:
+            raise ValueError(f"A line of more than {max_bytes} bytes.")
+        if not line.startswith(beginning[: len(line)]):
+            break
+        if time.monotonic() > end:
+            raise TimeoutError("A line that takes too long.")
+    return line.decode(errors="replace").strip()
+
+
+def _hang_up(connection):
+    """Wakes whoever reads from it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
