@@ -70,7 +70,10 @@ class TfConfigTest(parameterized.TestCase):
         ({"cluster": {"worker": "a:1"}, "task": TASK}, "lists of addresses"),
         ({"cluster": {"worker": ["a"]}, "task": TASK}, "'host:port'.*'a'"),
         ({"cluster": {"worker": ["a:1"] * 2}, "task": TASK}, "'a:1' more than"),
-        ({"cluster": {"worker": ["::1:22"]}, "task": TASK}, "in brackets"),
+        (
+            {"cluster": {"worker": ["::1:22"]}, "task": TASK},
+            "'.host.:port'.*'::1",
+        ),
         ({"cluster": {"worker": ["a:" + "9" * 9999]}, "task": TASK}, "'a:99"),
         (
             "[" * 100_000,

@@ -46,8 +46,8 @@ class Cluster:
         for address in self.addresses:
             if not _is_address(address):
                 raise ValueError(
-                    "An address of a cluster must be 'host:port', the port "
-                    "below 65536, or of IPv6 '[::1]:2222', in brackets. "
+                    "An address of a cluster must be 'host:port', of IPv6 "
+                    "'[host]:port', the port below 65536. "
                     f"Received: {_short(address)}."
                 )
         counts = collections.Counter(self.addresses)

@@ -149,8 +149,8 @@ class FailureDetector:
             if address in dict(self._lost):
                 return
             self._lost.append((address, how))
-        self._knows.set()
         self._tell(f"lost {address}")
+        self._knows.set()  # After that: this process may end now.
         if len(self._lost) == 1 and not self._ends.wait(_SECONDS_TO_END_TOO):
             logging.error(self._words())
 
