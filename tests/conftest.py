@@ -6,6 +6,7 @@ No file of tests starts it when it is imported: see `processes.py`.
 """
 
 import gc
+import inspect
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -33,9 +34,24 @@ flags.FLAGS.mark_as_parsed()
 gc.disable()
 
 
-def pytest_collection_modifyitems(items):
-    """Leaves out a method of `tf.test.TestCase` that is called like a test."""
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is not asked for.
+
+    Also a method of `tf.test.TestCase` that is called like a test.
+    """
     items[:] = [item for item in items if item.name != "test_session"]
+    kept, left_out, seen = [], [], {}
+    for item in items:
+        is_extra = False
+        if marker := item.get_closest_marker("crossing"):
+            test = item.parent.nodeid, inspect.unwrap(item.function).__name__
+            number = seen[test] = seen.get(test, -1) + 1
+            is_extra = number % marker.kwargs["every"] > 0
+        wanted = {None: not is_extra, "all": True, "others": is_extra}
+        asked_for = wanted[config.option.exhaustive]
+        (kept if asked_for else left_out).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish():

@@ -61,6 +61,14 @@ def pytest_addoption(parser):
         help="Each file in a forked process, so many at a time. 0: all in "
         "this one. auto: one for each core and one more, as some wait.",
     )
+    parser.addoption(
+        "--exhaustive",
+        nargs="?",
+        const="all",
+        choices=("all", "others"),
+        help="All cases of crossings of features (the marker `crossing`), or "
+        "only those that do not run without it.",
+    )
 
 
 def _number(text):

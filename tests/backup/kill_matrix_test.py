@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -79,6 +80,7 @@ class KillMatrixTest(parameterized.TestCase):
     @parameterized.parameters(
         "arrays", "shuffle", "unknown", "repeat", "tfscale"
     )
+    @pytest.mark.crossing(every=2)
     def test_between_batches(self, data):
         self.assert_same_end(BATCHES, data=data)
 
@@ -115,6 +117,7 @@ class KillMatrixTest(parameterized.TestCase):
         ),
         dict(save_freq="epoch"),
     )
+    @pytest.mark.crossing(every=3)
     def test_other_models_and_steps(
         self, kills=("batch 4", "batch 4"), **arguments
     ):
@@ -144,6 +147,7 @@ class KillMatrixTest(parameterized.TestCase):
             if cell != ("data", "tfscale")  # as on ZeRO
         ),
     )
+    @pytest.mark.crossing(every=5)
     def test_on_a_mesh(self, mesh, data):
         # Strategies read each kind of data ahead in another way. In the second
         # epoch: it has validated, on data that is shuffled anew.

@@ -6,6 +6,7 @@ import dataclasses
 import keras
 import keras_hub
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -258,6 +259,7 @@ ROWS = {
 
 class ModelsTest(parameterized.TestCase):
     @parameterized.parameters(*ROWS)
+    @pytest.mark.crossing(every=2)
     def test_whole_batch(self, name):
         make, train = ROWS[name]
         expected = same_numbers.on_one_device(make())

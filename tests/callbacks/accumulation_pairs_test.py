@@ -12,6 +12,7 @@ import random
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -285,6 +286,7 @@ class PairsTest(parameterized.TestCase):
         (f"{i}_{row.kind}_{row.microbatches}_on_{row.replicas}", row)
         for i, row in enumerate(ROWS)
     )
+    @pytest.mark.crossing(every=4)
     def test_whole_batch(self, row):
         made = job(row)
         # One microbatch on one device is plain Keras, of which lookups are

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -246,6 +247,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (8,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "drop"), (1, 37)),
     )
+    @pytest.mark.crossing(every=5)
     def test_each_record_once_an_epoch(self, name, remainder, batch_size):
         pipeline = _pipeline(name, batch_size=batch_size, remainder=remainder)
         first, second = _batches(pipeline), _batches(pipeline)
@@ -274,6 +276,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (2,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "pad"), (4,)),
     )
+    @pytest.mark.crossing(every=5)
     def test_same_order_at_any_number_of_workers(
         self, name, remainder, workers
     ):
@@ -301,6 +304,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, joined)
 
     @parameterized.parameters(*itertools.product(SPLIT, ("drop", "pad")))
+    @pytest.mark.crossing(every=3)
     def test_workers_with_files_of_their_own_have_equal_batches(
         self, name, remainder
     ):
@@ -318,6 +322,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         *itertools.product(SOURCES, ("keep", "drop", "pad"))
     )
+    @pytest.mark.crossing(every=5)
     def test_resume_at_every_batch_is_the_uninterrupted_rest(
         self, name, remainder
     ):
@@ -351,6 +356,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         # A mixture is not cached, and says so.
         *itertools.product((n for n in SOURCES if n != "mix"), _CACHES)
     )
+    @pytest.mark.crossing(every=4)
     def test_a_cache_changes_nothing(self, name, cache):
         plain = _pipeline(name, batch_size=8)
         cached = _pipeline(

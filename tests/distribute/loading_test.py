@@ -6,6 +6,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -157,6 +158,7 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
         self.check_refused(model, path)
 
     @parameterized.parameters(*KINDS)
+    @pytest.mark.crossing(every=3)
     def test_of_the_same_model_are_loaded(self, kind):
         model = trained_on_mesh(kind)
         for ending in ENDINGS[kind]:

@@ -118,7 +118,11 @@ JOBS = {
     ),
     "bfloat16": same_numbers.Job(mixed("mixed_bfloat16"), DATA),
     "sequences": same_numbers.Job(
-        divided, dict(x=SEQUENCES, y=SEQUENCES[::-1], batch_size=6), adam
+        divided,
+        dict(x=SEQUENCES, y=SEQUENCES[::-1], batch_size=6),
+        # Divided by its root, a gradient that is almost 0 makes of a rounding
+        # error a step.
+        lambda: keras.optimizers.Adam(0.01, epsilon=1e-3),
     ),
 }
 

@@ -6,6 +6,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -143,6 +144,7 @@ def check_parts(test, outcome, data, model=1):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(name for name in JOBS if name != "block_whole")
+    @pytest.mark.crossing(every=3)
     def test_of_one_device_on_two_replicas(self, name):
         outcome = sharded(name, 2)
         same_numbers.assert_same(self, one_device(name), outcome)
@@ -155,6 +157,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             check_parts(self, outcome, 2, 2)
 
     @parameterized.parameters(*PIPELINES)
+    @pytest.mark.crossing(every=2)
     def test_of_one_device_in_pipelines(self, name, size):
         outcome = sharded(name, *size)
         same_numbers.assert_same(self, one_device(name), outcome)
@@ -404,6 +407,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
             np.testing.assert_array_equal(np.array(found), np.array(expected))
 
     @parameterized.parameters(*MESHES)
+    @pytest.mark.crossing(every=2)
     def test_what_parts_save_is_loaded(self, target):
         source = self.trained()
         folder = self.create_tempdir()

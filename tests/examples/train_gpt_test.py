@@ -6,6 +6,7 @@ import zipfile
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -44,6 +45,7 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         ("gpt_3d", True, True, "--num_microbatches=2"),
         ("gpt_packed", True, False, "--num_microbatches=2"),
     )
+    @pytest.mark.crossing(every=3)
     def test_it_learns_and_saves_a_plain_model(
         self, config, in_stages, sharded, *small
     ):

@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -147,6 +148,7 @@ def one_device(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(job=list(JOBS), size=SIZES)
+    @pytest.mark.crossing(every=5)
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(

@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -68,6 +69,7 @@ def of_two_replicas(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*OPTIONS)
+    @pytest.mark.crossing(every=2)
     def test_of_one_device(self, name):
         same_numbers.assert_same(
             self,
@@ -116,6 +118,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
         return list(shapes_in(run.get_concrete_function(*batch), set()))
 
     @parameterized.parameters("train_step", "test_step")
+    @pytest.mark.crossing(every=2)
     def test_no_device_has_all_logits(self, step):
         model = of_two_replicas("smooth").model
         shapes = self.shapes_of_a_step(model, getattr(model, step))
@@ -132,6 +135,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
             [],
         ),
     )
+    @pytest.mark.crossing(every=2)
     def test_what_needs_all_logits_gets_them(self, loss, metrics):
         # That the test above would see them.
         mesh = tfscale.device_mesh(pipeline=2, model=2)

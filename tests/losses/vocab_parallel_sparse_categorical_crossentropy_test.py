@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -81,6 +82,7 @@ class NumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(actual, expected, rtol=0, atol=1e-5 * size)
 
     @parameterized.product(options=OPTIONS, num_ranks=(1, 2, 3, 4))
+    @pytest.mark.crossing(every=3)
     def test_of_cross_entropy(self, options, num_ranks):
         options = {"ignore_class": None, "label_smoothing": 0.0, **options}
         logits, labels = logits_and_labels(options["ignore_class"])
@@ -221,6 +223,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
         build=[inferred, capped, explicit],
         policy=["float32", "mixed_bfloat16"],
     )
+    @pytest.mark.crossing(every=3)
     def test_no_device_has_all_logits_in_a_training_step(self, build, policy):
         keras.config.set_dtype_policy(policy)
         shapes = self.shapes_of_a_step(build, Loss(label_smoothing=0.1))

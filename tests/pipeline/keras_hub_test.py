@@ -12,6 +12,7 @@ import warnings
 import keras
 import keras_hub
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 import tfscale
@@ -64,6 +65,7 @@ class KerasHubTest(parameterized.TestCase):
         self.assertEmpty(others)
 
     @parameterized.parameters(*families())
+    @pytest.mark.crossing(every=4)
     def test_one_step(self, family):
         with warnings.catch_warnings():
             # T5 gives masks to a layer of its own that does not know them.

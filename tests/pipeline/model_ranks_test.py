@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -47,6 +48,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("mlp_sgd", 2, 2, 2, {"recompute": True, "schedule": "gpipe"}),
         ("mlp_adam", 1, 2, 4, {}),
     )
+    @pytest.mark.crossing(every=3)
     def test_of_one_device(self, job, replicas, stages, ranks, options):
         outcome = same_numbers.on_mesh(
             jobs.JOBS[job], stages, 4, replicas, num_ranks=ranks, **options

@@ -3,6 +3,7 @@
 import keras
 import keras_hub
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -402,6 +403,7 @@ def job(name):
 
 class ModelsTest(parameterized.TestCase):
     @parameterized.named_parameters((name, name) for name in MODELS)
+    @pytest.mark.crossing(every=3)
     def test_three_steps(self, name):
         cuts = MODELS[name][-1]
         stages = 3 if isinstance(cuts, str) else 1 + len(cuts)

@@ -5,6 +5,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -66,6 +67,7 @@ class SizesTest(parameterized.TestCase):
         recompute=(False, True),
         optimizer=("sgd", "adam"),
     )
+    @pytest.mark.crossing(every=5)
     def test_three_steps(self, size, schedule, recompute, optimizer):
         *mesh, rows = size
         actual = same_numbers.on_mesh(

@@ -6,6 +6,7 @@ import inspect
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -114,6 +115,7 @@ OPTIMIZERS = dict(
 
 class OptimizersTest(parameterized.TestCase):
     @parameterized.named_parameters(every_optimizer())
+    @pytest.mark.crossing(every=3)
     def test_every_optimizer(self, kind):
         # Larger than the gradients' rounding errors, where one divides.
         options = {"learning_rate": 0.01}
@@ -164,6 +166,7 @@ class LossesTest(parameterized.TestCase):
         ),
         ("ignored_class", lambda: crossentropy(ignore_class=1), {}),
     )
+    @pytest.mark.crossing(every=3)
     def test_losses_and_weights(self, loss, data):
         one = job(loss=loss, data=data)
         one = dataclasses.replace(one, compile=metrics)

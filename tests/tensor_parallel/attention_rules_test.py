@@ -5,6 +5,7 @@ import functools
 import keras
 import keras_hub
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -168,6 +169,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("subclassed", 2, 4, 1),
         ("subclassed", 4, 2, 2),
     )
+    @pytest.mark.crossing(every=3)
     def test_of_one_device(self, kind, heads, num_ranks, num_replicas):
         job = vectors(functools.partial(KINDS[kind], heads))
         outcome = same_numbers.on_ranks(
@@ -179,6 +181,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_sharded(outcome.model, num_ranks)
 
     @parameterized.product(name=list(HUB), num_ranks=[2, 4])
+    @pytest.mark.crossing(every=5)
     def test_of_one_device_in_keras_hub(self, name, num_ranks):
         job = tokens(name)
         layouts = {k: v for k, v in LAYOUTS.items() if "gate" not in k}

@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -36,6 +37,7 @@ FAMILIES = (
 
 class HubFamiliesTest(parameterized.TestCase):
     @parameterized.parameters(*FAMILIES)
+    @pytest.mark.crossing(every=3)
     def test_one_step(self, family):
         with warnings.catch_warnings():
             # T5 gives masks to a layer of its own that does not know them.

@@ -5,6 +5,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -103,6 +104,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("block_adam", (1, 4)),
         ("block_sgd", (1, 3)),
     )
+    @pytest.mark.crossing(every=3)
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(JOBS[job], num_ranks, num_replicas)

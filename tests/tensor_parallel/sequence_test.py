@@ -9,6 +9,7 @@ import os
 import keras
 import keras_hub
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -279,6 +280,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("block_adam", 2, 2, 1, 1),
         ("gpt2", 2, 1, 2, 0, True),
     )
+    @pytest.mark.crossing(every=4)
     def test_of_one_device(self, name, *sizes):
         outcome, model = train(name, *sizes)
         same_numbers.assert_same(

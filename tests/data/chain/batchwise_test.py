@@ -6,6 +6,7 @@ import warnings
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -267,6 +268,7 @@ AUGMENTATIONS = {
 
 class AugmentTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*AUGMENTATIONS)
+    @pytest.mark.crossing(every=2)
     def test_values_and_draws_are_those_of_single_records(self, name):
         augment, why_not = AUGMENTATIONS[name]
         # What has a condition in it knows images only.
@@ -310,6 +312,7 @@ class AugmentTest(tf.test.TestCase, parameterized.TestCase):
 
 class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*(n for n in FUNCTIONS if n not in REFUSED))
+    @pytest.mark.crossing(every=2)
     def test_values_are_those_of_single_records(self, name):
         rows, parse, why_not = FUNCTIONS[name]
         one_by_one = _pipeline(rows, parse=parse)
