@@ -282,10 +282,10 @@ class FitTest(tf.test.TestCase):
     @holds("DistributedDataset.__init__", "_original_dataset")
     @holds("DistributedDatasetsFromFunction.build", "_datasets")
     def test_what_keras_looks_at_is_known_while_it_does(self):
-        looked_at = []
+        found = []
 
         def look():
-            looked_at.append(_internals.data_keras_looks_at())
+            found.append(_internals.data_keras_reads())
             return True
 
         dataset = tf.data.Dataset.from_tensors((X, X[:, :1])).map(
@@ -299,12 +299,21 @@ class FitTest(tf.test.TestCase):
             strategy.experimental_distribute_dataset(dataset),
             strategy.distribute_datasets_from_function(lambda _: dataset),
         ):
-            looked_at.clear()
-            model.evaluate(given, verbose=0)
-            for found, expected in zip(looked_at, ([dataset], []), strict=True):
-                self.assertLen(found, len(expected))
-                for one, other in zip(found, expected):
-                    self.assertIs(one, other)
+            for read, name in (
+                (model.fit, "fit"),
+                (model.evaluate, "evaluate"),
+                (model.predict, "predict"),
+            ):
+                found.clear()
+                read(given, verbose=0)
+                # For `predict` Keras draws no batch to look at.
+                purposes = [["look", name], [name]][name == "predict" :]
+                self.assertEqual(
+                    [[purpose for purpose, _ in reads] for reads in found],
+                    purposes,
+                )
+                for _, (one,) in itertools.chain(*found):
+                    self.assertIs(one, dataset)
 
     @holds("seed_generator", "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):

@@ -55,7 +55,7 @@ from tfscale._internals.fitting import TENSORBOARD_STEPS
 from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
-from tfscale._internals.fitting import data_keras_looks_at
+from tfscale._internals.fitting import data_keras_reads
 from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import first_batches_from_python
 from tfscale._internals.fitting import give_data
@@ -66,12 +66,14 @@ from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
 from tfscale._internals.fitting import model_that_looks_at_data
+from tfscale._internals.fitting import reader_of
 from tfscale._internals.fitting import rows_of_arrays
 from tfscale._internals.fitting import running_fit
 from tfscale._internals.fitting import set_initial_epoch
 from tfscale._internals.fitting import set_known_batches
 from tfscale._internals.fitting import shuffles_arrays
 from tfscale._internals.fitting import source_of
+from tfscale._internals.fitting import tell_steps
 from tfscale._internals.fitting import validation_epochs
 from tfscale._internals.fitting import watch
 from tfscale._internals.instances import altered
@@ -169,7 +171,7 @@ __all__ = [
     "compile_loss_of",
     "count_time_from",
     "current_path",
-    "data_keras_looks_at",
+    "data_keras_reads",
     "device_properties",
     "device_util",
     "devices_of",
@@ -221,6 +223,7 @@ __all__ = [
     "own_variables",
     "predicts",
     "put_key_value",
+    "reader_of",
     "rows_of_arrays",
     "running_fit",
     "set_initial_epoch",
@@ -231,6 +234,7 @@ __all__ = [
     "source_of",
     "standardize_inputs",
     "sublayers",
+    "tell_steps",
     "tf_optimizer",
     "used_seed_generator",
     "validation_epochs",

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 _OF_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 _ASKED = "tfscale_asks_python"
 
 
-def asked_of_python(function: Callable[[], bool]) -> tf.Tensor:
-    """A bool scalar tensor that Python answers, each time; for tf.data.
+def asked_of_python(
+    function: Callable[[], int], dtype: tf.DType = tf.bool
+) -> tf.Tensor:
+    """A scalar tensor that Python answers, each time; for tf.data.
 
     It makes no records: see `is_asked`.
     """
     answer = tf.numpy_function(
-        lambda: np.bool_(function()), [], tf.bool, name=_ASKED
+        lambda: dtype.as_numpy_dtype(function()), [], dtype, name=_ASKED
     )
     answer.set_shape([])
     return answer

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import sys
 import types
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import Protocol
@@ -131,20 +132,78 @@ def keras_predicts() -> bool:
     return any(frame.f_code is predict for frame in _callers())
 
 
-def data_keras_looks_at() -> list[tf.data.Dataset]:
-    """What Keras, in any thread, draws a batch of to see what it is like."""
-    look = keras.Model._maybe_symbolic_build.__code__
+def epochs_keras_reads(
+    frame: types.FrameType | None = None,
+) -> list[tuple[str, EpochIterator]]:
+    """The epochs over data of Keras' methods on a stack, the innermost first.
+
+    Args:
+        frame: The innermost frame; by default that of the caller.
+
+    Returns:
+        A list of pairs of what for, which is "fit", "evaluate", "predict", or
+        "look" of a batch drawn to see what it is like, and the epochs.
+    """
+    purposes = {keras.Model._maybe_symbolic_build.__code__: "look"}
+    for name in ("fit", "evaluate", "predict"):
+        purposes[inspect.unwrap(getattr(keras.Model, name)).__code__] = name
     found = []
-    for innermost in sys._current_frames().values():
-        frame: types.FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code is look:
-                # None of a batch that `train_on_batch` was given.
-                epochs = frame.f_locals["iterator"]
-                if epochs is not None:
-                    found += _datasets_of(_given_to(epochs))
-            frame = frame.f_back
+    frame = frame or sys._getframe()
+    while frame is not None:
+        purpose = purposes.get(frame.f_code)
+        if purpose is not None:
+            name = "iterator" if purpose == "look" else "epoch_iterator"
+            # None of a batch that `train_on_batch` was given.
+            epochs = frame.f_locals.get(name)
+            if epochs is not None:
+                found.append((purpose, epochs))
+        frame = frame.f_back
     return found
+
+
+def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
+    """Datasets of `epochs_keras_reads`, of all threads."""
+    return [
+        (purpose, _datasets_of(_given_to(epochs)))
+        for frame in sys._current_frames().values()
+        for purpose, epochs in epochs_keras_reads(frame)
+    ]
+
+
+def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
+    """What Keras makes an iterator over a distributed dataset for, if it does.
+
+    As `epochs_keras_reads`, of this thread.
+    """
+    for purpose, epochs in epochs_keras_reads():
+        if epochs._distributed_dataset is distributed:
+            return purpose, epochs
+    return None
+
+
+class _Stepped:
+    """Members of an epoch iterator whose class was taken over."""
+
+    on_step: Callable[[int], None]
+
+    def __next__(self):
+        self.on_step(0)
+        begin, end, iterator = super().__next__()
+        self.on_step(end + 1 - begin)
+        return begin, end, iterator
+
+
+def tell_steps(epochs: EpochIterator, on_step: Callable[[int], None]) -> None:
+    """Calls a function with the batches of each step, before it is run.
+
+    And with none behind each. It is called at once for the step whose iterator
+    is being made.
+    """
+    if not isinstance(epochs, _Stepped):
+        base = type(epochs)
+        epochs.__class__ = type(base.__name__, (_Stepped, base), {})
+        on_step(epochs.steps_per_execution)
+    epochs.on_step = on_step
 
 
 def _datasets_of(source):

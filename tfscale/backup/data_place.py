@@ -7,7 +7,6 @@ and drawn again.
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,7 +119,7 @@ class DataPlace:
         if self._pipeline is not None:
             state["start"] = list(self._start)
         if self._is_direct:
-            here = _after(self._pipeline, self._start, self._num_drawn)
+            here = self._pipeline.position_after(self._start, self._num_drawn)
             state["position"] = list(here)
         return state
 
@@ -227,17 +226,6 @@ class DataPlace:
                     "Received: fewer batches than it had trained on. Give it "
                     "the same data, or take another `backup_dir`."
                 )
-
-
-def _after(pipeline, start, batches):
-    """The position behind batches that begin at a position."""
-    plan = pipeline.recipe.plan
-    steps = math.ceil(batches / plan.batches_per_step)
-    per_step = plan.global_batch * plan.lines
-    first = start.index // per_step
-    epochs, done = divmod(first + steps, plan.num_steps)
-    index = done * per_step + (start.index % per_step if not epochs else 0)
-    return PositionValue(start.seed, start.epoch + epochs, index)
 
 
 def _pipeline_in(dataset):

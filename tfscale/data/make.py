@@ -203,7 +203,7 @@ def pipeline(
         found = named.most_are_made(recipe)
         recipe = dataclasses.replace(recipe, most_are_made=found)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
-    position = Position(seed)
+    position = Position(seed, plan.end)
     dataset = chain.build(recipe, position).with_options(recipe.options)
     return ResumableDataset(dataset, recipe, position)
 

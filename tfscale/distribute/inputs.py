@@ -14,6 +14,7 @@ from tfscale.distribute.generator_inputs import unread
 from tfscale.distribute.in_turn import ordinary_iterator
 from tfscale.distribute.in_turn import taken_in_turn
 from tfscale.distribute.placed_inputs import placed
+from tfscale.distribute.placed_inputs import source_of
 
 
 class MirroredInputs(_internals.MirroredExtended):
@@ -55,13 +56,13 @@ class MirroredInputs(_internals.MirroredExtended):
     def _distributed(self, dataset, options):
         if options or not self._is_on_cpu:
             distributed = super()._experimental_distribute_dataset(
-                copied(dataset), options
+                source_of(copied(dataset)), options
             )
             return placed(distributed, dataset)
         is_read_ahead = self._num_replicas_in_sync > 1
         distributed = self._made(
             _internals.get_distributed_dataset,
-            copied(dataset) if is_read_ahead else dataset,
+            source_of(copied(dataset)) if is_read_ahead else dataset,
             options,
             num_replicas_in_sync=self._num_replicas_in_sync,
         )

@@ -114,7 +114,7 @@ class WorkersExtended(MeshExtended):
         common_order.check(dataset, self.workers.agreement)
         distributed = self._made(
             _internals.get_distributed_dataset,
-            generator_inputs.copied(dataset),
+            placed_inputs.source_of(generator_inputs.copied(dataset)),
             options,
             num_replicas_in_sync=self._num_replicas_in_sync,
             input_context=self._context(),

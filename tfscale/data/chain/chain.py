@@ -191,14 +191,13 @@ def _batched(recipe, records):
 
 
 def _deliver(recipe, position):
-    """The consumer's end: weights for padding, and the end of the epoch."""
+    """The consumer's end: weights for padding, and the position moves."""
 
     def deliver(key, batch):
-        _, epoch, _, real, last = tf.unstack(key, axis=1)
-        position.end_epoch(epoch[0], tf.reduce_max(last))
+        stream.move(position, recipe.plan, key)
         if recipe.plan.remainder != "pad":
             return batch
-        return _weighted(batch, tf.cast(real, tf.float32))
+        return _weighted(batch, tf.cast(key[:, stream.REAL], tf.float32))
 
     return deliver
 

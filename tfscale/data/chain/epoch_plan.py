@@ -63,6 +63,12 @@ class EpochPlan:
         """Batches that this worker hands out in an epoch."""
         return self.num_steps * self.batches_per_step
 
+    @property
+    def end(self):
+        """Records over all workers up to where the last batch could end."""
+        steps = -(-self.limit // self.global_batch)
+        return steps * self.global_batch * self.lines
+
     def steps_in(self, num_records):
         """Steps in so many records; integers or int64 tensors."""
         if self.remainder == "drop":

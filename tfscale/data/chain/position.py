@@ -6,6 +6,10 @@ import tensorflow as tf
 
 from tfscale import _internals
 
+LAST, NONE = 1 << 60, -1  # which step is the first that moves a position
+_NO_END = (1 << 63) - 1
+_BEHIND_THE_END = "A position's `index` must not be behind the end of an epoch."
+
 
 class PositionValue(NamedTuple):
     """The three integers of a `Position`.
@@ -25,17 +29,25 @@ class Position(tf.Module):
     """The place from which the next iterator of a pipeline reads.
 
     `index` counts the records, over all workers, that training has consumed of
-    `epoch`. Whoever consumes batches sets it, because nobody else knows how
-    many were consumed: what prefetching has read ahead is not what was
-    trained on. A pipeline moves it by itself only when it hands out the last
-    batch of an epoch, to the beginning of the next one; therefore `fit` over
-    many epochs needs nothing from the user. Under a strategy Keras also makes
-    iterators only to see what a batch is like, which are read ahead, and to the
-    end of a short epoch: those move nothing.
+    `epoch`. The pipeline moves it with each batch that `fit` or a loop takes,
+    and to the beginning of the next epoch with the last one, so that a `fit` of
+    some `steps_per_epoch`, or one that was stopped, is gone on with by the next
+    one. What the pipeline itself has read ahead does not count; what a
+    `prefetch` behind it has read does.
+
+    | who takes batches | moves the position |
+    |---|---|
+    | `fit` | with each batch |
+    | a loop | with each batch, from the second one on: who takes one batch and
+      no more has looked at it |
+    | `evaluate`, `predict`, validation | at the end of an epoch, which they
+      begin at its beginning, as Keras says of `validation_steps` |
+    | Keras, under a strategy, to see what a batch is like | not at all |
 
     To continue `fit` in the middle of an epoch, give it the rest of that epoch
     first, and say that it is the rest: Keras expects a whole epoch otherwise,
-    warns when it ends early, and counts an optimizer step that was none.
+    warns when it ends early, and counts an optimizer step that was none. Or
+    begin the epoch again, with `assign(index=0)`.
 
         model.fit(pipeline.take(pipeline.batches_left), epochs=1)
         model.fit(pipeline, epochs=...)
@@ -45,6 +57,8 @@ class Position(tf.Module):
 
     Args:
         seed: Integer, from which the order and the augmentation are drawn.
+        end: Integer or None: where the last batch of an epoch ends, and the
+            largest `index` there is.
 
     Attributes:
         num_assigned: Integer: how often `assign` was called.
@@ -57,9 +71,10 @@ class Position(tf.Module):
     PositionValue(seed=7, epoch=2, index=96)
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, end: int | None = None):
         super().__init__(name="position")
         self.num_assigned = 0
+        self._end = _NO_END if end is None else end
         # On the host and of no strategy: a mirrored variable would be read
         # from a device that tf.data functions do not run on.
         with tf.init_scope(), tf.device("CPU:0"):
@@ -89,7 +104,8 @@ class Position(tf.Module):
                 beginning of the next.
 
         Raises:
-            ValueError: If `epoch` or `index` is negative.
+            ValueError: If `epoch` or `index` is negative, or `index` is behind
+                the end of an epoch.
         """
         for name, value in (("epoch", epoch), ("index", index)):
             if value is not None and value < 0:
@@ -97,6 +113,11 @@ class Position(tf.Module):
                     f"A position's `{name}` must be 0 or more. "
                     f"Received: {name}={value}."
                 )
+        if index is not None and index > self._end:
+            raise ValueError(
+                f"{_BEHIND_THE_END} Received: index={index}, and an epoch ends "
+                f"at {self._end}. A later epoch is `epoch=`."
+            )
         self.num_assigned += 1
         old = self.value
         new = (seed, epoch, index)
@@ -105,36 +126,72 @@ class Position(tf.Module):
         )
 
     def begin(self) -> tf.Tensor:
-        """Where an iterator begins, and whether it moves on; for tf.data.
+        """Where an iterator begins, and with what it moves on; for tf.data.
 
         Returns:
-            int64 tensor of shape `(4,)`: seed, epoch, index, and 1, or 0 if
-            Keras has the iterator only to see what a batch is like.
+            int64 tensor of shape `(4,)`: seed, epoch, index, and the first step
+            that moves the position: 0, 1, `LAST`, or `NONE`.
         """
-        moves = tf.constant(1, tf.int64)
-        if not _is_read_elsewhere():
-            looked = _internals.asked_of_python(self._is_looked_at)
-            moves -= tf.cast(looked, tf.int64)
-        return tf.concat([self._state.read_value(), moves[tf.newaxis]], 0)
-
-    def _is_looked_at(self):
-        return any(
-            self in positions_of(dataset)
-            for dataset in _internals.data_keras_looks_at()
+        state = self.state()
+        right = tf.raw_ops.Assert(
+            condition=state[2] <= self._end,
+            data=[
+                _BEHIND_THE_END,
+                "Received: index",
+                state[2],
+                "of",
+                self._end,
+            ],
         )
+        with tf.control_dependencies([right]):
+            state = tf.identity(state)
+        if _is_read_elsewhere():
+            moving = tf.constant(LAST, tf.int64)
+        else:
+            moving = _internals.asked_of_python(self._first_moving, tf.int64)
+            begins = tf.cast(moving < LAST, tf.int64)
+            state *= tf.stack([tf.ones_like(begins)] * 2 + [begins])
+        return tf.concat([state, moving[tf.newaxis]], 0)
 
-    def end_epoch(self, epoch: tf.Tensor, over: tf.Tensor) -> None:
-        """Moves on from `epoch` if it is `over`; for tf.data.
+    def _first_moving(self):
+        for purpose, datasets in _internals.data_keras_reads():
+            if any(self in positions_of(dataset) for dataset in datasets):
+                return {"look": NONE, "fit": 0}.get(purpose, LAST)
+        return 1
+
+    def state(self) -> tf.Tensor:
+        """Seed, epoch and index, as an int64 tensor; for tf.data."""
+        return self._state.read_value()
+
+    def add(self, change: tf.Tensor) -> None:
+        """Adds to each of the three; for tf.data.
 
         Args:
-            epoch: int64 scalar tensor.
-            over: int64 scalar tensor, 1 or 0.
+            change: int64 tensor of shape `(3,)`.
         """
-        _, at_epoch, at_index = tf.unstack(self._state.read_value())
-        # A sum rather than a condition: it adds nothing to what others
-        # assign meanwhile, and starts faster; see `stream`.
-        move = tf.stack([0 * over, epoch + 1 - at_epoch, -at_index]) * over
-        self._state.assign_add(move, read_value=False)
+        self._state.assign_add(change, read_value=False)
+
+
+class PositionReadAhead:
+    """A position that is moved by who takes batches, as far as he is known.
+
+    What is handed out to be read ahead moves it only at the end of an epoch
+    that nobody has moved it in.
+
+    Args:
+        position: The `Position`.
+    """
+
+    def __init__(self, position: Position):
+        self._position = position
+        self.state = position.state
+        self.add = position.add
+
+    def begin(self) -> tf.Tensor:
+        """See `Position`."""
+        *state, moving = tf.unstack(self._position.begin())
+        moving = tf.where(moving < 0, moving, tf.constant(LAST, tf.int64))
+        return tf.stack([*state, moving])
 
 
 def _is_read_elsewhere():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from tfscale import _internals
 from tfscale.data.chain import chain
 from tfscale.data.chain.epoch_plan import with_batch_size
 from tfscale.data.chain.position import Position
+from tfscale.data.chain.position import PositionReadAhead
+from tfscale.data.chain.position import PositionValue
 from tfscale.data.chain.position import positions_of
 from tfscale.data.chain.recipe import Recipe
 
@@ -62,10 +65,53 @@ class ResumableDataset(tf.data.Dataset):
     @property
     def batches_left(self) -> int:
         """Integer: batches that an epoch entered at the position has."""
+        return self.batches_from(self.position.value)
+
+    def batches_from(self, start: PositionValue) -> int:
+        """Batches that an epoch entered at a position has."""
+        steps = self._steps_from(self._begun(start))
+        return steps * self.recipe.plan.batches_per_step
+
+    def _steps_from(self, start):
         plan = self.recipe.plan
-        start = self.position.value.index // plan.lines
-        steps = plan.steps_in(plan.limit - start)
-        return (steps if steps > 0 else plan.num_steps) * plan.batches_per_step
+        return plan.steps_in(plan.limit - start.index // plan.lines)
+
+    def _begun(self, start):
+        """The end of an epoch is the beginning of the next."""
+        if self._steps_from(start) > 0:
+            return start
+        return start._replace(epoch=start.epoch + 1, index=0)
+
+    def position_after(
+        self, start: PositionValue, batches: int
+    ) -> PositionValue:
+        """The position behind batches that begin at one.
+
+        Args:
+            start: The position.
+            batches: Integer, as this worker takes them.
+        """
+        plan, start = self.recipe.plan, self._begun(start)
+        steps = -(-batches // plan.batches_per_step)
+        per_step = plan.global_batch * plan.lines
+        left = self._steps_from(start)
+        if steps < left:
+            return start._replace(index=start.index + steps * per_step)
+        epochs, done = divmod(steps - left, plan.num_steps)
+        return start._replace(
+            epoch=start.epoch + 1 + epochs, index=done * per_step
+        )
+
+    @functools.cached_property
+    def read_ahead(self) -> "ResumableDataset":
+        """The same, for who counts what he takes of it, and reads ahead.
+
+        Such as a strategy with several replicas: see `PositionReadAhead`.
+        """
+        position = PositionReadAhead(self.position)
+        dataset = chain.build(self.recipe, position)
+        dataset = dataset.with_options(self.recipe.options)
+        return ResumableDataset(dataset, self.recipe, self.position)
 
     def with_batch_size(self, batch_size: int) -> "ResumableDataset":
         """The same records in the same order, in batches of another size.

@@ -2,10 +2,11 @@
 
 A key is five int64 numbers that a record carries to the end of the chain:
 
-    0 seed    1 epoch    2 record    3 real?    4 last of the epoch?
+    0 seed    1 epoch    2 record    3 real?    4 from    5 to
 
 Record is its number in the source; a record that only pads the last batch is
-not real; the last one tells the end of the chain that the epoch is over.
+not real; who takes the batch moves the position from one index to the other.
+`from` is -1 if the batch moves nothing, `to` 0 if the epoch is over with it.
 
 **Cardinality.** How many elements there are is decided anew by each iterator,
 from the position. tf.data must know a number when the dataset is made, and it
@@ -25,8 +26,8 @@ import tensorflow as tf
 from tfscale.data import single_device
 from tfscale.data.chain import order
 
-KEY_SIZE = 5
-SEED, EPOCH, RECORD, REAL, LAST = range(KEY_SIZE)
+KEY_SIZE = 6
+SEED, EPOCH, RECORD, REAL, FROM, TO = range(KEY_SIZE)
 NO_KEY = -1  # in each place of what is no key
 
 
@@ -61,21 +62,32 @@ def place(position, plan):
     """Reads the position once, when an iterator begins.
 
     Returns:
-        int64 scalars `(seed, epoch, start, steps, moves, final)`: steps are
-        those left in the epoch, final is this worker's last position in it, and
-        moves is 1 if that ends the epoch, or 0. The end of an epoch is the
-        beginning of the next one.
+        int64 scalars `(seed, epoch, start, steps, moving, final)`: steps are
+        those left in the epoch, moving is the first of them that moves the
+        position, and final is this worker's last position in the epoch.
     """
-    seed, epoch, start, moves = tf.unstack(position.begin())
-    if plan.lines > 1:
-        start = start // plan.lines
+    seed, epoch, index, moving = tf.unstack(position.begin())
+    epoch, start = normal(epoch, index, plan)
     steps = plan.steps_in(plan.limit - start)
-    over = steps < 1
-    epoch = epoch + tf.cast(over, tf.int64)
-    start = tf.where(over, tf.constant(0, tf.int64), start)
-    steps = tf.where(over, tf.constant(plan.num_steps, tf.int64), steps)
+    # The last step always does, unless none is to.
+    moving = tf.where(moving < 0, steps, tf.minimum(moving, steps - 1))
+    if plan.batches_per_step > 1:
+        moving = tf.maximum(moving, steps - 1)
     first, size = plan.slice_of(steps - 1, start, tf.minimum)
-    return seed, epoch, start, steps, moves, first + (size - 1)
+    return seed, epoch, start, steps, moving, first + (size - 1)
+
+
+def normal(epoch, index, plan):
+    """An epoch and the place in its line: its end is the next one's beginning.
+
+    Args:
+        epoch: int64 scalar tensor.
+        index: int64 scalar tensor, records over all lines.
+        plan: `EpochPlan`.
+    """
+    start = index // plan.lines if plan.lines > 1 else index
+    over = tf.cast(plan.steps_in(plan.limit - start) < 1, tf.int64)
+    return epoch + over, start * (1 - over)
 
 
 def keys_of(where, records, positions, plan):
@@ -90,18 +102,51 @@ def keys_of(where, records, positions, plan):
     Returns:
         int64 tensor of shape `(len(records), KEY_SIZE)`.
     """
-    seed, epoch, *_, moves, final = where
+    seed, epoch, start, steps, moving, final = where
     shape = tf.shape(records)
+    step = (positions - start) // plan.global_batch
+    is_last = tf.equal(step, steps - 1)
+    moves = step >= moving
+    if plan.batches_per_step > 1:  # the last of them moves
+        moves &= tf.equal(positions, final)
+    here = start + step * plan.global_batch
+    # What steps before have taken without moving counts with the first one.
+    begin = tf.where(step > moving, here, start)
     return tf.stack(
         [
             tf.fill(shape, seed),
             tf.fill(shape, epoch),
             records,
             tf.cast(positions < plan.num_records, tf.int64),
-            tf.cast(tf.equal(positions, final), tf.int64) * moves,
+            tf.where(moves, begin, NO_KEY),
+            tf.where(is_last, tf.zeros_like(here), here + plan.global_batch),
         ],
         axis=1,
     )
+
+
+def move(position, plan, keys):
+    """Moves the position on by a batch that is handed out.
+
+    Only from where the batches before have left it: what somebody else has set
+    meanwhile stays.
+
+    Args:
+        position: `Position`.
+        plan: `EpochPlan`.
+        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
+    """
+    epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])
+    end = keys[0, TO]
+    _, at_epoch, at_index = tf.unstack(position.state())
+    found_epoch, found = normal(at_epoch, at_index, plan)
+    moves = tf.equal(found_epoch, epoch) & tf.equal(found, begin)
+    epoch += tf.cast(tf.equal(end, 0), tf.int64)
+    change = tf.stack(
+        [0 * epoch, epoch - at_epoch, end * plan.lines - at_index]
+    )
+    # A sum rather than a condition: it starts faster; see the module.
+    position.add(change * tf.cast(moves, tf.int64))
 
 
 def repeated(where, number):

@@ -1,5 +1,7 @@
 """A CSV file: where its lines begin, and which of them cannot be read."""
 
+import csv
+
 import numpy as np
 import tensorflow as tf
 
@@ -45,6 +47,26 @@ class CsvFile:
         self.begins = begins
         self.lengths = (ends - begins).astype(np.int64)
 
+    def columns(self, delimiter):
+        """Names of the columns, as the header has them.
+
+        Raises:
+            tf.errors.DataLossError: If it is no text.
+        """
+        try:
+            if "\0" in self.header:
+                raise csv.Error("it is no text")
+            (names,) = csv.reader([self.header], delimiter=delimiter)
+        except csv.Error as error:
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                "A CSV file cannot be read: it is damaged, or of another "
+                f"format: {error}. Received: file {self.path}, line 1: "
+                f"{self.header[:80]!r}.",
+            ) from error
+        return [name.strip() for name in names]
+
     def check(self, columns, dtypes, delimiter, on_damage):
         """Leaves out lines that cannot be read.
 
@@ -62,7 +84,8 @@ class CsvFile:
                 `"raise"`.
         """
         with tf.io.gfile.GFile(self.path, "rb") as file:
-            lines = tf.strings.substr(file.read(), self.begins, self.lengths)
+            contents = file.read()
+        lines = tf.strings.substr(contents, self.begins, self.lengths)
         # All fields, so that one too few or too many is found.
         defaults = [default(dtypes.get(name, tf.string)) for name in columns]
 
@@ -84,11 +107,13 @@ class CsvFile:
         found = damage(0, len(self.begins)) if len(self.begins) else []
         if found and on_damage == "raise":
             number, reason = found[0]
+            begin = int(self.begins[number])
+            line = contents.count(b"\n", 0, begin) + 1
             raise tf.errors.DataLossError(
                 None,
                 None,
                 f"A line of a CSV file cannot be read: {reason}. Received: "
-                f"file {self.path}, offset {self.begins[number]}: "
+                f"file {self.path}, offset {begin}, line {line}: "
                 f"{lines[number].numpy()[:80]!r}. To leave out what cannot be "
                 "read, use on_damage='skip'.",
             )

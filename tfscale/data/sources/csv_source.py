@@ -1,6 +1,5 @@
 """CSV files as a source."""
 
-import csv as csv_lib
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +49,8 @@ def csv(
 
     Raises:
         FileNotFoundError: If no file matches.
-        tf.errors.DataLossError: If a line cannot be read.
+        tf.errors.DataLossError: If a line cannot be read, or a file is of
+            another format.
         ValueError: If a column is missing, or files have different columns, or
             a dtype is not one of those above.
 
@@ -113,16 +113,13 @@ def _dtype(name, dtype):
 
 def _columns(texts, delimiter):
     """Names of the columns, which all files must have in common."""
-    headers = {
-        tuple(next(csv_lib.reader([text.header], delimiter=delimiter)))
-        for text in texts
-    }
+    headers = {tuple(text.columns(delimiter)) for text in texts}
     if len(headers) > 1:
         raise ValueError(
             "CSV files must have the same columns. Received: headers "
             f"{sorted(map(list, headers))}."
         )
-    return [name.strip() for name in headers.pop()]
+    return list(headers.pop())
 
 
 def _decoder(columns, dtypes, label, delimiter):
