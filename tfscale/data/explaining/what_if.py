@@ -15,6 +15,7 @@ from tfscale.data.caches import memory
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
 from tfscale.data.chain.position import Position
+from tfscale.data.chain.position import PositionReadAhead
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.dataset_graph import DatasetGraph
 from tfscale.data.sources.source import BlockSource
@@ -70,8 +71,12 @@ def changes(dataset, cached_batches):
 
 
 def build(recipe):
-    """A plain dataset of a recipe, with a position of its own."""
-    return chain.build(recipe, Position(0)).with_options(recipe.options)
+    """A plain dataset of a recipe, with a position of its own.
+
+    It stays at the beginning of an epoch: what is measured is read again.
+    """
+    position = PositionReadAhead(Position(0))
+    return chain.build(recipe, position).with_options(recipe.options)
 
 
 def _recipe_stages(recipe):
