@@ -79,6 +79,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
+    ("tfscale/whole_batch/metric_trial.py", "in_place.putting of metric"),
     ("tfscale/distribute/optimizer.py", "in_place.put of optimizer"),
     (
         "tfscale/parameter_server/trainer.py",

@@ -87,7 +87,9 @@ def variables_of(model: keras.Model) -> list[Entry]:
                 seen.add(id(_internals.value_of(variable)))
             name = getattr(variable, "path", None) or variable.name
             key = f"{kind}/{len(entries) - begin}"
-            entries.append(Entry(key, name, variable, is_sum))
+            # A metric may have other variables, by `aggregation`.
+            adds_up = is_sum and variable.aggregation == "sum"
+            entries.append(Entry(key, name, variable, adds_up))
 
     add("model", model.variables)
     if model.optimizer is not None:

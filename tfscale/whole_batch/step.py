@@ -14,6 +14,7 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
+from tfscale.whole_batch import metric_trial
 from tfscale.whole_batch import model_loss
 from tfscale.whole_batch.part import BatchPart
 
@@ -39,6 +40,7 @@ def prepared(
         step, model = fn, model_of(fn)
         if model is not None:
             _check_metrics(model)
+            stack.enter_context(metric_trial.checking(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
             step = functools.wraps(fn)(
                 functools.partial(_run_on_part, model, fn)

@@ -1,0 +1,209 @@
+"""Tries whether a metric adds to its variables, as replicas need it to.
+
+Each replica updates variables of its own, which are added up where the metric
+is read. Of a maximum, a last value or a moving average that makes a number that
+no device has. So what the update makes of other values of the variables is
+looked at, on small made-up inputs: what it adds must be the same.
+
+    a sum         0 ─► 3     100 ─► 103    -100 ─► -97    3 each
+    a maximum     0 ─► 3     100 ─► 100    -100 ─► 3      3, 0, 103
+"""
+
+import concurrent.futures
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale import in_place
+
+# Metrics of users' own that were tried: each is once.
+_TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
+# For dims that are not known, by their place.
+_SIZES = (4, 3, 2, 2, 2, 2)
+
+
+@contextlib.contextmanager
+def checking(metrics: Iterable[keras.Metric]) -> Iterator[None]:
+    """Within it, metrics of users' own are tried before they are updated.
+
+    Args:
+        metrics: Those of a model.
+    """
+    with contextlib.ExitStack() as stack:
+        for metric in _own(metrics):
+            if metric not in _TRIED:
+                stack.enter_context(in_place.putting(metric, _Checked))
+        yield
+
+
+def _own(metrics):
+    """Those with an `update_state` of a user's own."""
+    for metric in metrics:
+        update_state = metric.__class__.update_state
+        module = getattr(update_state, "__module__", "")
+        if module.startswith("keras.src."):
+            # What `compile` was given is in one.
+            yield from _own(getattr(metric, "metrics", ()))
+        else:
+            yield metric
+
+
+class _Checked(in_place.Mixin):
+    """What is put in front of the class of a metric."""
+
+    def update_state(self, *args, **kwargs):
+        """See `keras.Metric.update_state`; refuses what is no sum."""
+        update_state = super().update_state
+        if self not in _TRIED:
+            _check(self, update_state, args, kwargs)
+            _TRIED.add(self)
+        return update_state(*args, **kwargs)
+
+
+def _check(metric, update_state, args, kwargs):
+    kind = metric.__class__.__name__
+    rule = (
+        "Each replica updates a metric's variables of its own, which are added "
+        "up: a metric must add to them, and they must begin at zero. Received: "
+    )
+    remedy = (
+        " Keep sums, as `keras.metrics.Mean` does. Or make the variable by "
+        "`add_variable(..., aggregation='mean')`, of whose values the mean "
+        "over replicas is taken; or with aggregation='only_first_replica', and "
+        "have `update_state` gather what all replicas have: docs/numbers.md "
+        "shows how."
+    )
+    try:
+        variable = no_sum(metric, update_state, args, kwargs)
+    except Exception as error:
+        warnings.warn(
+            f"{rule}{metric.name!r}, a {kind}, which could not be tried "
+            f"({type(error).__name__}: {error}).{remedy}",
+            stacklevel=2,
+        )
+        return
+    if variable is not None:
+        raise ValueError(
+            f"{rule}{metric.name!r}, a {kind}, whose variable "
+            f"{variable.name!r} is no sum: a maximum, a last value or an "
+            f"average, say.{remedy}"
+        )
+
+
+def no_sum(
+    metric: keras.Metric, update_state: Callable, args, kwargs
+) -> keras.Variable | None:
+    """The first variable that an update does not add to, if there is one.
+
+    It is tried on the CPU, by a thread that is in no scope of a strategy and in
+    no graph, and changes nothing.
+
+    Args:
+        metric: The metric.
+        update_state: What updates it.
+        args: What it is given, tensors whose shapes and types are looked at.
+        kwargs: Likewise.
+
+    Raises:
+        Exception: What the metric raises of made-up inputs.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        call = thread.submit(_no_sum, metric, update_state, args, kwargs)
+        return call.result()
+
+
+def _no_sum(metric, update_state, args, kwargs):
+    variables = list(metric.variables)
+    sums = [v.aggregation == "sum" and v.dtype != "bool" for v in variables]
+    zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
+    with keras.StatelessScope(list(zip(variables, zeros))) as scope:
+        metric.reset_state()
+    initial = [np.array(scope.get_current_value(v)) for v in variables]
+    for is_sum, variable, value in zip(sums, variables, initial):
+        if is_sum and not np.all(np.abs(value) < 1e-6):
+            return variable
+    update, inputs = _traced(variables, update_state, args, kwargs)
+
+    def added(offset):
+        before = [
+            value + np.asarray(offset if is_sum else 0).astype(value.dtype)
+            for is_sum, value in zip(sums, initial)
+        ]
+        with tf.device("CPU:0"):
+            states = [tf.constant(x) for x in before]
+            after = update(*states, *inputs)
+        wide = "complex128" if any(map(np.iscomplexobj, before)) else "float64"
+        return [
+            np.array(new).astype(wide) - old.astype(wide)
+            for new, old in zip(after, before)
+        ]
+
+    # What draws random numbers adds others each time.
+    expected, again = added(0), added(0)
+    for x, y in zip(expected, again):
+        np.testing.assert_array_equal(x, y, "it draws random numbers")
+    for found in (added(100), added(-100)):
+        for is_sum, variable, x, y in zip(sums, variables, expected, found):
+            eps = 8 * _rounding(tf.as_dtype(variable.dtype))
+            if is_sum and not np.allclose(x, y, rtol=eps, atol=100 * eps):
+                return variable
+    return None
+
+
+def _rounding(dtype):
+    """What one plus it is the next number after one; 0 of integers."""
+    if dtype.is_integer:
+        return 0.0
+    one = tf.ones((), dtype.real_dtype)
+    steps = 2.0 ** -np.arange(60)
+    differ = tf.cast(1.0 + steps, one.dtype) > one
+    return float(steps[np.array(differ)].min())
+
+
+def _traced(variables, update_state, args, kwargs):
+    """The update as a function of variables and tensors, and such tensors."""
+    structure = (args, kwargs)
+    flat = keras.tree.flatten(structure)
+    inputs = [_made_up(x, i) for i, x in enumerate(flat) if tf.is_tensor(x)]
+    feeds, fetches = [], []
+
+    def build():
+        states = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
+        given = [
+            tf.compat.v1.placeholder(x.dtype, x.shape) if tf.is_tensor(x) else x
+            for x in flat
+        ]
+        feeds.extend([*states, *filter(tf.is_tensor, given)])
+        args, kwargs = keras.tree.pack_sequence_as(structure, given)
+        with keras.StatelessScope(list(zip(variables, states))) as scope:
+            update_state(*args, **kwargs)
+        fetches.extend(
+            tf.identity(scope.get_current_value(v)) for v in variables
+        )
+
+    wrapped = tf.compat.v1.wrap_function(build, [])
+    return wrapped.prune(feeds, fetches), inputs
+
+
+def _made_up(tensor, seed):
+    """Values like a tensor's: classes are 0 and 1, scores between them."""
+    shape = [
+        size if size is not None else _SIZES[place]
+        for place, size in enumerate(tensor.shape)
+    ]
+    count = int(np.prod(shape))
+    with tf.device("CPU:0"):
+        if tensor.dtype == tf.string:
+            return tf.fill(shape, "a")
+        if tensor.dtype.is_floating or tensor.dtype.is_complex:
+            values = np.random.default_rng(seed).uniform(0.1, 0.9, count)
+        else:
+            values = np.arange(count) % 2
+        return tf.cast(tf.reshape(tf.constant(values), shape), tensor.dtype)
