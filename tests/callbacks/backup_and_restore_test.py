@@ -6,7 +6,6 @@ import logging
 import os
 import pathlib
 import signal
-import threading
 import time
 import types
 
@@ -17,6 +16,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tfscale.backup import committed
+from tfscale.backup import writer
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
@@ -136,9 +136,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             )
 
         model.optimizer.build(model.trainable_variables)
-        for thread in threading.enumerate():
-            if thread.name == "backup":  # of the run that was interrupted
-                thread.join()
+        writer.finish()  # that of the run that was interrupted
         before = state()
         self.assertNotEmpty(before[-1])
         with self.assertRaisesRegex(ValueError, message) as raised:

@@ -74,6 +74,7 @@ from tfscale._internals.fitting import set_known_batches
 from tfscale._internals.fitting import shuffles_arrays
 from tfscale._internals.fitting import source_of
 from tfscale._internals.fitting import tell_steps
+from tfscale._internals.fitting import unwatch
 from tfscale._internals.fitting import validation_epochs
 from tfscale._internals.fitting import watch
 from tfscale._internals.instances import altered
@@ -236,6 +237,7 @@ __all__ = [
     "sublayers",
     "tell_steps",
     "tf_optimizer",
+    "unwatch",
     "used_seed_generator",
     "validation_epochs",
     "value_of",

@@ -3,9 +3,11 @@
 Each name is listed in `keras_names`, with why.
 """
 
+import functools
 import inspect
 import itertools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -61,7 +63,8 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     Raises:
         RuntimeError: If no `fit` of the model runs in this thread.
     """
-    frame: types.FrameType | None = sys._getframe()
+    # Not its own frame, which would be in a cycle with its variables.
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_locals.get("self") is model:
             values = list(frame.f_locals.values())
@@ -200,8 +203,8 @@ def tell_steps(epochs: EpochIterator, on_step: Callable[[int], None]) -> None:
     is being made.
     """
     if not isinstance(epochs, _Stepped):
-        base = type(epochs)
-        epochs.__class__ = type(base.__name__, (_Stepped, base), {})
+        taken_over: Any = _taken_over
+        epochs.__class__ = taken_over(_Stepped, type(epochs))
         on_step(epochs.steps_per_execution)
     epochs.on_step = on_step
 
@@ -215,17 +218,30 @@ def _datasets_of(source):
     return [source._original_dataset]
 
 
+def _all_frames() -> Iterator[types.FrameType]:
+    """The frames of all threads; of this one those of its callers' callers.
+
+    A frame that has itself in a variable is let go by the garbage collector
+    only, and all of its callers with it.
+    """
+    innermost = sys._current_frames()
+    innermost[threading.get_ident()] = sys._getframe(2)
+    frames: list[types.FrameType | None] = [*innermost.values()]
+    del innermost
+    while frames:
+        frame = frames.pop()
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
 def is_running(epochs: EpochIterator) -> bool:
     """Whether the `fit` of an epoch iterator is on the stack of a thread."""
-    for innermost in sys._current_frames().values():
-        frame: types.FrameType | None = innermost
-        while frame is not None:
-            if frame.f_code.co_name == "fit" and any(
-                value is epochs for value in frame.f_locals.values()
-            ):
-                return True
-            frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name == "fit"
+        and any(value is epochs for value in frame.f_locals.values())
+        for frame in _all_frames()
+    )
 
 
 class _Watched:
@@ -250,12 +266,27 @@ class _Watched:
 def watch(epochs: EpochIterator, watcher: Watcher) -> None:
     """Puts a subclass in the place of the class of a `fit`'s epochs.
 
-    It ends with the object, which is that of one `fit`.
+    It ends with `unwatch`, or with the object, which is that of one `fit`.
     """
     if not isinstance(epochs, _Watched):
-        base = type(epochs)
-        epochs.__class__ = type(base.__name__, (_Watched, base), {})
+        taken_over: Any = _taken_over
+        epochs.__class__ = taken_over(_Watched, type(epochs))
     epochs.watcher = watcher
+
+
+def unwatch(epochs: EpochIterator) -> None:
+    """Has the epochs of a `fit` that has ended let their watcher go.
+
+    That one knows them: both were left to the garbage collector, with the
+    threads of TensorFlow's iterator.
+    """
+    if hasattr(epochs, "watcher"):
+        del epochs.watcher
+
+
+@functools.cache
+def _taken_over(mixin, base):
+    return type(base.__name__, (mixin, base), {})
 
 
 def make_iterator(epochs: EpochIterator) -> Iterator[Any]:

@@ -23,44 +23,74 @@ from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
 
 
-def accumulating_mixin(
-    microbatches: GivenNumber | SmallestNumber, noise: GradientNoise | None
-) -> type:
-    """What is put in front of the class of a model.
+class Accumulation:
+    """How the steps of a model run in microbatches.
 
     Args:
         microbatches: How many microbatches a batch is cut into.
         noise: What looks at the gradients of microbatches, or None.
+        plain: The train function of the model before.
+
+    Attributes:
+        function: What the model has as its `train_function` meanwhile.
     """
 
-    class AccumulatingModel(in_place.Mixin):
-        def train_step(self, data):
-            """See `keras.Model.train_step`; in replica context."""
-            with batch_norm.noting() as noting:
-                step = ReplicaStep(
-                    self, super().train_step, data, microbatches.number, noise
-                )
-                run_microbatches(step, microbatches)
-                return step.end(noting)
+    def __init__(
+        self,
+        microbatches: GivenNumber | SmallestNumber,
+        noise: GradientNoise | None,
+        plain: Callable[[Any], Any] | None,
+    ):
+        self.microbatches = microbatches
+        self.noise = noise
+        self.plain = plain
+        self.function: Callable[[Any], Any] | None = None
 
-    return AccumulatingModel
+
+class AccumulatingModel(in_place.Mixin):
+    """Comes before the class of a model whose steps run in microbatches.
+
+    Of one class for all models and fits: classes, and the functions that were
+    traced with them, are kept by whoever has cached them.
+    """
+
+    tfscale_accumulation: Accumulation
+
+    def train_step(self, data):
+        """See `keras.Model.train_step`; in replica context."""
+        accumulation = self.tfscale_accumulation
+        microbatches = accumulation.microbatches
+        with batch_norm.noting() as noting:
+            step = ReplicaStep(
+                self,
+                super().train_step,
+                data,
+                microbatches.number,
+                accumulation.noise,
+            )
+            run_microbatches(step, microbatches)
+            return step.end(noting)
 
 
 @contextlib.contextmanager
-def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
+def accumulating(
+    model: keras.Model, accumulation: Accumulation
+) -> Iterator[None]:
     """Within it, the steps of a model run in microbatches.
 
     Args:
         model: A compiled Keras model.
-        mixin: See `accumulating_mixin`.
+        accumulation: How they do; it is kept with the model.
     """
+    if accumulation_of(model) is not accumulation:
+        model.tfscale_accumulation = accumulation
     with contextlib.ExitStack() as stack:
         strategy = model.distribute_strategy
         if type(strategy) is tf.distribute.MirroredStrategy:
             as_one = in_place.putting(strategy.extended, MirroredAsOne)
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
-        stack.enter_context(in_place.putting(model, mixin))
+        stack.enter_context(in_place.putting(model, AccumulatingModel))
         for optimizer in checks.optimizers_of(model):
             stack.enter_context(in_place.putting(optimizer, TakenOptimizer))
         for layer in _internals.flatten_layers(model):
@@ -70,27 +100,33 @@ def accumulating(model: keras.Model, mixin: type) -> Iterator[None]:
         yield
 
 
-def accumulating_function(
+def accumulation_of(model: keras.Model) -> Accumulation | None:
+    """How a model accumulated last, if it ever did."""
+    return getattr(model, "tfscale_accumulation", None)
+
+
+def accumulation_for(
     model: keras.Model,
     microbatches: GivenNumber | SmallestNumber,
     noise: GradientNoise | None,
-) -> Callable[[Any], Any]:
-    """What a model has as its `train_function` meanwhile.
+) -> Accumulation:
+    """How a model accumulates, with a function for it.
 
     Args:
         model: A compiled Keras model, of which all variables are made.
         microbatches: How many microbatches a batch is cut into.
         noise: What looks at the gradients of microbatches, or None.
     """
-    mixin = accumulating_mixin(microbatches, noise)
     before = model.train_function
-    with accumulating(model, mixin):
+    accumulation = Accumulation(microbatches, noise, before)
+    with accumulating(model, accumulation):
         model.make_train_function(force=True)
     function, model.train_function = model.train_function, before
 
     @functools.wraps(function)
     def run(iterator):
-        with accumulating(model, mixin):
+        with accumulating(model, accumulation):
             return microbatches.run(lambda: function(iterator))
 
-    return run
+    accumulation.function = run
+    return accumulation

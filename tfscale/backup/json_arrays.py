@@ -22,25 +22,27 @@ def split(value: Any, key: str) -> tuple[Any, dict[str, np.ndarray]]:
         TypeError: If there is anything else in it; says where.
     """
     arrays: dict[str, np.ndarray] = {}
+    return _split(value, key, arrays), arrays
 
-    def convert(value, path):
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, Mapping):
-            return {str(k): convert(v, f"{path}/{k}") for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [convert(v, f"{path}/{i}") for i, v in enumerate(value)]
-        if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
-            arrays[path] = np.asarray(value)
-            return {_ARRAY: path}
-        raise TypeError(
-            "A state must be of numbers, strings, None and arrays, in lists "
-            f"and dicts. Received: {type(value).__name__} at {path!r}."
-        )
 
-    return convert(value, key), arrays
+def _split(value, path, arrays):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            str(k): _split(v, f"{path}/{k}", arrays) for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_split(v, f"{path}/{i}", arrays) for i, v in enumerate(value)]
+    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
+        arrays[path] = np.asarray(value)
+        return {_ARRAY: path}
+    raise TypeError(
+        "A state must be of numbers, strings, None and arrays, in lists and "
+        f"dicts. Received: {type(value).__name__} at {path!r}."
+    )
 
 
 def join(value: Any, read: Callable[[str], np.ndarray]) -> Any:

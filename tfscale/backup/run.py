@@ -188,6 +188,9 @@ class Run:
             self._company.leave()  # others may be gone
         self._writer.join()
         self._report.close()
+        _internals.unwatch(self._epochs)
+        if self._validation is not None:
+            self._validation.end()
 
     # --- of the epochs ----------------------------------------------------
 

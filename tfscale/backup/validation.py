@@ -18,6 +18,7 @@ class Validation:
     """
 
     def __init__(self, epochs, num_looks):
+        self._epochs = epochs
         self._place = DataPlace(epochs)
         self._num_looks = num_looks
         for _ in range(num_looks):
@@ -56,6 +57,10 @@ class Validation:
         """A batch was evaluated."""
         self._place.drawn(batch + 1 - self._done)
         self._done = batch + 1
+
+    def end(self) -> None:
+        """`fit` has ended."""
+        _internals.unwatch(self._epochs)
 
     def iterator_made(self) -> None:
         """See `_internals.Watcher`."""

@@ -8,7 +8,8 @@ from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import SmallestNumber
-from tfscale.accumulation.model import accumulating_function
+from tfscale.accumulation.model import accumulation_for
+from tfscale.accumulation.model import accumulation_of
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 
@@ -85,15 +86,14 @@ class GradientAccumulation(keras.callbacks.Callback):
         _check(num_microbatches, memory_limit)
         self.num_microbatches = num_microbatches
         self.memory_limit = memory_limit
-        self._microbatches: Any = None
-        self._plain: Any = None
-        self._accumulating: Any = None
-        self._noise: Any = None
+        self._accumulation: Any = None
 
     @property
     def found_num_microbatches(self) -> int | None:
         """With `"auto"` the number that was found; `None` before it is."""
-        return getattr(self._microbatches, "found", None)
+        if self._accumulation is None:
+            return None
+        return getattr(self._accumulation.microbatches, "found", None)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -122,15 +122,29 @@ class GradientAccumulation(keras.callbacks.Callback):
             ),
             None,
         )
-        if self._plain is not model.train_function or self._noise is not noise:
-            self._plain, self._noise = model.train_function, noise
-            self._microbatches = self._number_for(model)
-            self._accumulating = accumulating_function(
-                model, self._microbatches, noise
-            )
+        before = accumulation_of(model)
+        if not self._can_go_on(before, noise):
+            before = accumulation_for(model, self._number_for(model), noise)
+        self._accumulation = before
         model.train_function = OfOneFit(
-            model, epochs, self._plain, self._accumulating
+            model,
+            epochs,
+            self._accumulation.plain,
+            self._accumulation.function,
         )
+
+    def _can_go_on(self, before, noise):
+        """Whether the steps of an earlier fit are traced for this one too.
+
+        The number that is found is of the data of one callback.
+        """
+        if before is None or before.noise is not noise:
+            return False
+        if before.plain is not self.model.train_function:
+            return False
+        if self.num_microbatches == "auto":
+            return before is self._accumulation
+        return before.microbatches.number == self.num_microbatches
 
     def _number_for(self, model):
         if isinstance(self.num_microbatches, str):
@@ -141,7 +155,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         if isinstance(self.model.train_function, OfOneFit):
-            self.model.train_function = self._plain
+            self.model.train_function = self._accumulation.plain
 
 
 def _workers_of(model):
