@@ -16,6 +16,7 @@ from tfscale.distribute.replica_function import behind_its_data
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.replica_function import draw_apart
+from tfscale.distribute.replica_function import trained_by
 from tfscale.distribute.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
 from tfscale.whole_batch import batch_norm
@@ -41,7 +42,8 @@ class MeshExtended(ModelRanks):
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
         batch_norms: The BatchNormalization layers that made some of them.
-        has_pipeline: Whether a model was cut over the axis "pipeline".
+        pipelined: The variables of models that were cut over the axis
+            "pipeline", by `id(variable)`.
         gradient_noise: Who looks at gradients before and after they are
             summed, a `GradientNoise`, or None.
         has_workers: Whether other processes have replicas too.
@@ -54,7 +56,7 @@ class MeshExtended(ModelRanks):
     ):
         self.batch_norms = weakref.WeakSet()
         self.layouts = layouts
-        self.has_pipeline = False
+        self.pipelined = weakref.WeakValueDictionary()
         self.gradient_noise = None
         self._num_stages = len(devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
@@ -81,7 +83,7 @@ class MeshExtended(ModelRanks):
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
-        self._check_has_pipeline()
+        self._check_has_pipeline(fn)
         if _internals.predicts(fn) and not are_per_replica(args):
             # `predict_on_batch`: all of them make the same of it, and Keras
             # would return it once for each.
@@ -106,18 +108,22 @@ class MeshExtended(ModelRanks):
     def _of_first_replica(self, value):
         return self._local_results(value)[0]
 
-    def _check_has_pipeline(self):
+    def _check_has_pipeline(self, fn):
         # With no variable there is nothing to train.
-        if (
-            self._num_stages > 1
-            and not self.has_pipeline
-            and self.variable_creator.paths
+        if self._num_stages == 1 or not self.variable_creator.paths:
+            return
+        model = whole_batch_step.model_of(fn)
+        # Its class is in a higher layer, and checks its variables itself.
+        is_pipeline = hasattr(model, "pipeline_summary")
+        if not self.pipelined or any(
+            id(variable) not in self.pipelined and not is_pipeline
+            for variable in trained_by(fn)
         ):
             raise ValueError(
                 "A mesh with a 'pipeline' axis is for a "
                 "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "
-                f"on a mesh with pipeline={self._num_stages}, for which no "
-                "model was cut: it would train on one device of each row. "
+                f"on a mesh with pipeline={self._num_stages}, of a model that "
+                "was not cut: it would train on one device of each row. "
                 "Wrap the model, `tfscale.PipelineModel(model, "
                 "num_microbatches)`, in the strategy's scope, or make a mesh "
                 "with data= and model= only."

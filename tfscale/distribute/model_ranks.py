@@ -40,11 +40,13 @@ class ModelRanks(MirroredInputs):
         num_replicas: Number of replicas.
         num_model_ranks: Number of model ranks of each replica.
         sequence_parallel: See above.
+        num_gathers: How often replicas have gathered what all of them have.
         sharded_calls: Of the layers so far that have sharded variables.
     """
 
     def __init__(self, strategy, devices, sequence_parallel):
         self.num_replicas = len(devices)
+        self.num_gathers = 0
         self._functions = weakref.WeakKeyDictionary()
         self.num_model_ranks = len(devices[0])
         self.sequence_parallel = sequence_parallel
@@ -209,6 +211,7 @@ class ModelRanks(MirroredInputs):
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
         # What `all_gather` calls, where all threads meet.
+        self.num_gathers += 1
         return [
             tf.concat([value] * self.num_replicas, axis)
             if _is_shared(value)

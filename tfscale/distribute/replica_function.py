@@ -60,10 +60,16 @@ def _of_any_rows(value):
 
 def check_trains(fn: Callable) -> None:
     """Raises if a model that is to train was made outside of the scope."""
+    for variable in trained_by(fn):
+        check_in_scope(variable)
+
+
+def trained_by(fn: Callable) -> list[keras.Variable]:
+    """The weights of the model of whose training a function is a step."""
     model = whole_batch_step.model_of(fn)
-    if model is not None and getattr(fn, "__name__", "") == "train_step":
-        for variable in model.trainable_variables:
-            check_in_scope(variable)
+    if model is None or getattr(fn, "__name__", "") != "train_step":
+        return []
+    return model.trainable_variables
 
 
 def draw_apart(fn: Callable) -> None:

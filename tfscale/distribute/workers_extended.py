@@ -213,6 +213,7 @@ class WorkersExtended(MeshExtended):
         return self._gathered(value if is_of_replicas else [value], axis)
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
+        self.num_gathers += 1
         return [
             self._gathered(value, axis) for value, _ in value_destination_pairs
         ]

@@ -9,7 +9,6 @@ looked at, on small made-up inputs: what it adds must be the same.
     a maximum     0 ─► 3     100 ─► 100    -100 ─► 3      3, 0, 103
 """
 
-import concurrent.futures
 import contextlib
 import warnings
 import weakref
@@ -22,11 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import in_place
+from tfscale.whole_batch import trial
 
 # Metrics of users' own that were tried: each is once.
 _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
-# For dims that are not known, by their place.
-_SIZES = (4, 3, 2, 2, 2, 2)
 
 
 @contextlib.contextmanager
@@ -102,8 +100,7 @@ def no_sum(
 ) -> keras.Variable | None:
     """The first variable that an update does not add to, if there is one.
 
-    It is tried on the CPU, by a thread that is in no scope of a strategy and in
-    no graph, and changes nothing.
+    It is tried on made-up tensors, and changes nothing.
 
     Args:
         metric: The metric.
@@ -114,9 +111,7 @@ def no_sum(
     Raises:
         Exception: What the metric raises of made-up inputs.
     """
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        call = thread.submit(_no_sum, metric, update_state, args, kwargs)
-        return call.result()
+    return trial.alone(_no_sum, metric, update_state, args, kwargs)
 
 
 def _no_sum(metric, update_state, args, kwargs):
@@ -129,7 +124,7 @@ def _no_sum(metric, update_state, args, kwargs):
     for is_sum, variable, value in zip(sums, variables, initial):
         if is_sum and not np.all(np.abs(value) < 1e-6):
             return variable
-    update, inputs = _traced(variables, update_state, args, kwargs)
+    update, inputs = trial.traced(update_state, args, kwargs, variables)
 
     def added(offset):
         before = [
@@ -138,7 +133,7 @@ def _no_sum(metric, update_state, args, kwargs):
         ]
         with tf.device("CPU:0"):
             states = [tf.constant(x) for x in before]
-            after = update(*states, *inputs)
+            _, *after = update(*states, *inputs)
         wide = "complex128" if any(map(np.iscomplexobj, before)) else "float64"
         return [
             np.array(new).astype(wide) - old.astype(wide)
@@ -165,45 +160,3 @@ def _rounding(dtype):
     steps = 2.0 ** -np.arange(60)
     differ = tf.cast(1.0 + steps, one.dtype) > one
     return float(steps[np.array(differ)].min())
-
-
-def _traced(variables, update_state, args, kwargs):
-    """The update as a function of variables and tensors, and such tensors."""
-    structure = (args, kwargs)
-    flat = keras.tree.flatten(structure)
-    inputs = [_made_up(x, i) for i, x in enumerate(flat) if tf.is_tensor(x)]
-    feeds, fetches = [], []
-
-    def build():
-        states = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
-        given = [
-            tf.compat.v1.placeholder(x.dtype, x.shape) if tf.is_tensor(x) else x
-            for x in flat
-        ]
-        feeds.extend([*states, *filter(tf.is_tensor, given)])
-        args, kwargs = keras.tree.pack_sequence_as(structure, given)
-        with keras.StatelessScope(list(zip(variables, states))) as scope:
-            update_state(*args, **kwargs)
-        fetches.extend(
-            tf.identity(scope.get_current_value(v)) for v in variables
-        )
-
-    wrapped = tf.compat.v1.wrap_function(build, [])
-    return wrapped.prune(feeds, fetches), inputs
-
-
-def _made_up(tensor, seed):
-    """Values like a tensor's: classes are 0 and 1, scores between them."""
-    shape = [
-        size if size is not None else _SIZES[place]
-        for place, size in enumerate(tensor.shape)
-    ]
-    count = int(np.prod(shape))
-    with tf.device("CPU:0"):
-        if tensor.dtype == tf.string:
-            return tf.fill(shape, "a")
-        if tensor.dtype.is_floating or tensor.dtype.is_complex:
-            values = np.random.default_rng(seed).uniform(0.1, 0.9, count)
-        else:
-            values = np.arange(count) % 2
-        return tf.cast(tf.reshape(tf.constant(values), shape), tensor.dtype)

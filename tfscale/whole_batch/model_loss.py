@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.part import current_part
 from tfscale.whole_batch.part import no_part
@@ -35,8 +36,13 @@ class _Model(in_place.Mixin):
         if part is None:
             return super().compute_loss(*args, **kwargs)
         part.is_divided = True
+        extended = tf.distribute.get_strategy().extended
+        gathers = getattr(extended, "num_gathers", 0)
         with losses.as_on_one_device():
             loss = super().compute_loss(*args, **kwargs)
+        if gathers == getattr(extended, "num_gathers", 0):
+            # What gathers the rows of all replicas knows of them.
+            loss_trial.check(self, args, kwargs)
         if loss is None:
             return None
         # A vector is logged as a mean, and minimised as a sum.

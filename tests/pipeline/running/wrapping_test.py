@@ -144,3 +144,18 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
             model.compile("sgd", "mse")
         with self.assertRaisesRegex(ValueError, "pipeline=4.*PipelineModel"):
             model.fit(X, X, verbose=0)
+
+    def test_a_second_model_that_is_not_wrapped(self):
+        # It trained on one device of each row, where another one was cut.
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            inner, forgotten = build(), build()
+            wrapped = tfscale.PipelineModel(inner, 2)
+            for model in (wrapped, forgotten):
+                model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "was not cut.*PipelineModel"):
+            forgotten.fit(X, X, verbose=0)
+        wrapped.fit(X, X, verbose=0)
+        # To predict is as ever, by what the pipeline has trained too.
+        self.assertEqual(forgotten.predict(X, verbose=0).shape[0], len(X))
+        self.assertEqual(inner.predict(X, verbose=0).shape[0], len(X))

@@ -15,7 +15,7 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
     They were made on the host, because nobody knew then where the model would
     be cut. One is moved after the other and its first copy let go.
     """
-    strategy.extended.has_pipeline = True
+    strategy.extended.pipelined.update((id(v), v) for v in plan.variables)
     if plan.schedule.num_devices == 1:
         return
     for variable, home in zip(plan.variables, plan.homes):

@@ -1,0 +1,88 @@
+"""Runs code of users on small made-up tensors, which changes nothing.
+
+What it makes of them tells what its name does not: whether it adds to variables
+(metric_trial.py), or is a mean over rows (loss_trial.py).
+"""
+
+import concurrent.futures
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# For dims that are not known, by their place.
+_SIZES = (4, 3, 2, 2, 2, 2)
+
+
+def alone(function: Callable, *args: Any) -> Any:
+    """Calls a function in a thread that is in no graph and no strategy."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args).result()
+
+
+def traced(
+    function: Callable,
+    args: Any,
+    kwargs: Any,
+    variables: Sequence[keras.Variable] = (),
+    rows: int | None = None,
+) -> tuple[Callable, list[tf.Tensor]]:
+    """A function as one of variables and tensors, without side effects.
+
+    Args:
+        function: What assigns to variables or returns a tensor.
+        args: What it is given, tensors whose shapes and types are looked at.
+        kwargs: Likewise.
+        variables: Those of Keras that are to be given, and are returned behind
+            the result.
+        rows: How many rows all tensors have, if not as many as they have.
+
+    Returns:
+        The function, and made-up tensors that it takes behind the variables.
+    """
+    structure = (args, kwargs)
+    flat = keras.tree.flatten(structure)
+    inputs = [
+        _made_up(x, i, rows) for i, x in enumerate(flat) if tf.is_tensor(x)
+    ]
+    feeds, fetches = [], []
+
+    def build():
+        states = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
+        feeds.extend(states)
+        feeds.extend(tf.compat.v1.placeholder(x.dtype, x.shape) for x in inputs)
+        rest = iter(feeds[len(states) :])
+        given = [next(rest) if tf.is_tensor(x) else x for x in flat]
+        args, kwargs = keras.tree.pack_sequence_as(structure, given)
+        with keras.StatelessScope(list(zip(variables, states))) as scope:
+            result = function(*args, **kwargs)
+        result = tf.zeros(()) if result is None else result
+        fetches.append(tf.identity(result))
+        for variable in variables:
+            value = scope.get_current_value(variable)
+            fetches.append(tf.identity(value))
+
+    wrapped = tf.compat.v1.wrap_function(build, [])
+    return wrapped.prune(feeds, fetches), inputs
+
+
+def _made_up(tensor, seed, rows):
+    """Values like a tensor's: classes are 0 and 1, scores between them."""
+    shape = [
+        size if size is not None else _SIZES[place]
+        for place, size in enumerate(tensor.shape)
+    ]
+    if rows is not None:
+        shape[:1] = [rows] * len(shape[:1])
+    count = int(np.prod(shape))
+    with tf.device("CPU:0"):
+        if tensor.dtype == tf.string:
+            return tf.fill(shape, "a")
+        if tensor.dtype.is_floating or tensor.dtype.is_complex:
+            values = np.random.default_rng(seed).uniform(0.1, 0.9, count)
+        else:
+            values = np.arange(count) % 2
+        return tf.cast(tf.reshape(tf.constant(values), shape), tensor.dtype)
