@@ -52,6 +52,7 @@ class RankContext:
         applies_in_branch: Likewise, in a branch where no rank meets another.
         norms: Of weights and gradients that are updated, by variable.
         updates_parts: Whether updates are of a replica's part of variables.
+        new_parts: What has been assigned to such parts; see `zero.OwnShard`.
         assigns_on_trial: Whether what is assigned is only checked.
         pipeline_rank: On which stage's devices variables are made, or None.
         made_like: As which variable they are sharded, or None.
@@ -82,6 +83,9 @@ class RankContext:
     applies_in_branch: bool = False
     norms: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     updates_parts: bool = False
+    new_parts: MutableMapping[Any, Any] = dataclasses.field(
+        default_factory=dict
+    )
     assigns_on_trial: bool = False
     pipeline_rank: int | None = None
     made_like: Any = None

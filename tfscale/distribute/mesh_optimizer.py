@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.distribute import zero
 from tfscale.whole_batch import part
 
 # A reference to the `MeshExtended` that the variables of each optimizer belong
@@ -87,6 +88,7 @@ class MeshOptimizer(in_place.Mixin):
                 applies_gradients=True, applies_in_branch=in_branch
             ),
             extended.reduced_gradients(),
+            zero.noting_parts(),
         ):
             result = apply(grads, trainable_variables)
         if in_branch:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfscale.distribute import zero
 from tfscale.distribute.variable import MeshVariable
 from tfscale.distribute.zero import OptimizerStateSharding
 
@@ -40,9 +41,13 @@ def of_parts(
             args, kwargs = tf.nest.map_structure(part, (args, kwargs))
             return fn(component, *args, **kwargs)
 
-        result = update(var, fn_of_parts, args, kwargs, group)
+        with zero.noting_parts() as new_parts:
+            result = update(var, fn_of_parts, args, kwargs, group)
         for weight in weights:
-            optimizer_states.all_gather_outside(weight)
+            keys = [zero.part_key(weight, i) for i in range(len(weight.values))]
+            if keys[0] in new_parts:
+                parts = [new_parts[key] for key in keys]
+                optimizer_states.all_gather_outside(weight, parts)
         return result
 
     return call

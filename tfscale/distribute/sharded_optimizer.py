@@ -54,10 +54,12 @@ class ShardedOptimizer(MeshOptimizer):
     def _overwrite_model_variables_with_average_value(
         self, trainable_variables
     ):
+        # In a branch, of the steps that overwrite.
         with self._on_shards():
             super()._overwrite_model_variables_with_average_value(
                 trainable_variables
             )
+        extended_of(self).optimizer_states.write(trainable_variables)
 
     def _update_model_variables_moving_average(self, trainable_variables):
         averages = self._model_variables_moving_average
@@ -73,11 +75,16 @@ class ShardedOptimizer(MeshOptimizer):
                     momentum * tf.convert_to_tensor(average)
                     + (1 - momentum) * value
                 )
+        if self.ema_overwrite_frequency:
+            parts.write(trainable_variables)
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         super()._backend_apply_gradients(grads, trainable_variables)
         parts = extended_of(self).optimizer_states
-        if not parts.are_sharded or rank_context.current().applies_in_branch:
+        if not parts.are_sharded:
+            return
+        if rank_context.current().applies_in_branch:
+            parts.write(self._trainable_variables)
             return
         # Averages may be written to variables that have no gradient.
         parts.all_gather(

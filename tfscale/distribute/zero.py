@@ -22,6 +22,7 @@ Parameter Models (2020), section 5.1 (P_os) and section 7.
 """
 
 import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import keras
@@ -77,12 +78,11 @@ class OptimizerStateSharding:
             variable: A trainable variable, of Keras or distributed.
         """
         thread = _internals.get_current_replica_id_as_int()
-        component = _distributed(variable).values[thread]
         sharding = self.sharding_of(variable)
         if sharding.data_dim is None:
-            return component
+            return _distributed(variable).values[thread]
         replica = thread // self._num_ranks
-        return OwnShard(variable, component, sharding, replica)
+        return OwnShard(variable, thread, sharding, replica)
 
     @property
     def are_updated(self) -> bool:
@@ -93,8 +93,7 @@ class OptimizerStateSharding:
     def updated(self):
         """Within it, a strategy's `update` is given parts.
 
-        The rest of each component is as the step before left it, until
-        `all_gather`.
+        Components are as the step before left them, until `all_gather`.
         """
         with rank_context.within(updates_parts=True):
             yield
@@ -110,7 +109,7 @@ class OptimizerStateSharding:
         for variable in found:
             part = self.own_shard(variable)
             with tf.device(part.device):
-                parts.append(tf.convert_to_tensor(part))
+                parts.append(part.take())
         wholes = gather(parts, [dim for dim in dims if dim is not None])
         thread = _internals.get_current_replica_id_as_int()
         for variable, whole in zip(found, wholes):
@@ -118,37 +117,74 @@ class OptimizerStateSharding:
             with tf.device(component.device):
                 component.assign(whole, read_value=False)
 
-    def all_gather_outside(self, variable) -> None:
-        """See `all_gather`, for one variable, outside of replicas."""
+    def write(self, variables: Sequence[keras.Variable]) -> None:
+        """Writes this replica's new parts of variables into its components.
+
+        In a branch, where no replica meets another, and from which no tensor
+        gets out. What it costs is a copy of each weight.
+        """
+        for variable in variables:
+            if self.dim_of(variable) is not None:
+                self.own_shard(variable).write()
+
+    def all_gather_outside(self, variable, parts: Sequence[tf.Tensor]) -> None:
+        """See `all_gather`, for one variable, outside of replicas.
+
+        Args:
+            variable: The variable.
+            parts: The new part of each component.
+        """
         dim = self.dim_of(variable)
         if dim is None:
             return
         for rank in range(self._num_ranks):
             components = _distributed(variable).values[rank :: self._num_ranks]
-            parts = []
-            for replica, component in enumerate(components):
-                with tf.device(component.device):
-                    value = component.read_value()
-                    parts.append(tf.split(value, len(components), dim)[replica])
-            wholes = operations.all_gather(parts, dim)
+            wholes = operations.all_gather(parts[rank :: self._num_ranks], dim)
             for component, whole in zip(components, wholes):
                 with tf.device(component.device):
                     component.assign(whole, read_value=False)
 
 
+def part_key(variable, thread: int) -> tuple[int, int]:
+    """By what `noting_parts` has the new part of a component.
+
+    Args:
+        variable: Of Keras or distributed.
+        thread: That of the component's replica and rank.
+    """
+    return id(_distributed(variable)), thread
+
+
+@contextlib.contextmanager
+def noting_parts() -> Iterator[dict]:
+    """Within it, what is assigned to each `OwnShard` is noted.
+
+    Yields:
+        The new parts, by `part_key`.
+    """
+    new_parts: dict = {}
+    with rank_context.within(new_parts=new_parts):
+        yield new_parts
+
+
 class OwnShard:
     """What an optimizer updates of a variable, in the variable's place.
 
+    What is assigned to it is a tensor until all parts are gathered, and the
+    whole is assigned. A slice assigned in place (`ResourceStridedSliceAssign`)
+    would put the component into a mode in which each read copies it, for good.
+
     Args:
         variable: The variable; optimizers know slots by it.
-        component: The component of this replica and rank.
+        thread: That of this replica and rank.
         sharding: That of the variable's slots.
         replica: Which replica this is.
     """
 
-    def __init__(self, variable, component, sharding, replica):
+    def __init__(self, variable, thread, sharding, replica):
         self._variable = _distributed(variable)
-        self._component = component
+        self._component = component = self._variable.values[thread]
+        self._key = part_key(variable, thread)
         rank, dim = component.shape.rank, sharding.data_dim
         size = sharding.local_shape[dim]
         # Of all other dims everything: end 0 counts for nothing there.
@@ -169,19 +205,36 @@ class OwnShard:
 
     def __tf_tensor__(self, dtype=None, name=None):
         """The part as it is now."""
-        value = tf.raw_ops.StridedSlice(
-            input=self._component.read_value(), **self._slice
-        )
-        value = tf.ensure_shape(value, self.shape)
+        value = rank_context.current().new_parts.get(self._key)
+        if value is None:
+            value = tf.raw_ops.StridedSlice(
+                input=self._component.read_value(), **self._slice
+            )
+            value = tf.ensure_shape(value, self.shape)
         return value if dtype is None else tf.cast(value, dtype, name=name)
 
     def assign(self, value):
-        """Changes the part in place; the rest of the component stays."""
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=self._component.handle,
-            value=tf.convert_to_tensor(value, self.dtype),
-            **self._slice,
-        )
+        """Changes the part; see the class."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        rank_context.current().new_parts[self._key] = value
+
+    def take(self):
+        """The part as it is now, which is no longer noted."""
+        value = tf.convert_to_tensor(self)
+        rank_context.current().new_parts.pop(self._key, None)
+        return value
+
+    def write(self):
+        """Writes the part into the component, if it has been assigned."""
+        value = rank_context.current().new_parts.pop(self._key, None)
+        if value is not None:
+            with tf.device(self.device):
+                whole = tf.raw_ops.TensorStridedSliceUpdate(
+                    input=self._component.read_value(),
+                    value=value,
+                    **self._slice,
+                )
+                self._component.assign(whole, read_value=False)
 
     def assign_add(self, value):
         """See `assign`."""

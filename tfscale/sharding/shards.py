@@ -23,12 +23,18 @@ def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
 
 
 def shards(value, sharding: Sharding) -> list[tf.Tensor]:
-    """What each device has of a value, in the order of `sharding.places`."""
+    """What each device has of a value, in the order of `sharding.places`.
+
+    Each has a buffer of its own: a slice shares that of the value, and a
+    variable that is made of one, and then changed in place, would keep all.
+    """
     made = {}
     for place in sharding.places:
         key = _key(sharding, place)
         if key not in made:
             made[key] = shard(value, sharding, *place)
+            if sharding.is_sharded:
+                made[key] = tf.raw_ops.DeepCopy(x=made[key])
     return [made[_key(sharding, place)] for place in sharding.places]
 
 

@@ -1,0 +1,96 @@
+"""Memory at rest and at the peaks, of each way to divide a model.
+
+    python -m benchmarks.memory.peaks
+
+All devices together, as multiples of the bytes of all weights once.
+"""
+
+import os
+
+from absl import app
+from absl import flags
+
+from benchmarks import processes
+
+_WIDTH = flags.DEFINE_integer("width", 1024, "Features of each of 12 layers.")
+_ROUNDS = flags.DEFINE_integer("rounds", 1, "How often each is measured.")
+
+CONFIGS = {
+    "one device": {},
+    "data 2": {"data": 2},
+    "data 2, zero_stage=1": {"data": 2, "zero_stage": 1},
+    "data 4": {"data": 4},
+    "data 4, zero_stage=1": {"data": 4, "zero_stage": 1},
+    "data 2, zero_stage=1, clipped": {
+        "data": 2,
+        "zero_stage": 1,
+        "optimizer": {"global_clipnorm": 1.0},
+    },
+    "data 2, zero_stage=1, EMA": {
+        "data": 2,
+        "zero_stage": 1,
+        "optimizer": {"use_ema": True, "ema_overwrite_frequency": 2},
+    },
+    "data 2, zero_stage=1, loss scaling": {
+        "data": 2,
+        "zero_stage": 1,
+        "loss_scale": True,
+    },
+    "data 2, zero_stage=1, restored": {
+        "data": 2,
+        "zero_stage": 1,
+        "restore": True,
+    },
+    "model 2": {"model": 2},
+    "pipeline 4, 8 microbatches": {"pipeline": 4},
+    "one device, 2048 rows": {"batch": 2048},
+    "accumulation, 8 of 2048 rows": {"batch": 2048, "accumulate": 8},
+    "pipeline 4, gpipe, 2048 rows": {
+        "pipeline": 4,
+        "batch": 2048,
+        "schedule": "gpipe",
+    },
+    "pipeline 4, 1f1b, 2048 rows": {"pipeline": 4, "batch": 2048},
+    "the same, recompute=True": {
+        "pipeline": 4,
+        "batch": 2048,
+        "recompute": True,
+    },
+}
+
+# Both count: the one on x86, the other where there is no oneDNN.
+COUNTING = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPU_ALLOCATOR_USE_BFC": "true"}
+
+
+def measure(config, **arguments):
+    """What the worker says of a configuration."""
+    return processes.measure(
+        "benchmarks.memory.worker",
+        config,
+        env={**os.environ, **COUNTING},
+        **arguments,
+    )
+
+
+def main(argv):
+    del argv
+    print(
+        f"{'':36} {'rest':>6} {'step':>6} {'(max)':>6} {'evaluate':>9}"
+        f" {'processor':>10}"
+    )
+    for name, config in CONFIGS.items():
+        found = [
+            measure({"width": _WIDTH.value, **config})
+            for _ in range(_ROUNDS.value)
+        ]
+        least = {key: min(each[key] for each in found) for key in found[0]}
+        print(
+            f"{name:36} {least['rest']:6.2f} {least['step']:6.2f} "
+            f"{least['largest_step']:6.2f} {least['evaluate']:9.2f} "
+            f"{1e3 * least['processor']:7.0f} ms",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,153 @@
+"""Memory of one configuration in a process of its own, as JSON.
+
+    TF_ENABLE_ONEDNN_OPTS=1 python -m benchmarks.memory.worker '{"data": 2}'
+
+A stack of `Dense` layers trains with Adam on virtual CPU devices. TensorFlow
+counts what its tensors take, one sum for all devices, where its allocator is
+oneDNN's or BFC; resident memory and malloc say nothing of it. Small tensors
+(less than 256 KiB) are not counted. Bytes come as multiples of P, those of all
+weights once.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+
+_DEFAULTS = {
+    "data": 1,
+    "pipeline": 1,
+    "model": 1,
+    "zero_stage": 0,
+    "num_microbatches": 8,
+    "schedule": "1f1b",
+    "recompute": False,
+    "accumulate": 1,
+    "depth": 12,
+    "width": 1024,
+    "batch": 16,
+    "steps": 6,
+    "optimizer": {},
+    "loss_scale": False,
+    "restore": False,
+}
+
+
+class Peaks(keras.callbacks.Callback):
+    """Notes the peak, and the processor time, of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.peaks, self.times = [], []
+
+    def _begin(self, batch, logs=None):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        self._start = time.process_time()
+
+    def _end(self, batch, logs=None):
+        self.times.append(time.process_time() - self._start)
+        self.peaks.append(_memory("peak"))
+
+    on_train_batch_begin = on_test_batch_begin = _begin
+    on_train_batch_end = on_test_batch_end = _end
+
+
+def _memory(kind):
+    return tf.config.experimental.get_memory_info("CPU:0")[kind]
+
+
+def make_model(config):
+    """The model of a configuration, compiled."""
+    inputs = keras.Input((config["width"],))
+    x = inputs
+    for number in range(config["depth"]):
+        layer = keras.layers.Dense(
+            config["width"], "relu", name=f"dense_{number}"
+        )
+        x = layer(x)
+    model = keras.Model(inputs, x)
+    if config["pipeline"] > 1:
+        model = tfscale.PipelineModel(
+            model,
+            config["num_microbatches"],
+            schedule=config["schedule"],
+            recompute=config["recompute"],
+        )
+    optimizer = keras.optimizers.Adam(1e-3, **config["optimizer"])
+    if config["loss_scale"]:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+def layout_map(config):
+    """Every second layer divided by its outputs, the others by their inputs."""
+    if config["model"] == 1:
+        return None
+    return {
+        ".*dense_\\d*[02468]/kernel": (None, "model"),
+        ".*dense_\\d*[02468]/bias": ("model",),
+        ".*dense_\\d*[13579]/kernel": ("model", None),
+    }
+
+
+def measure(config):
+    """Bytes at rest and at the peaks of a step and of `evaluate`, in P."""
+    sizes = {axis: config[axis] for axis in ("data", "pipeline", "model")}
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tfscale.use_virtual_devices(int(np.prod(list(sizes.values()))))
+    keras.utils.set_random_seed(0)
+    before = _memory("current")
+    strategy = tfscale.MeshStrategy(
+        tfscale.device_mesh(**sizes),
+        layout_map(config),
+        zero_stage=config["zero_stage"],
+    )
+    with strategy.scope():
+        model = make_model(config)
+    rows = config["data"] * config["batch"]
+    x = np.random.default_rng(0).normal(size=(rows, config["width"]))
+    x = x.astype("float32")
+    batch = tf.data.Dataset.from_tensors((x, x))
+    callbacks = []
+    if config["accumulate"] > 1:
+        callbacks = [
+            tfscale.callbacks.GradientAccumulation(config["accumulate"])
+        ]
+    model.fit(batch.repeat(2), verbose=0, callbacks=callbacks)
+    if config["restore"]:
+        with tempfile.TemporaryDirectory() as folder:
+            state = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+            state.restore(state.save(os.path.join(folder, "state")))
+    trained, evaluated = Peaks(), Peaks()
+    model.fit(
+        batch.repeat(config["steps"]),
+        verbose=0,
+        callbacks=[*callbacks, trained],
+    )
+    model.evaluate(batch, verbose=0)
+    model.evaluate(batch.repeat(3), verbose=0, callbacks=[evaluated])
+    rest = _memory("current")
+    weights = 4 * sum(np.prod(v.shape) for v in model.trainable_variables)
+    # Which operations happen to run at once differs from step to step.
+    return {
+        "rest": (rest - before) / weights,
+        "step": (min(trained.peaks[1:]) - before) / weights,
+        "largest_step": (max(trained.peaks[1:]) - before) / weights,
+        "evaluate": (min(evaluated.peaks) - before) / weights,
+        "processor": statistics.median(trained.times[1:]),
+        "bytes": int(weights),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure({**_DEFAULTS, **json.loads(sys.argv[1])})))
