@@ -35,7 +35,9 @@ class SharedFolderTest(absltest.TestCase):
 
         companies = []
         for index in range(len(paths)):
-            workers = types.SimpleNamespace(count=len(paths), index=index)
+            workers = types.SimpleNamespace(
+                count=len(paths), index=index, check_all_there=lambda: None
+            )
             extended = types.SimpleNamespace(workers=workers)
             companies.append(Company(types.SimpleNamespace(extended=extended)))
             # Each is the first of a process of its own.

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import socket
 import sys
 import threading
 from unittest import mock
@@ -12,6 +13,7 @@ from absl.testing import absltest
 from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.cluster import agreement
+from tfscale.cluster import failure_detector
 from tfscale.cluster.failure_detector import FailureDetector
 
 
@@ -62,6 +64,60 @@ class FailureDetectorTest(absltest.TestCase):
         second.leave()
         self.assertFalse(second.is_missed.wait(0.5))
         first.check_all_there()
+        first.leave()
+
+    def test_one_that_stands_still_is_named_by_the_others(self):
+        # It was some 60 lines of TensorFlow's.
+        first, second = two()
+        error = tf.errors.UnavailableError(
+            None,
+            None,
+            "Collective ops is aborted by: Error reported from /job:worker/"
+            "task:1: The following tasks are unhealthy (stopped sending "
+            "heartbeats):\n/job:worker/replica:0/task:1\nThe tasks have "
+            "crashed. node /job:worker/replica:0/task:0/device:CPU:0",
+        )
+        said = io.StringIO()
+        with (
+            contextlib.redirect_stderr(said),
+            mock.patch.object(failure_detector, "_SECONDS_TO_KNOW", 0.01),
+        ):
+            first._say_at_the_end(sys.excepthook)
+            sys.excepthook(type(error), error, None)
+        self.assertRegex(
+            said.getvalue(),
+            r"^All workers .*worker 1 at \S+ does not answer any more .*\n$",
+        )
+        # It hears so when it goes on.
+        self.assertTrue(second._knows.wait(10.0))
+        with self.assertRaisesRegex(
+            ConnectionError, r"worker 1 at \S+ \(this one\) stood still"
+        ):
+            second.check_all_there()
+        for one in (first, second):
+            one.leave()
+
+    def test_an_error_that_says_who_is_lost_is_said_without_its_traceback(self):
+        first, second = two()
+        for one in (first, second):
+            for connection in one._connections.values():
+                self.addCleanup(connection.close)
+        for connection in second._connections.values():
+            connection.shutdown(socket.SHUT_RDWR)
+        self.assertTrue(first._knows.wait(10.0))
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            first._say_at_the_end(lambda *_: print("before", file=sys.stderr))
+            try:
+                first.check_all_there()
+            except ConnectionError as error:
+                sys.excepthook(type(error), error, None)
+            other = ConnectionError("of something else")
+            sys.excepthook(type(other), other, None)
+        self.assertRegex(
+            said.getvalue(),
+            r"^All workers .*worker 1 at .* is gone.*\nbefore\n$",
+        )
         first.leave()
 
     def test_tensors_that_do_not_belong_together_are_explained(self):

@@ -5,6 +5,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import keras
@@ -37,7 +38,13 @@ def main():
         steps_per_epoch=1_000_000,
         shuffle=False,
         verbose=0,
-        callbacks=[Kill()] if workers.index == count - 1 else [],
+        callbacks=[
+            *([Kill()] if workers.index == count - 1 else []),
+            # Its thread waits for what the others write.
+            tfscale.callbacks.BackupAndRestore(
+                os.path.join(sys.argv[-1], "backups"), save_freq=1
+            ),
+        ],
     )
 
 

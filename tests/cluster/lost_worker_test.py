@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 import keras
@@ -42,11 +43,12 @@ def logs_without_launcher(program, num_workers):
 
 class LostWorkerTest(absltest.TestCase):
     def test_the_launcher_names_it_and_ends_the_others(self):
+        folder = self.create_tempdir().full_path
         process = subprocess.Popen(
             [
                 *(forked_python.executable(), "-m", "tfscale.launch"),
                 "--num_workers=2",
-                *("-m", PROGRAM, "unused"),
+                *("-m", PROGRAM, folder),
             ],
             cwd=REPOSITORY,
             env={
@@ -58,13 +60,16 @@ class LostWorkerTest(absltest.TestCase):
             stderr=subprocess.STDOUT,
             text=True,
         )
+        hangs = threading.Timer(120.0, process.kill)
+        hangs.start()
+        self.addCleanup(hangs.cancel)
         output, reported_at = "", None
         with process.stdout:
             for line in process.stdout:
                 output += line
                 if "as the first" in line:
                     reported_at = time.time()
-        self.assertEqual(process.wait(), 128 + signal.SIGKILL, output)
+        self.assertEqual(process.wait(60.0), 128 + signal.SIGKILL, output)
         ended_at = time.time()
         _, said, report = output.partition("[launch] worker 1 was killed by ")
         self.assertTrue(said, output)
@@ -72,6 +77,8 @@ class LostWorkerTest(absltest.TestCase):
         self.assertIn("    the last words, at", report)
         self.assertIn("[launch] ending the others: worker 0", report)
         self.assertNotRegex(output, CASCADE)
+        # The thread of its backup waited for the lost one for ever.
+        self.assertNotIn("is there after", output)
         self.assertLess(reported_at - killed_at(output), 15.0)
         self.assertLess(ended_at - killed_at(output), 15.0)
 

@@ -129,10 +129,15 @@ class Company:
     def _take(self, name, index):
         key = f"{self._prefix}/{name}/{index}"
         while not self._is_over:
-            found = _internals.get_key_value(key, _MILLISECONDS)
+            try:
+                found = _internals.get_key_value(key, _MILLISECONDS)
+            except tf.errors.OpError:
+                self._workers.check_all_there()
+                raise
             if found is not None:
                 content = json.loads(found)
                 if "error" in content:
                     raise OSError(f"Worker {index}: {content['error']}")
                 return content["value"]
+            self._workers.check_all_there()
         raise OSError(f"Worker {index} was waited for until `fit` had ended.")

@@ -42,7 +42,7 @@ class BackupFolder:
         try:
             storage.make_folder(self.path)
             self._lock = FolderLock(self.path)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
             raise OSError(
@@ -165,11 +165,12 @@ class BackupFolder:
 
         Raises:
             BlockingIOError: If the folder was removed, and made by another job.
+            ConnectionError: If a worker is gone.
             OSError: If it cannot be written; those before are as they were.
         """
         try:
             self._commit(step, parts, state, company, did)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
             raise OSError(

@@ -20,6 +20,7 @@ it need not wait for them.
 
 import contextlib
 import logging
+import re
 import socket
 import sys
 import threading
@@ -47,6 +48,13 @@ _HAS_ENDED = (
     "has ended while others wait for it (it exited, or they do something that "
     "needs all and that it does not, such as `evaluate`)"
 )
+_STOOD_STILL = "(this one) stood still for so long that the others have ended"
+_DOES_NOT_ANSWER = (
+    "does not answer any more (it stands still, or its machine or the network)"
+)
+# How TensorFlow says that a task stands still, whose connections are open.
+_TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
+_SILENT = r"stopped sending heartbeats\):\n((?:/job:\S+\n)+)"
 # TensorFlow says that shapes or dtypes of a "collective instance" differ.
 _DIFFERENT = (
     "All workers must do the same things in the same order. Received: tensors "
@@ -145,14 +153,28 @@ class FailureDetector:
     def _note(self, address, how="is gone"):
         if address == self._cluster.address:
             self.is_missed.set()
+            how = _STOOD_STILL
+        is_first = self._tell_lost(address, how)
+        if is_first and not self._ends.wait(_SECONDS_TO_END_TOO):
+            logging.error(self._words())
+
+    def _tell_lost(self, address, how):
+        """Passes it on, once; returns whether it is the first one."""
         with self._lock:
             if address in dict(self._lost):
-                return
+                return False
             self._lost.append((address, how))
         self._tell(f"lost {address}")
         self._knows.set()  # After that: this process may end now.
-        if len(self._lost) == 1 and not self._ends.wait(_SECONDS_TO_END_TOO):
-            logging.error(self._words())
+        return len(self._lost) == 1
+
+    def _note_silent(self, error):
+        """Those that TensorFlow, in an error, says to be silent."""
+        for tasks in re.findall(_SILENT, error):
+            for job, index in re.findall(_TASK, tasks):
+                address = self._cluster.jobs[job][int(index)]
+                if address != self._cluster.address:
+                    self._tell_lost(address, _DOES_NOT_ANSWER)
 
     def _words(self):
         lost, how = self._lost[0]
@@ -172,9 +194,10 @@ class FailureDetector:
 
     def _say_at_the_end(self, before):
         def say(kind, error, traceback):
-            if issubclass(kind, _OF_LOSS) and self._knows.wait(
-                _SECONDS_TO_KNOW
-            ):
+            is_of_loss = issubclass(kind, _OF_LOSS)
+            if is_of_loss and not self._knows.wait(_SECONDS_TO_KNOW):
+                self._note_silent(str(error))
+            if self._lost and (is_of_loss or str(error) == self._words()):
                 print(self._words(), file=sys.stderr, flush=True)
             else:
                 before(kind, error, traceback)

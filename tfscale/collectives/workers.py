@@ -45,14 +45,14 @@ class Workers:
         count: Number of workers.
         index: Which of them this is; worker 0 is the chief.
         agreement: Compares what workers are about to do.
+        check_all_there: Raises a `ConnectionError` if one of them is gone.
     """
 
     def __init__(self, found: Joined):
         self.count = len(found.cluster.addresses)
         self.index = found.index
-        self.agreement = Agreement(
-            self.count, self.index, found.failure_detector.check_all_there
-        )
+        self.check_all_there = found.failure_detector.check_all_there
+        self.agreement = Agreement(self.count, self.index, self.check_all_there)
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
         found.failure_detector.num_meetings = self._num_meetings
