@@ -12,6 +12,7 @@ from tfscale._version import __version__
 from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
 from tfscale.distribute import MeshStrategy
+from tfscale.distribute import sum_gradients
 from tfscale.mesh import device_mesh
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
@@ -38,5 +39,6 @@ __all__ = [
     "optimizers",
     "pipeline",
     "sharding_summary",
+    "sum_gradients",
     "use_virtual_devices",
 ]

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import model_loss
 
 
@@ -89,6 +90,13 @@ class TakenGradients:
                 "away: `fit` puts the whole step into one."
             )
         self._is_taken = True
+        by_hand.warn_of_changed(
+            [by_hand.Origin(gradient) for gradient in grads],
+            of_shards=False,
+            of_rows="a microbatch",
+            advice="Clip by `clipnorm` or `global_clipnorm` of the optimizer, "
+            "or give it an `apply` of its own, which gets those of the batch.",
+        )
         self.gradients = [
             None if g is None else tf.convert_to_tensor(g) for g in grads
         ]

@@ -69,6 +69,12 @@ class MeshExtended(ModelRanks):
             strategy, [stages[0] for stages in devices], sequence_parallel
         )
 
+    @property
+    def has_several_replicas(self) -> bool:
+        """Whether gradients are added up, here or over workers."""
+        # `num_replicas_in_sync` notes that who wrote the step has asked.
+        return self.num_replicas > 1 or self.has_workers
+
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.get("colocate_with")
         if not isinstance(

@@ -10,6 +10,7 @@ the scope of a `MeshStrategy` is of another class, in which it goes like this:
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,7 +18,9 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.distribute import clipping
 from tfscale.distribute import zero
+from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import part
 
 # A reference to the `MeshExtended` that the variables of each optimizer belong
@@ -115,5 +118,46 @@ class MeshOptimizer(in_place.Mixin):
         extended = extended_of(self)
         if extended.gradients_are_reduced:
             return grads
-        part.warn_of_undivided(grads)
-        return extended.sum_gradients(grads, variables)
+        origins = [by_hand.Origin(gradient) for gradient in grads]
+        unsummed = [None if o.is_sum else g for o, g in zip(origins, grads)]
+        part.warn_of_undivided(unsummed)
+        warn_of_changed(origins, variables, extended)
+        sums = extended.sum_gradients(unsummed, variables)
+        return [
+            extended.shard_gradient(gradient, variable) if o.is_sum else total
+            for o, gradient, variable, total in zip(
+                origins, grads, variables, sums
+            )
+        ]
+
+
+def warn_of_changed(
+    origins: Sequence[by_hand.Origin],
+    variables: Sequence[keras.Variable],
+    extended: Any,
+) -> None:
+    """Warns if gradients were changed by hand that are not summed.
+
+    Args:
+        origins: Of the gradients that a `train_step` gives away.
+        variables: The trainable variables that they are of.
+        extended: The `MeshExtended` that these belong to.
+
+    Raises:
+        ValueError: If some were summed, and added to others that were not.
+    """
+    for origin, variable in zip(origins, variables):
+        if origin.is_sum and origin.is_of_tape:
+            raise ValueError(
+                "All that a gradient is made of must be summed. Received: for "
+                f"{variable.path!r} one that is made of what "
+                "`tfscale.sum_gradients` has returned and of what it was not "
+                "given. Give it all gradients of the tape first."
+            )
+    by_hand.warn_of_changed(
+        origins,
+        any(clipping.is_sharded(variable) for variable in variables),
+        "a replica" if extended.has_several_replicas else "",
+        "Sum them before, `tfscale.sum_gradients(gradients, variables)`, or "
+        "clip by `clipnorm` or `global_clipnorm` of the optimizer.",
+    )

@@ -1,0 +1,177 @@
+"""What a `train_step` did to gradients between the tape and the optimizer.
+
+Those of a tape are of a part: of the rows of a replica or microbatch, and of
+what a model rank has of a variable. What is made of them by hand stands in the
+graph, between the operations of the tape and what `apply` is given:
+
+    gradient_tape/MatMul ──── L2Loss ─ Sqrt ─┐
+                         └─── Mul ───────────┴─ ...    a norm of a part
+
+Sums over the rows of replicas stay right through what is linear, shards
+through what is elementwise. What `tfscale.sum_gradients` has returned is whole.
+"""
+
+import re
+import warnings
+import weakref
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
+# What is linear in all of its inputs, and in each one of two.
+_LINEAR = {
+    "AddN",
+    "AddV2",
+    "BroadcastTo",
+    "Cast",
+    "CheckNumerics",
+    "ConcatV2",
+    "EnsureShape",
+    "ExpandDims",
+    "Identity",
+    "IdentityN",
+    "Mean",
+    "Neg",
+    "Pack",
+    "Reshape",
+    "Slice",
+    "Split",
+    "SplitV",
+    "Squeeze",
+    "StopGradient",
+    "StridedSlice",
+    "Sub",
+    "Sum",
+    "Tile",
+    "Transpose",
+    "Unpack",
+    "UnsortedSegmentSum",
+}
+_SUMS = {"AddN", "AddV2", "Sub"}
+_PRODUCTS = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan"}
+_QUOTIENTS = {"DivNoNan", "RealDiv"}
+_MIXES_ELEMENTS = _PRODUCTS - {"Mul", "MulNoNan"} | {"Cumsum", "Softmax"}
+
+# The names of the sums in a graph. Tensors would keep it alive.
+_sums: weakref.WeakKeyDictionary[tf.Graph, set[str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def as_sum(gradient: tf.Tensor) -> tf.Tensor:
+    """The same gradient, known to be whole."""
+    gradient = tf.identity(gradient, name="summed_gradient")
+    _sums.setdefault(gradient.graph, set()).add(gradient.op.name)
+    return gradient
+
+
+class Origin:
+    """Where a gradient comes from, by the graph.
+
+    Of an eager tensor nothing is known.
+
+    Args:
+        gradient: A tensor, `tf.IndexedSlices` or None.
+
+    Attributes:
+        is_sum: Whether it is made of what `as_sum` has returned.
+        is_of_tape: Whether it is made of what a tape has returned.
+    """
+
+    def __init__(self, gradient: tf.Tensor | tf.IndexedSlices | None):
+        self.is_sum = self.is_of_tape = False
+        # In order, each behind what it is made of; and which are of a tape.
+        self._operations: list[tf.Operation] = []
+        self._of_tape: set[tf.Operation] = set()
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = gradient.values
+        if gradient is not None and tf.is_symbolic_tensor(gradient):
+            self._walk(gradient.op)
+
+    def _walk(self, last):
+        sums = _sums.get(last.graph, set())
+        seen, stack = set(), [(last, False)]
+        while stack:
+            op, is_done = stack.pop()
+            if is_done:
+                self._operations.append(op)
+                if any(x.op in self._of_tape for x in op.inputs):
+                    self._of_tape.add(op)
+            elif op in seen:
+                continue
+            elif op.name in sums:
+                self.is_sum = True
+            elif _BACKWARD.search(op.name):
+                self.is_of_tape = True
+                self._of_tape.add(op)
+            else:
+                stack.append((op, True))
+                # Not along shapes and indices.
+                stack += [
+                    (x.op, False) for x in op.inputs if x.dtype.is_floating
+                ]
+            seen.add(op)
+
+    def change(self, of_shards: bool, of_rows: bool) -> tf.Operation | None:
+        """What makes of parts what it does not make of the whole, if anything.
+
+        Args:
+            of_shards: Whether the gradient is a shard of that of a variable.
+            of_rows: Whether it is to be added up over parts of a batch.
+        """
+        for op in self._operations:
+            given = [x for x in op.inputs if x.op in self._of_tape]
+            if given and (
+                (of_rows and not _is_linear(op, len(given)))
+                or (of_shards and not _is_elementwise(op, given))
+            ):
+                return op
+        return None
+
+
+def _is_linear(op, num_given):
+    """Whether it is, in as many of its inputs as are of a tape."""
+    if op.type in _SUMS:
+        # What is added to each part counts more than once.
+        return num_given == len(op.inputs)
+    if op.type in _QUOTIENTS:
+        return num_given == 1
+    return op.type in _LINEAR or (op.type in _PRODUCTS and num_given == 1)
+
+
+def _is_elementwise(op, given):
+    if op.type == "UnsortedSegmentSum":
+        return True  # rows of a lookup, made dense
+    shapes = [x.shape.as_list() for x in [*given, *op.outputs] if x.shape.rank]
+    return (
+        op.type not in _MIXES_ELEMENTS
+        and len(shapes) == len(given) + len(op.outputs)
+        and all(shape == shapes[0] for shape in shapes)
+    )
+
+
+def warn_of_changed(
+    origins: Sequence[Origin], of_shards: bool, of_rows: str, advice: str
+) -> None:
+    """Warns if gradients of parts were changed as only whole ones can be.
+
+    Args:
+        origins: Of the gradients that a `train_step` gives to its optimizer.
+        of_shards: Whether model ranks have shards of some.
+        of_rows: Whose rows they are of, as "a replica"; empty for all rows.
+        advice: What to do, a sentence.
+    """
+    for origin in origins:
+        change = origin.change(of_shards, bool(of_rows))
+        if change is None:
+            continue
+        whose = [f"of the rows of {of_rows}"] * bool(of_rows)
+        whose += ["of a model rank's shards of variables"] * of_shards
+        warnings.warn(
+            "Gradients that a `train_step` changes by hand must be whole. "
+            f"Received: gradients {' and '.join(whose)}, changed by "
+            f"{change.type} between the tape and the optimizer. {advice}",
+            stacklevel=2,
+        )
+        return
