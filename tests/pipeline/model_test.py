@@ -239,6 +239,40 @@ class FailingStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertRegex(told, "In layer 'stubborn' of pipeline stage 1")
 
 
+class PythonFunction(keras.layers.Layer):
+    def call(self, x):
+        y = tf.py_function(lambda v: v * tf.abs(v), [x], tf.float32)
+        return tf.ensure_shape(y, x.shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class PythonFunctionTest(parameterized.TestCase):
+    def fit(self, num_microbatches):
+        x = np.random.RandomState(0).normal(size=(8, 6)).astype("float32")
+        keras.utils.clear_session()
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            dense = [keras.layers.Dense(6, name=name) for name in "ab"]
+            layers = [keras.Input((6,)), dense[0], PythonFunction(name="py")]
+            model = tfscale.PipelineModel(
+                keras.Sequential([*layers, dense[1]]),
+                num_microbatches,
+                balance=["b"],
+            )
+            model.compile("sgd", "mse")
+        return model.fit(x, x, verbose=0, epochs=2).history["loss"]
+
+    def test_of_a_gradient_runs_in_one_microbatch(self):
+        first, second = self.fit(1)
+        self.assertLess(second, first)
+
+    def test_of_a_gradient_is_refused_in_several(self):
+        # TensorFlow said "KeyError: b'pyfunc_..'" in the middle of a step.
+        with self.assertRaisesRegex(ValueError, "several microb.*py.*numpy_fu"):
+            self.fit(2)
+
+
 class KerasFaceTest(tf.test.TestCase):
     def test_summary_is_that_of_the_plain_model(self):
         lines = []

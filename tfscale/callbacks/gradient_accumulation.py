@@ -12,6 +12,7 @@ from tfscale.accumulation.model import accumulation_for
 from tfscale.accumulation.model import accumulation_of
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
+from tfscale.distribute import without_call
 
 
 class GradientAccumulation(keras.callbacks.Callback):
@@ -113,7 +114,11 @@ class GradientAccumulation(keras.callbacks.Callback):
             checks.check_can_measure(model)
         else:
             checks.check_rows(spec, self.num_microbatches)
-        _internals.build(model, spec)
+        try:
+            _internals.build(model, spec)
+        except (RuntimeError, ValueError) as error:
+            if not without_call.builds_otherwise(model, error):
+                raise
         noise = next(
             (
                 callback.noise_of(model)

@@ -2,6 +2,10 @@
 
 import re
 
+import keras
+
+from tfscale.distribute import without_call
+
 # What TensorFlow says of a variable of one strategy that meets another one's,
 # or none's.
 _ERRORS = (
@@ -19,10 +23,12 @@ class Scope:
 
     Args:
         scope: What `tf.distribute.Strategy.scope` returns.
+        model: That which Keras builds in it by a call on its data, or None.
     """
 
-    def __init__(self, scope):
+    def __init__(self, scope, model: keras.Model | None = None):
         self._scope = scope
+        self._model = model
 
     def __enter__(self):
         try:
@@ -64,3 +70,6 @@ class Scope:
                 "`with strategy.scope():`, that is the model, `compile` and "
                 "its optimizer, and `enable_lora`."
             ) from error
+        # What is true ends the error.
+        model = self._model
+        return model is not None and without_call.builds_otherwise(model, error)

@@ -38,8 +38,10 @@ class ShardedVariable(MeshVariable):
         var_policy=None,
         *,
         sharding: Sharding,
+        path: str,
     ):
         self._sharding = sharding
+        self._path = path
         super().__init__(strategy, values, aggregation, var_policy)
 
     @property
@@ -144,7 +146,7 @@ class ShardedVariable(MeshVariable):
         # TensorFlow would take the first shard for the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self.name!r}, in {len(self._values)} parts. Save it with "
+            f"{self._path!r}, in {len(self._values)} parts. Save it with "
             "`model.save(path)`, load it with `keras.models.load_model(path)` "
             "outside of the strategy's scope, and export what was loaded."
         )

@@ -167,7 +167,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         model = _internals.model_that_looks_at_data()
         if model is not None:
             without_call.build(model)
-        return Scope(super().scope())
+        return Scope(super().scope(), model)
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:

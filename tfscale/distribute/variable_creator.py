@@ -128,7 +128,12 @@ class VariableCreator:
         classes = _CLASSES
         if values:
             kwargs.pop("shape", None)
-            sharded = functools.partial(ShardedVariable, sharding=sharding)
+            like = rank_context.current().made_like
+            sharded = functools.partial(
+                ShardedVariable,
+                sharding=sharding,
+                path=path if like is None else like.path,
+            )
             classes = dict.fromkeys(classes, sharded)
         variable = _internals.distribute_utils.create_mirrored_variable(
             strategy,

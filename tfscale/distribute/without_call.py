@@ -1,7 +1,8 @@
-"""Models without a `call` of their own, such as GANs, are built by parts.
+"""Models that Keras cannot call on their data, to have their variables made.
 
-Under a strategy Keras calls a model that is not built before the first step,
-to have its variables made: of one that is a `train_step` and parts, in vain.
+It does so before the first step under a strategy. In vain, of one without a
+`call` of its own, such as a GAN, and of one whose `train_step` calls it on
+something else, such as noisy images and a time: these are built by parts.
 """
 
 import keras
@@ -28,3 +29,28 @@ def build(model: keras.Model) -> None:
             "in the scope."
         )
     model.built = True
+
+
+def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
+    """Whether a model that could not be called on its data trains all the same.
+
+    If so its optimizer is built, and what is compiled is left to the first
+    step. Without a `train_step` of its own it would fail there too.
+
+    Args:
+        model: A compiled Keras model.
+        error: What its call raised, or None.
+    """
+    parts = [x for x in _internals.flatten_layers(model) if x is not model]
+    if (
+        not isinstance(error, RuntimeError | ValueError)
+        or model.__class__.train_step is keras.Model.train_step
+        or not parts
+        or not all(part.built for part in parts)
+    ):
+        return False
+    model.built = True
+    if model.optimizer is not None:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return True

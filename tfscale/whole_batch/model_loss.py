@@ -61,8 +61,11 @@ class _CompileLoss(in_place.Mixin):
     def call(self, y_true, y_pred, sample_weight=None):
         """See `keras.losses.Loss`: every loss by its divisor."""
         part = current_part()
-        if part is None or not self.built:
+        if part is None:
             return super().call(y_true, y_pred, sample_weight)
+        if not self.built:
+            # Of a model that Keras could not call on its data.
+            self.build(y_true, y_pred)
         with no_part():
             found = losses.compiled_losses(self, y_true, y_pred, sample_weight)
         if not found:

@@ -63,6 +63,7 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(
         (OwnTrainStep, "type OwnTrainStep, with a `train_step`.*compute_loss"),
+        (OwnTrainStep, r"teacher and a student are.*\[student\(x\), teacher"),
         (OwnMetrics, "`compute_metrics` of its own.*subclass"),
     )
     def test_own_steps(self, kind, message):

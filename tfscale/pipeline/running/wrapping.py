@@ -108,9 +108,11 @@ def _refuse_own(model, names):
     elif own[0] in ("train_step", "test_step"):
         advice = (
             "A `compute_loss` of its own is called: put there what the step "
-            "does with outputs and targets. What needs several forwards in a "
-            "step cannot be a pipeline; train the model itself under "
-            "`MeshStrategy`."
+            "does with outputs and targets. A teacher and a student are one "
+            "functional model for that, `Distiller(x, [student(x), "
+            "teacher(x)])` with `teacher.trainable = False`. What else needs "
+            "several forwards in a step cannot be a pipeline; train the model "
+            "itself under `MeshStrategy`."
         )
     else:
         advice = (

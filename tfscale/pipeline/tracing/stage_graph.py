@@ -117,7 +117,24 @@ class StageGraph:
         with tf.name_scope(self.name):
             total, params, inputs = self._forward()
             if self.options.training:
+                forward = _python_functions(graph)
                 self._backward(total, params, inputs)
+                if len(_python_functions(graph)) > len(forward):
+                    self._check_python(forward)
+
+    def _check_python(self, functions):
+        """Refuses functions of Python that gradients go through."""
+        if self.options.accumulate:
+            # TensorFlow keeps a tape for each in the graph, and microbatches
+            # would take it from one another.
+            raise ValueError(
+                "A `tf.py_function` with a gradient can be called once in a "
+                "step. Received: one in a pipeline of several microbatches, "
+                f"{functions[0].name.removeprefix(self.name + '/')!r}. Set "
+                "num_microbatches=1, or write it with operations of "
+                "TensorFlow, or with `tf.custom_gradient` and "
+                "`tf.numpy_function`."
+            )
 
     def _argument(self, key, shape, dtype):
         self.arguments[key] = tf.compat.v1.placeholder(dtype, shape)
@@ -263,3 +280,7 @@ def _check_reductions(compiled):
             f"reduction='none' for {vectors[0]!r} of {len(compiled)} losses. "
             "Use reduction='sum_over_batch_size'."
         )
+
+
+def _python_functions(graph):
+    return [op for op in graph.get_operations() if op.type == "EagerPyFunc"]
