@@ -9,6 +9,7 @@ from unittest import mock
 
 import tensorflow as tf
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
@@ -32,7 +33,7 @@ def two():
     return found[0], found[1]
 
 
-class FailureDetectorTest(absltest.TestCase):
+class FailureDetectorTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         patch = mock.patch.object(sys, "excepthook", lambda *error: None)
@@ -66,17 +67,28 @@ class FailureDetectorTest(absltest.TestCase):
         first.check_all_there()
         first.leave()
 
-    def test_one_that_stands_still_is_named_by_the_others(self):
+    @parameterized.parameters(
+        (
+            1,
+            tf.errors.UnavailableError,
+            "Error reported from /job:worker/task:1: The following tasks are "
+            "unhealthy (stopped sending heartbeats):\n"
+            "/job:worker/replica:0/task:1\nThe tasks have crashed. node "
+            "/job:worker/replica:0/task:0/device:CPU:0",
+        ),
+        (
+            0,
+            tf.errors.DeadlineExceededError,
+            "Deadline Exceeded\nRPC: /tensorflow.CoordinationService/Heartbeat",
+        ),
+    )
+    def test_one_that_stands_still_is_named_by_the_others(
+        self, still, kind, text
+    ):
         # It was some 60 lines of TensorFlow's.
-        first, second = two()
-        error = tf.errors.UnavailableError(
-            None,
-            None,
-            "Collective ops is aborted by: Error reported from /job:worker/"
-            "task:1: The following tasks are unhealthy (stopped sending "
-            "heartbeats):\n/job:worker/replica:0/task:1\nThe tasks have "
-            "crashed. node /job:worker/replica:0/task:0/device:CPU:0",
-        )
+        both = two()
+        second, first = both[still], both[1 - still]
+        error = kind(None, None, f"Collective ops is aborted by: {text}")
         said = io.StringIO()
         with (
             contextlib.redirect_stderr(said),
@@ -86,12 +98,12 @@ class FailureDetectorTest(absltest.TestCase):
             sys.excepthook(type(error), error, None)
         self.assertRegex(
             said.getvalue(),
-            r"^All workers .*worker 1 at \S+ does not answer any more .*\n$",
+            rf"^All workers .*worker {still} at \S+ does not answer.*\n$",
         )
         # It hears so when it goes on.
         self.assertTrue(second._knows.wait(10.0))
         with self.assertRaisesRegex(
-            ConnectionError, r"worker 1 at \S+ \(this one\) stood still"
+            ConnectionError, rf"worker {still} at \S+ \(this one\) stood still"
         ):
             second.check_all_there()
         for one in (first, second):

@@ -55,6 +55,8 @@ _DOES_NOT_ANSWER = (
 # How TensorFlow says that a task stands still, whose connections are open.
 _TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
 _SILENT = r"stopped sending heartbeats\):\n((?:/job:\S+\n)+)"
+# What worker 0 has of TensorFlow, and others call until it is too late.
+_SERVICE = "/tensorflow.CoordinationService/"
 # TensorFlow says that shapes or dtypes of a "collective instance" differ.
 _DIFFERENT = (
     "All workers must do the same things in the same order. Received: tensors "
@@ -170,11 +172,16 @@ class FailureDetector:
 
     def _note_silent(self, error):
         """Those that TensorFlow, in an error, says to be silent."""
-        for tasks in re.findall(_SILENT, error):
-            for job, index in re.findall(_TASK, tasks):
-                address = self._cluster.jobs[job][int(index)]
-                if address != self._cluster.address:
-                    self._tell_lost(address, _DOES_NOT_ANSWER)
+        silent = [
+            self._cluster.jobs[job][int(index)]
+            for tasks in re.findall(_SILENT, error)
+            for job, index in re.findall(_TASK, tasks)
+        ]
+        if _SERVICE in error:
+            silent.append(coordinator_of(self._cluster))
+        for address in silent:
+            if address != self._cluster.address:
+                self._tell_lost(address, _DOES_NOT_ANSWER)
 
     def _words(self):
         lost, how = self._lost[0]
@@ -194,7 +201,7 @@ class FailureDetector:
 
     def _say_at_the_end(self, before):
         def say(kind, error, traceback):
-            is_of_loss = issubclass(kind, _OF_LOSS)
+            is_of_loss = issubclass(kind, _OF_LOSS) or _SERVICE in str(error)
             if is_of_loss and not self._knows.wait(_SECONDS_TO_KNOW):
                 self._note_silent(str(error))
             if self._lost and (is_of_loss or str(error) == self._words()):
