@@ -80,6 +80,7 @@ from tfscale._internals.fitting import watch
 from tfscale._internals.instances import altered
 from tfscale._internals.instances import attributes_of
 from tfscale._internals.instances import held_by
+from tfscale._internals.instances import reachable
 from tfscale._internals.instances import view
 from tfscale._internals.layers import ATTENTION_PARTS
 from tfscale._internals.layers import ATTENTION_REPEATS
@@ -224,6 +225,7 @@ __all__ = [
     "own_variables",
     "predicts",
     "put_key_value",
+    "reachable",
     "reader_of",
     "rows_of_arrays",
     "running_fit",

@@ -4,9 +4,21 @@ Not by the names of attributes but by all that there are: Keras keeps them where
 Python does, which is relied on and has contracts.
 """
 
+import types
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import TypeVar
+
+import keras
+
+_MAX_ITEMS = 10_000
+_PLAIN = (bool, int, float, str, bytes, type(None))
+# Whose objects hold what is theirs.
+_PACKAGES = (
+    *("builtins", "keras", "keras_hub", "numpy", "tensorflow", "tfscale"),
+    *("collections", "threading", "weakref", "functools", "_thread"),
+)
 
 T = TypeVar("T")
 
@@ -28,6 +40,53 @@ def held_by(instance: Any) -> Iterator[Any]:
             yield from value
         else:
             yield value
+
+
+def reachable(
+    instance: Any, is_wanted: Callable[[Any], bool]
+) -> Iterator[tuple[str, Any]]:
+    """What is wanted of all that an object holds, with the way to it.
+
+    Through attributes, containers, layers, losses and metrics, and objects of
+    other classes than those of Keras, TensorFlow and the like. Not through
+    sets, which have no order, and containers of more than 10,000.
+
+    Args:
+        instance: Where to begin.
+        is_wanted: Whether an object is what is looked for; it is not entered.
+    """
+    seen: set[int] = set()
+    found = [("", instance)]
+    while found:
+        path, value = found.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if path and is_wanted(value):
+            yield path, value
+            continue
+        if isinstance(value, dict | list | tuple):
+            if len(value) > _MAX_ITEMS:
+                continue
+            pairs = value.items() if isinstance(value, dict) else ()
+            within = list(pairs or enumerate(value))
+        elif value is instance or _is_entered(value):
+            within = list(vars(value).items())
+        else:
+            continue
+        for name, part in reversed(within):
+            if not isinstance(part, _PLAIN):
+                found.append((f"{path}/{name}" if path else str(name), part))
+
+
+def _is_entered(value):
+    if isinstance(value, type | types.FunctionType | types.ModuleType):
+        return False
+    if not hasattr(value, "__dict__"):
+        return False
+    kinds = (keras.Layer, keras.Loss, keras.Metric)
+    package = type(value).__module__.partition(".")[0]
+    return isinstance(value, kinds) or package not in _PACKAGES
 
 
 def altered(instance: T, **changed: Any) -> T:

@@ -103,6 +103,13 @@ class Run:
         looks = int(_internals.looks_at_data(model))
         warn_of_inexact(self._epochs, "training", looks)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
+        left_out = variables.left_out(model)
+        if left_out:
+            logging.warning(
+                "BackupAndRestore does not save %s: after an interruption they "
+                "begin anew. Use `keras.random.SeedGenerator`.",
+                ", ".join(left_out),
+            )
         _internals.watch(self._epochs, self)
 
     def _newest(self):

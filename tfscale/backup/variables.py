@@ -3,15 +3,20 @@
 What `model.variables` lists, what optimizer and metrics have, and variables
 and generators of TensorFlow that are attributes of layers, which nothing lists.
 A key is a place in the order in which a program makes them, because names
-depend on what else was made before.
+depend on what else was made before. What losses, metrics, nested containers and
+plain objects hold may be made later, and has the way to it as its key.
 """
 
 import dataclasses
+import logging
 import math
+import random
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
@@ -19,6 +24,14 @@ from tfscale.backup.committed import Backup
 from tfscale.backup.parts import Part
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
+
+HELD = "held"
+_GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
+_OF_TENSORFLOW = (tf.Variable, tf.Module)
+_OF_PYTHON = (
+    *(np.random.Generator, np.random.RandomState, random.Random),
+    types.GeneratorType,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +109,31 @@ def variables_of(model: keras.Model) -> list[Entry]:
         add("optimizer", model.optimizer.variables)
     add("metrics", model.metrics_variables, is_sum=True)
     add("tensorflow", _of_tensorflow(model))
+    for path, value in _internals.reachable(model, _is_state):
+        held = _variables_in(value)
+        for number, variable in enumerate(held):
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            key = f"{HELD}/{path}" + (f"/{number}" if number else "")
+            entries.append(Entry(key, path, variable, False))
     return entries
+
+
+def _is_state(value):
+    return isinstance(value, (keras.Variable, *_GENERATORS, *_OF_TENSORFLOW))
+
+
+def _variables_in(value):
+    if isinstance(value, _GENERATORS):
+        return [value.state]
+    return value.variables if isinstance(value, tf.Module) else [value]
+
+
+def left_out(model: keras.Model) -> list[str]:
+    """Where a model has what a backup cannot save: generators of Python."""
+    found = _internals.reachable(model, lambda v: isinstance(v, _OF_PYTHON))
+    return [f"{path} ({type(value).__name__})" for path, value in found]
 
 
 def _of_tensorflow(model) -> Iterator[tf.Variable]:
@@ -200,19 +237,22 @@ def difference(entries: list[Entry], backup: Backup) -> str | None:
         if "@" not in key and key.split("/")[0] in _KINDS
     }
     for key, (name, shape, dtype) in expected.items():
-        if key not in found:
+        if key not in found and not key.startswith(HELD):
             return f"{name!r} {shape} {dtype}, which the backup has not"
-        if found[key] != (shape, dtype):
+        if found.get(key, (shape, dtype)) != (shape, dtype):
             before = f"{found[key][0]} {found[key][1]}"
             return f"{name!r} {shape} {dtype}, in the backup {before}"
-    more = [key for key in found if key not in expected]
+    more = [
+        key for key in found if key not in expected and not key.startswith(HELD)
+    ]
     if more:
         shape, dtype = found[more[0]]
         return f"no {more[0]!r} {shape} {dtype}, which the backup has"
     return None
 
 
-_KINDS = ("model", "optimizer", "metrics", "tensorflow")
+# What is held may be made in the first step, and not be there before.
+_KINDS = ("model", "optimizer", "metrics", "tensorflow", HELD)
 
 
 def restore(
@@ -226,8 +266,15 @@ def restore(
         worker: Which one of the workers this is.
         count: How many there are.
     """
+    keys = {entry.key for entry in entries}
+    for key in backup.tensors:
+        if key.startswith(HELD) and "@" not in key and key not in keys:
+            logging.warning("%r is in the backup, and not yet made.", key)
     for entry in entries:
         sharding, components = entry.sharding, entry.components
+        if entry.key not in backup.tensors and entry.key.startswith(HELD):
+            logging.warning("%r is not in the backup.", entry.name)
+            continue
         if sharding.is_sharded:
             for place, component in zip(sharding.places, components):
                 _assign(component, backup.read(entry.key, sharding, place))
