@@ -90,6 +90,7 @@ from tfscale._internals.layers import attention_dense
 from tfscale._internals.layers import attention_gate
 from tfscale._internals.layers import causal_padding
 from tfscale._internals.layers import is_hub_attention
+from tfscale._internals.layers import is_of_keras
 from tfscale._internals.layers import moments
 from tfscale._internals.layers import num_attention_axes
 from tfscale._internals.layers import weight_of
@@ -201,6 +202,7 @@ __all__ = [
     "is_asked",
     "is_compiled_by_xla",
     "is_hub_attention",
+    "is_of_keras",
     "is_running",
     "is_worker_failure",
     "keep_side_effects_of_branches",

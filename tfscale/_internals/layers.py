@@ -62,6 +62,11 @@ def is_hub_attention(layer: keras.Layer, families: Sequence[str]) -> bool:
     }
 
 
+def is_of_keras(method: Any) -> bool:
+    """Whether a method is Keras' own, and not one of a user's class."""
+    return getattr(method, "__module__", "").startswith("keras.src.")
+
+
 def attention_dense(layer: keras.Layer, name: str) -> keras.Layer:
     """The `"query"`, `"key"`, `"value"` or `"output"` projection.
 

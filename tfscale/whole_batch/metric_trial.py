@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale import _internals
 from tfscale import in_place
 from tfscale.whole_batch import trial
 
@@ -44,9 +45,7 @@ def checking(metrics: Iterable[keras.Metric]) -> Iterator[None]:
 def _own(metrics):
     """Those with an `update_state` of a user's own."""
     for metric in metrics:
-        update_state = metric.__class__.update_state
-        module = getattr(update_state, "__module__", "")
-        if module.startswith("keras.src."):
+        if _internals.is_of_keras(metric.__class__.update_state):
             # What `compile` was given is in one.
             yield from _own(getattr(metric, "metrics", ()))
         else:
