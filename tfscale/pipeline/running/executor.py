@@ -131,10 +131,11 @@ def _keep(key, result, action, tensors, whole_batch):
         tensors.sums[key] = result
     elif isinstance(key, keys.GradientTerm):
         microbatch.setdefault(key, []).append(result)
-    elif isinstance(key, keys.NewState) and key.number not in whole_batch:
-        tensors.states[keys.State(key.number)] = result
     else:
+        # A backward may read a state as its forward left it.
         microbatch[key] = result
+    if isinstance(key, keys.NewState) and key.number not in whole_batch:
+        tensors.states[keys.State(key.number)] = result
 
 
 def _with_weights(actions, stages):
