@@ -310,12 +310,12 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         source = data.csv(folder + "/*", dtypes={"a": "int32"})
         self.assertEqual(self._values(source)["a"], [1])
 
-    @parameterized.parameters("int32", np.int64, tf.float32, float, str)
+    @parameterized.parameters("int32", np.int64, tf.float32, float, str, bool)
     def test_a_dtype_by_any_of_its_names(self, dtype):
         source = self._csv(b"a\n1\n", dtypes={"a": dtype})
         self.assertLen(self._values(source)["a"], 1)
 
-    @parameterized.parameters("bool", "complex64", "number")
+    @parameterized.parameters("uint8", "complex64", "number")
     def test_a_dtype_that_a_column_cannot_have(self, dtype):
         with self.assertRaisesRegex(ValueError, f"'{dtype}' for 'a'"):
             self._csv(b"a\n1\n", dtypes={"a": dtype})

@@ -51,6 +51,34 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         ):
             data.csv(path, dtypes={"a": "int32"})
 
+    def test_booleans_as_programs_write_them(self):
+        words = ["true", "True", "TRUE", "1", "false", "False", "FALSE", "0"]
+        words += [" true ", ""]
+        wanted = [True] * 4 + [False] * 4 + [True, False]
+        # So many that they are parsed by batches, too.
+        for times in (1, 300):
+            lines = "".join(f"{n},{w}\n" for n, w in enumerate(words * times))
+            source = data.csv(
+                self._path(b"a,b\n" + lines.encode()),
+                dtypes={"a": "int32", "b": "bool"},
+                label="b",
+            )
+            pipeline = data.pipeline(source, batch_size=9999, shuffle=False)
+            ((_, found),) = pipeline.as_numpy_iterator()
+            self.assertEqual(found.dtype, bool)
+            self.assertEqual(found.tolist(), wanted * times)
+
+    def test_a_field_that_is_no_boolean_is_named(self):
+        path = self._path(b"a,b\n1,true\n2,maybe\n3,0\n")
+        dtypes = {"a": "int32", "b": "bool"}
+        with self.assertRaisesRegex(
+            tf.errors.DataLossError, "not a valid bool: maybe.*a.csv.*line 3"
+        ):
+            data.csv(path, dtypes=dtypes)
+        with self.assertWarnsRegex(UserWarning, "1 damaged lines"):
+            source = data.csv(path, dtypes=dtypes, on_damage="skip")
+        self.assertEqual(source.num_records, 2)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -1,5 +1,6 @@
 """Parquet and JSON lines: values and bad input. The rest is in the contract."""
 
+import datetime
 import os
 
 import numpy as np
@@ -210,6 +211,35 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         )
         record = next(iter(source.sample(1).map(source.decode)))["x"]
         self.assertEqual(record.dtype, tf.as_dtype(str(kind.value_type)))
+
+    def test_dates_and_times_are_the_integers_of_the_file(self):
+        day = datetime.date(2024, 2, 29)
+        moment = datetime.datetime(2024, 2, 29, 12, 30, 0, 7)
+        utc = moment.replace(tzinfo=datetime.UTC)
+        micros = 1709209800_000007
+        kinds = {
+            "date": (pyarrow.date32(), day, np.int32(19782)),
+            "us": (pyarrow.timestamp("us"), moment, np.int64(micros)),
+            "ns": (pyarrow.timestamp("ns"), moment, np.int64(micros * 1000)),
+            "zone": (pyarrow.timestamp("us", "CET"), utc, np.int64(micros)),
+            "time": (pyarrow.time64("us"), moment.time(), 45_000_000_007),
+            "span": (
+                pyarrow.duration("ms"),
+                datetime.timedelta(seconds=2),
+                2000,
+            ),
+            "list": (pyarrow.list_(pyarrow.date32()), [day], [np.int32(19782)]),
+        }
+        columns = {
+            name: pyarrow.array([value, None], kind)
+            for name, (kind, value, _) in kinds.items()
+        }
+        source = data.parquet(self._parquet(columns))
+        first, second = source.sample(2).map(source.decode)
+        for name, (_, _, wanted) in kinds.items():
+            self.assertAllEqual(first[name], wanted)
+            self.assertEqual(first[name].dtype, np.asarray(wanted).dtype)
+            self.assertAllEqual(second[name], [] if name == "list" else 0)
 
     def test_lists_of_one_size(self):
         column = pyarrow.array(

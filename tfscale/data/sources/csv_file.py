@@ -1,11 +1,13 @@
 """A CSV file: where its lines begin, and which of them cannot be read."""
 
 import csv
+import functools
 
 import numpy as np
 import tensorflow as tf
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
 _MARK = b"\xef\xbb\xbf"  # with which spreadsheets begin UTF-8
 
 
@@ -91,9 +93,12 @@ class CsvFile:
 
         def damage(first, last):
             try:
-                tf.io.decode_csv(
+                fields = tf.io.decode_csv(
                     lines[first:last], defaults, field_delim=delimiter
                 )
+                for name, values in zip(columns, fields, strict=True):
+                    if dtypes.get(name) == tf.bool:
+                        _check_booleans(values)
             except tf.errors.InvalidArgumentError as error:
                 if last - first == 1:
                     return [(first, _reason(error))]
@@ -125,7 +130,30 @@ class CsvFile:
 
 def default(dtype):
     """What an empty field is, as `tf.io.decode_csv` takes it."""
-    return tf.constant(["" if dtype == tf.string else 0], dtype)
+    if dtype in (tf.string, tf.bool):  # which it reads as a string
+        return tf.constant([""])
+    return tf.constant([0], dtype)
+
+
+def booleans(fields):
+    """Fields of true, false, 1 and 0, in any case of letters, as booleans."""
+    return _is_one_of(fields, _TRUE)
+
+
+def _check_booleans(fields):
+    known = _is_one_of(fields, _TRUE + _FALSE)
+    unknown = tf.boolean_mask(fields, ~known).numpy()
+    if unknown.size:
+        raise tf.errors.InvalidArgumentError(
+            None, None, f"Field is not a valid bool: {unknown[0].decode()}"
+        )
+
+
+def _is_one_of(fields, words):
+    lower = tf.strings.lower(tf.strings.strip(fields))
+    return functools.reduce(
+        tf.logical_or, [tf.equal(lower, word) for word in words]
+    )
 
 
 def _reason(error):

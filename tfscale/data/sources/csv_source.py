@@ -12,7 +12,7 @@ from tfscale.data.sources import file_source
 from tfscale.data.sources.csv_file import CsvFile
 from tfscale.data.sources.source import BlockSource
 
-_DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.string)
+_DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
 
 
 def csv(
@@ -34,14 +34,15 @@ def csv(
         pattern: String or path, or a list of them: paths or globs, also of a
             remote file system that `tf.io.gfile` knows.
         dtypes: Dict from column name to dtype: `"float32"`, `"float64"`,
-            `"int32"`, `"int64"` or `"string"`. An empty field is 0 or "".
+            `"int32"`, `"int64"`, `"bool"` (true, false, 1 or 0, in any case
+            of letters) or `"string"`. An empty field is 0, False or "".
         label: String, the column to be predicted, or None.
         has_header: Whether the first line of each file names the columns;
             without, `dtypes` does, in order.
         delimiter: String of one character.
         on_damage: `"raise"`, with the file and the offset, when a line has too
-            few or too many fields, or one that is no number, or `"skip"`: such
-            lines are left out, and counted in a warning.
+            few or too many fields, or one that is not of the column's dtype, or
+            `"skip"`: such lines are left out, and counted in a warning.
 
     Returns:
         A source of dicts from column name to scalar tensor, or with `label` of
@@ -133,7 +134,10 @@ def _decoder(columns, dtypes, label, delimiter):
         values = tf.io.decode_csv(
             line, defaults, field_delim=delimiter, select_cols=selected
         )
-        record = dict(zip(names, values))
+        record = {
+            name: csv_file.booleans(value) if dtypes[name] == tf.bool else value
+            for name, value in zip(names, values)
+        }
         if label is None:
             return record
         target = record.pop(label)

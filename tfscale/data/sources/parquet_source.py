@@ -28,8 +28,10 @@ def parquet(
 
     Returns:
         A source of dicts from column to scalar tensor, or to a vector where the
-        column has lists of numbers. What is missing is 0, NaN, "" or an empty
-        vector.
+        column has lists of numbers. Dates and times are the integers that
+        the file has: dates are int32, days since 1970; timestamps are int64,
+        in the column's own unit since 1970 (UTC where it has a time zone).
+        What is missing is 0, NaN, "" or an empty vector.
 
     Raises:
         FileNotFoundError: If no file matches.

@@ -50,8 +50,8 @@ class TableLayout:
             kind = plain(field.type)
             if not is_plain(kind):
                 raise ValueError(
-                    "A column must hold numbers, booleans, strings or lists of "
-                    f"numbers. Received: {name!r} of {kind}. Leave it "
+                    "A column must hold numbers, booleans, dates, strings or "
+                    f"lists of numbers. Received: {name!r} of {kind}. Leave it "
                     "out of `columns`."
                 )
             dtype = number_dtype(kind.value_type if is_list(kind) else kind)
@@ -125,15 +125,33 @@ def plain(kind: Any) -> Any:
 
 
 def number_dtype(kind: Any) -> np.dtype | None:
-    """The dtype of numbers and booleans; of others None."""
+    """The dtype of numbers, booleans and times; of others None."""
     import pyarrow
 
     types = pyarrow.types
+    if _is_time(kind):
+        return np.dtype(f"i{kind.bit_width // 8}")
     if types.is_boolean(kind):
         return np.dtype(np.bool_)
     if types.is_integer(kind) or types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype())
     return None
+
+
+def _is_time(kind):
+    """Whether a pyarrow type is one of dates or times: stored as integers."""
+    import pyarrow
+
+    types = pyarrow.types
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            types.is_date,
+            types.is_time,
+            types.is_timestamp,
+            types.is_duration,
+        )
+    )
 
 
 def _is_string(kind):
@@ -169,6 +187,8 @@ def is_list(kind: Any) -> bool:
 def numbers(column: Any, dtype: np.dtype) -> np.ndarray:
     """Numbers of a pyarrow column, with 0 or NaN for what is missing."""
     column = column.cast(plain(column.type)).combine_chunks()
+    if _is_time(column.type):
+        column = column.view(f"int{column.type.bit_width}")
     if dtype.kind != "f":
         column = column.fill_null(False if dtype.kind == "b" else 0)
     return column.to_numpy(zero_copy_only=False).astype(dtype)
