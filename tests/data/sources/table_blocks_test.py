@@ -1,6 +1,7 @@
 """Parquet and JSON lines: values and bad input. The rest is in the contract."""
 
 import datetime
+import json
 import os
 
 import numpy as np
@@ -241,6 +242,77 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(first[name].dtype, np.asarray(wanted).dtype)
             self.assertAllEqual(second[name], [] if name == "list" else 0)
 
+    @parameterized.parameters("json_lines", "parquet")
+    def test_objects_and_lists_of_lists(self, builder):
+        records = [
+            {
+                "user": {"name": "a", "at": {"x": 1, "y": 0.5}},
+                "words": ["u", "", "\u00e4v"],
+                "turns": [
+                    {"role": "q", "ids": [1, 2]},
+                    {"role": "answer", "ids": [3, 4]},
+                ],
+                "matrix": [[1, 2, 3], [4, 5, 6]],
+                "days": ["2020-01-01"],
+            },
+            {"user": None, "turns": [], "matrix": [[7], [8]], "days": []},
+            {"user": {"at": {"x": 2}}, "words": ["last"]},
+        ]
+        if builder == "parquet":
+            source = data.parquet(
+                self._parquet(
+                    {key: [r.get(key) for r in records] for key in records[0]}
+                )
+            )
+        else:
+            source = data.json_lines(self._lines(*map(json.dumps, records)))
+        first, second, third = source.sample(3).map(source.decode)
+        self.assertEqual(first["user"]["name"], b"a")
+        self.assertEqual(first["user"]["at"]["x"], 1)
+        self.assertEqual(first["user"]["at"]["y"], 0.5)
+        self.assertAllEqual(first["words"], [b"u", b"", b"\xc3\xa4v"])
+        self.assertAllEqual(first["turns"]["role"], [b"q", b"answer"])
+        self.assertAllEqual(first["turns"]["ids"], [[1, 2], [3, 4]])
+        self.assertAllEqual(first["matrix"], [[1, 2, 3], [4, 5, 6]])
+        self.assertAllEqual(first["days"], [b"2020-01-01"])
+        self.assertEqual(second["user"]["name"], b"")
+        self.assertEqual(second["user"]["at"]["x"], 0)
+        self.assertAllEqual(second["words"], [])
+        self.assertAllEqual(second["turns"]["ids"], np.zeros([0, 0]))
+        self.assertAllEqual(second["matrix"], [[7], [8]])
+        self.assertAllEqual(third["matrix"], np.zeros([0, 0]))
+        self.assertAllEqual(third["words"], [b"last"])
+        self.assertEqual(third["user"]["at"]["x"], 2)
+
+    def test_objects_go_through_a_pipeline(self):
+        # So many that they are parsed by batches where that can be.
+        lines = (f'{{"a": {{"b": {n}, "c": "x"}}}}' for n in range(3000))
+        source = data.json_lines(self._lines(*lines))
+        pipeline = data.pipeline(source, batch_size=3000, shuffle=False)
+        (batch,) = pipeline.as_numpy_iterator()
+        self.assertEqual(batch["a"]["b"].tolist(), list(range(3000)))
+        self.assertEqual(batch["a"]["c"].tolist(), [b"x"] * 3000)
+
+    def test_keys_of_objects_that_only_some_files_have(self):
+        for number, line in enumerate(
+            ('{"a": {"b": 1, "l": []}}', '{"a": {"l": [2.5], "c": "x"}}')
+        ):
+            with open(f"{self.folder}/{number}.jsonl", "w") as file:
+                file.write(line)
+        source = data.json_lines(self.folder + "/*")
+        first, second = source.sample(2).map(source.decode)
+        self.assertEqual(first["a"]["b"], 1)
+        self.assertAllEqual(first["a"]["l"], [])
+        self.assertAllEqual(second["a"]["l"], [2.5])
+        self.assertEqual(second["a"]["c"], b"x")
+
+    def test_lists_within_a_row_that_are_no_array_are_named(self):
+        path = self._lines('{"m": [[1], [2]]}', '{"m": [[1, 2], [3]]}')
+        with self.assertRaisesRegex(
+            tf.errors.OpError, r"column 'm', row 1: lengths \[1, 2\].*" + path
+        ):
+            self._batch(data.json_lines(path))
+
     def test_lists_of_one_size(self):
         column = pyarrow.array(
             [[1, 2], None, [3, None]], pyarrow.list_(pyarrow.int8(), 2)
@@ -252,8 +324,11 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(rows, [[1, 2], [], [3, 0]])
 
     def test_columns_that_cannot_be_read_are_named(self):
-        path = self._parquet({"x": [[[1]], [[2]]], "y": [1, 2]})
-        with self.assertRaisesRegex(ValueError, "'x' of list<"):
+        maps = pyarrow.array(
+            [[("a", 1)]] * 2, pyarrow.map_(pyarrow.string(), pyarrow.int8())
+        )
+        path = self._parquet({"x": maps, "y": [1, 2]})
+        with self.assertRaisesRegex(ValueError, "'x' of map<"):
             data.parquet(path)
         self.assertEqual(data.parquet(path, columns=["y"]).num_records, 2)
         for columns in (["z"], "y", []):

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.sources import arrow_values
 from tfscale.data.sources import fetched_source
-from tfscale.data.sources import table_layout
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.table_layout import TableLayout
 
@@ -146,15 +146,15 @@ def _reader(name, feature):
     kind = datasets.Features({name: feature}).arrow_schema.field(name).type
     if isinstance(feature, datasets.Image) and feature.decode:
         return _image_reader(name, feature)
-    if table_layout.is_plain(kind):
+    if arrow_values.is_plain(kind):
         return None
     if isinstance(kind, pyarrow.ExtensionType):
         kind = kind.storage_type
     leaf = kind
-    while table_layout.is_list(leaf):
+    while arrow_values.is_list(leaf):
         leaf = leaf.value_type
-    dtype = table_layout.number_dtype(leaf)
-    if not table_layout.is_list(kind) or dtype is None:
+    dtype = arrow_values.number_dtype(leaf)
+    if not arrow_values.is_list(kind) or dtype is None:
         raise TypeError(
             "A column must hold numbers, strings, arrays of numbers or images."
             f" Received: {name!r} of {kind}. Leave it out of `columns`, or "
@@ -186,7 +186,7 @@ def _nested_reader(name, dtype):
     def read(column, number):
         column = _stored(column)
         shape = []
-        while table_layout.is_list(column.type):
+        while arrow_values.is_list(column.type):
             lengths = set(compute.list_value_length(column).to_pylist())
             if None in lengths:
                 raise _missing(name, number)
@@ -198,7 +198,7 @@ def _nested_reader(name, dtype):
                 )
             shape.append(max(lengths, default=0))
             column = compute.list_flatten(column)
-        return table_layout.numbers(column, dtype).reshape(shape)
+        return arrow_values.numbers(column, dtype).reshape(shape)
 
     return read
 
@@ -217,7 +217,7 @@ def _shape_of_all(column):
     from pyarrow import compute
 
     column, shape = _stored(column), []
-    while table_layout.is_list(column.type):
+    while arrow_values.is_list(column.type):
         lengths = compute.list_value_length(column)
         ends = compute.min_max(lengths).as_py()
         if lengths.null_count or not ends["max"] or ends["min"] != ends["max"]:
@@ -225,7 +225,7 @@ def _shape_of_all(column):
         shape.append(ends["max"])
         column = compute.list_flatten(column)
     # The leaves of others, such as strings, are refused or read as they are.
-    return shape if table_layout.number_dtype(column.type) else None
+    return shape if arrow_values.number_dtype(column.type) else None
 
 
 def _of_one_size(name, column, size):
@@ -234,10 +234,10 @@ def _of_one_size(name, column, size):
     from pyarrow import compute
 
     column = _stored(column)
-    while table_layout.is_list(column.type):
+    while arrow_values.is_list(column.type):
         column = compute.list_flatten(column)
-    dtype = table_layout.number_dtype(column.type)
-    values = pyarrow.array(table_layout.numbers(column, dtype))
+    dtype = arrow_values.number_dtype(column.type)
+    values = pyarrow.array(arrow_values.numbers(column, dtype))
     lists = pyarrow.FixedSizeListArray.from_arrays(values, size)
     return pyarrow.field(name, lists.type, nullable=False), lists
 

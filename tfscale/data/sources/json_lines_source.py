@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale.data.sources import file_source
+from tfscale.data.sources.arrow_values import is_list
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.table_blocks import named
 from tfscale.data.sources.table_blocks import table_blocks
@@ -36,16 +37,17 @@ def json_lines(
 
     Returns:
         A source of dicts from column to scalar tensor, or to a vector where the
-        column has lists of numbers. What is missing is 0, NaN, "" or an empty
-        vector, also where a file never has the key. Dates are strings; numbers
-        are int64, or float64 where one of the column is a fraction or beyond
-        64 bits.
+        column has lists. An object is a dict, a list of objects a dict of
+        lists, and a list of lists an array, in which the lists of a record have
+        one length. What is missing is 0, NaN, "" or an empty vector, also where
+        a file never has the key. Dates are strings; numbers are int64, or
+        float64 where one of the column is a fraction or beyond 64 bits.
 
     Raises:
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a line cannot be read.
-        ValueError: If a column is missing, or holds neither numbers, strings
-            nor lists of numbers, or not always the same.
+        ValueError: If a column is missing, or holds none of numbers, strings,
+            and lists and objects of these, or not always the same.
 
     Example:
 
@@ -163,9 +165,7 @@ def _joined(schema, own, columns, path):
     before = [] if schema is None else schema.names
     fields = [
         # What looks like a time is a string, in whichever files.
-        field.with_type(pyarrow.string())
-        if pyarrow.types.is_timestamp(field.type)
-        else field
+        field.with_type(_without_times(field.type))
         for field in own
         if columns is None or field.name in columns or field.name not in before
     ]
@@ -181,3 +181,18 @@ def _joined(schema, own, columns, path):
             "The values of a key must be of one type in all files. Received: "
             f"{path}, unlike those before it: {error}."
         ) from error
+
+
+def _without_times(kind):
+    """A pyarrow type with strings for times, at any depth."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(kind):
+        return pyarrow.string()
+    if is_list(kind):
+        return pyarrow.list_(_without_times(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct(
+            [field.with_type(_without_times(field.type)) for field in kind]
+        )
+    return kind

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale.data.sources import file_source
+from tfscale.data.sources.arrow_values import plain
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.table_blocks import named
 from tfscale.data.sources.table_blocks import table_blocks
 from tfscale.data.sources.table_layout import TableLayout
-from tfscale.data.sources.table_layout import plain
 
 
 def parquet(
@@ -28,7 +28,8 @@ def parquet(
 
     Returns:
         A source of dicts from column to scalar tensor, or to a vector where the
-        column has lists of numbers. Dates and times are the integers that
+        column has lists; structs are dicts, and lists of lists arrays, as in
+        `json_lines`. Dates and times are the integers that
         the file has: dates are int32, days since 1970; timestamps are int64,
         in the column's own unit since 1970 (UTC where it has a time zone).
         What is missing is 0, NaN, "" or an empty vector.
@@ -36,8 +37,8 @@ def parquet(
     Raises:
         FileNotFoundError: If no file matches.
         tf.errors.DataLossError: If a file cannot be read.
-        ValueError: If a column is missing, or holds neither numbers, strings
-            nor lists of numbers.
+        ValueError: If a column is missing, or holds none of numbers, dates,
+            strings, and lists and structs of these.
 
     Example:
 

@@ -33,7 +33,10 @@ def table_blocks(
 
     def fetch(number):
         path, group, count, _ = blocks[int(number)]
-        rows = layout.rows(read(path, group))
+        try:
+            rows = layout.rows(read(path, group))
+        except ValueError as error:
+            raise ValueError(f"{error} File {path}.") from error
         if len(rows) != count:
             raise tf.errors.DataLossError(
                 None,

@@ -4,13 +4,24 @@ A row travels through the chain as bytes, as a record of any other file does,
 and becomes columns in `decode`:
 
     numbers of all columns | bytes of strings and lists | strings and lists
+
+An object is the columns of its keys, a list of objects those of lists; a list
+of lists is a vector, with its shape beside it.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tfscale.data.sources import arrow_values
+from tfscale.data.sources import nested_columns
+
+# Keys of a user's are strings; these are ours, of what an array needs.
+_SHAPE, _LENGTHS = object(), object()
+Path = tuple[Any, ...]
 
 
 class TableLayout:
@@ -21,8 +32,8 @@ class TableLayout:
         columns: Names of the columns to be read, or None for all.
 
     Raises:
-        ValueError: If a column is missing or there twice, or holds neither
-            numbers, strings nor lists of numbers.
+        ValueError: If a column is missing or there twice, or holds none
+            of numbers, dates, strings, and lists and objects of these.
 
     Attributes:
         names: List of strings, the columns that are read.
@@ -41,60 +52,104 @@ class TableLayout:
                 "one, each of which there is once. Received: "
                 f"columns={columns!r}; there are {sorted(there)}."
             )
-        # Of a known length; None for a scalar.
-        self._numbers: dict[str, tuple[np.dtype, int | None]] = {}
+        # By the path of keys that leads to it: of a known length; None for a
+        # scalar.
+        self._numbers: dict[Path, tuple[np.dtype, int | None]] = {}
         # Of variable length; without a dtype: strings.
-        self._variable: dict[str, np.dtype | None] = {}
-        for name in self.names if there else ():
-            field = schema.field(name)
-            kind = plain(field.type)
-            if not is_plain(kind):
-                raise ValueError(
-                    "A column must hold numbers, booleans, dates, strings or "
-                    f"lists of numbers. Received: {name!r} of {kind}. Leave it "
-                    "out of `columns`."
-                )
-            dtype = number_dtype(kind.value_type if is_list(kind) else kind)
-            size = getattr(kind, "list_size", None)
-            whole = size is not None and not field.nullable
-            if dtype is None or (is_list(kind) and not whole):
-                self._variable[name] = dtype
-            else:
-                self._numbers[name] = (dtype, size)
+        self._variable: dict[Path, np.dtype | None] = {}
+        # Lists of lists, and lists of strings: how deep they are.
+        self._arrays: dict[Path, int] = {}
+        if not there:
+            return
+        for path, column in self._leaves(schema.empty_table()).items():
+            self._add(path, column.type, schema.field(path[0]))
+
+    def _leaves(self, table):
+        return nested_columns.leaves(
+            {name: table.column(name) for name in self.names}
+        )
+
+    def _add(self, path, kind, field):
+        leaf, depth = nested_columns.leaf_and_depth(kind)
+        dtype = arrow_values.number_dtype(leaf)
+        if dtype is None and not arrow_values.is_string(leaf):
+            raise ValueError(
+                "A column must hold numbers, booleans, dates, strings, or lists"
+                f" or objects of these. Received: {'.'.join(path)!r} of {kind}."
+                " Leave it out of `columns`."
+            )
+        size = getattr(kind, "list_size", None)
+        whole = size is not None and not field.nullable and len(path) == 1
+        if depth > 1 or (depth and dtype is None):
+            self._arrays[path] = depth
+            self._numbers[*path, _SHAPE] = (np.dtype(np.int32), depth)
+            if dtype is None:
+                self._variable[*path, _LENGTHS] = np.dtype(np.int32)
+            self._variable[path] = dtype
+        elif dtype is None or (depth and not whole):
+            self._variable[path] = dtype
+        else:
+            self._numbers[path] = (dtype, size)
 
     def rows(self, table: Any) -> list[bytes]:
-        """The rows of a pyarrow table as bytes."""
+        """The rows of a pyarrow table as bytes.
+
+        Raises:
+            ValueError: If the lists within a row are no array.
+        """
         from pyarrow import compute
 
         if not table.num_rows:
             return []
-        parts = []
-        for name, (dtype, size) in self._numbers.items():
-            column = table.column(name)
-            flat = column if size is None else compute.list_flatten(column)
-            values = numbers(flat, dtype).view(np.uint8)
-            parts.append(values.reshape(table.num_rows, -1))
+        leaves = self._leaves(table)
+        fixed: list[np.ndarray] = []
+        found: dict[Path, list[bytes]] = {}
+        for path, depth in self._arrays.items():
+            shapes, values = nested_columns.flat(path, leaves[path], depth)
+            counts = shapes.prod(axis=1)
+            dtype = self._variable[path]
+            if dtype is None:
+                words = arrow_values.strings(values)
+                lengths = np.array([len(word) for word in words], np.int32)
+                found[*path, _LENGTHS] = _cut(lengths.tobytes(), counts * 4)
+                sums = np.cumsum([0, *lengths])
+                ends = np.cumsum([0, *counts])
+                found[path] = _cut(b"".join(words), np.diff(sums[ends]))
+            else:
+                flat = arrow_values.numbers(values, dtype).tobytes()
+                found[path] = _cut(flat, counts * dtype.itemsize)
+            leaves[*path, _SHAPE] = shapes
+        for path, (dtype, size) in self._numbers.items():
+            values = leaves[path]
+            if path[-1] is not _SHAPE:
+                if size is not None:
+                    values = compute.list_flatten(values)
+                values = arrow_values.numbers(values, dtype)
+            values = np.ascontiguousarray(values).view(np.uint8)
+            fixed.append(values.reshape(table.num_rows, -1))
         variable = [
-            _strings(table.column(name))
+            found[path]
+            if path in found
+            else arrow_values.strings(leaves[path])
             if dtype is None
-            else _lists(table.column(name), dtype)
-            for name, dtype in self._variable.items()
+            else _lists(leaves[path], dtype)
+            for path, dtype in self._variable.items()
         ]
-        for values in variable:
-            sizes = np.array([len(value) for value in values], np.int32)
-            parts.append(sizes.view(np.uint8).reshape(len(sizes), -1))
-        fixed = np.concatenate(parts, axis=1)
-        width, flat = fixed.shape[1], fixed.tobytes()
-        heads = [flat[at : at + width] for at in range(0, len(flat), width)]
+        for parts in variable:
+            sizes = np.array([len(part) for part in parts], np.int32)
+            fixed.append(sizes.view(np.uint8).reshape(len(sizes), -1))
+        joined = np.concatenate(fixed, axis=1)
+        width, whole = joined.shape[1], joined.tobytes()
+        heads = [whole[at : at + width] for at in range(0, len(whole), width)]
         return [b"".join(row) for row in zip(heads, *variable, strict=True)]
 
-    def decode(self, row: tf.Tensor) -> dict[str, tf.Tensor]:
+    def decode(self, row: tf.Tensor) -> dict[str, Any]:
         """Columns of a row; of single records, or of batches of them."""
         record, at = {}, 0
-        for name, (dtype, size) in self._numbers.items():
+        for path, (dtype, size) in self._numbers.items():
             width = dtype.itemsize * (1 if size is None else size)
             part = _decoded_numbers(tf.strings.substr(row, at, width), dtype)
-            record[name] = part[0] if size is None else tf.reshape(part, [size])
+            record[path] = part[0] if size is None else tf.reshape(part, [size])
             at += width
         sizes = []
         for _ in self._variable:
@@ -102,104 +157,28 @@ class TableLayout:
             sizes.append(tf.io.decode_raw(part, tf.int32)[0])
             at += 4
         begin = tf.constant(at)
-        for name, size in zip(self._variable, sizes, strict=True):
+        for (path, kind), size in zip(
+            self._variable.items(), sizes, strict=True
+        ):
             part = tf.strings.substr(row, begin, size)
-            kind = self._variable[name]
-            record[name] = part if kind is None else _decoded(part, kind)
+            record[path] = part if kind is None else _decoded(part, kind)
             begin = begin + size
-        return {name: record[name] for name in self.names}
+        for path in self._arrays:
+            if self._variable[path] is None:
+                lengths = record.pop((*path, _LENGTHS))
+                begins = tf.cumsum(lengths, exclusive=True)
+                whole = tf.fill(tf.shape(lengths), record[path])
+                record[path] = tf.strings.substr(whole, begins, lengths)
+            shape = record.pop((*path, _SHAPE))
+            record[path] = tf.reshape(record[path], shape)
+        nested = nested_columns.nested(record)
+        return {name: nested[name] for name in self.names}
 
 
-def is_plain(kind: Any) -> bool:
-    """Whether columns of a pyarrow type can be written."""
-    kind = plain(kind)
-    flat = kind.value_type if is_list(kind) else kind
-    return _is_string(kind) or number_dtype(flat) is not None
-
-
-def plain(kind: Any) -> Any:
-    """The type of the values, where they are numbered in a dictionary."""
-    import pyarrow
-
-    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-
-
-def number_dtype(kind: Any) -> np.dtype | None:
-    """The dtype of numbers, booleans and times; of others None."""
-    import pyarrow
-
-    types = pyarrow.types
-    if _is_time(kind):
-        return np.dtype(f"i{kind.bit_width // 8}")
-    if types.is_boolean(kind):
-        return np.dtype(np.bool_)
-    if types.is_integer(kind) or types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
-    return None
-
-
-def _is_time(kind):
-    """Whether a pyarrow type is one of dates or times: stored as integers."""
-    import pyarrow
-
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_date,
-            types.is_time,
-            types.is_timestamp,
-            types.is_duration,
-        )
-    )
-
-
-def _is_string(kind):
-    import pyarrow
-
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_string,
-            types.is_large_string,
-            types.is_binary,
-            types.is_large_binary,
-        )
-    )
-
-
-def is_list(kind: Any) -> bool:
-    """Whether a pyarrow type is one of lists, of whatever."""
-    import pyarrow
-
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_list,
-            types.is_large_list,
-            types.is_fixed_size_list,
-        )
-    )
-
-
-def numbers(column: Any, dtype: np.dtype) -> np.ndarray:
-    """Numbers of a pyarrow column, with 0 or NaN for what is missing."""
-    column = column.cast(plain(column.type)).combine_chunks()
-    if _is_time(column.type):
-        column = column.view(f"int{column.type.bit_width}")
-    if dtype.kind != "f":
-        column = column.fill_null(False if dtype.kind == "b" else 0)
-    return column.to_numpy(zero_copy_only=False).astype(dtype)
-
-
-def _strings(column):
-    values = column.cast(plain(column.type)).to_pylist()
-    return [
-        value.encode() if isinstance(value, str) else value or b""
-        for value in values
-    ]
+def _cut(values, sizes):
+    """Bytes, in parts of given sizes."""
+    ends = np.cumsum([0, *sizes]).tolist()
+    return [values[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def _lists(column, dtype):
@@ -207,10 +186,8 @@ def _lists(column, dtype):
     from pyarrow import compute
 
     lengths = compute.list_value_length(column).fill_null(0).to_numpy()
-    flat = numbers(compute.list_flatten(column), dtype).tobytes()
-    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
-    begins = ends - lengths * dtype.itemsize
-    return [flat[a:b] for a, b in zip(begins, ends, strict=True)]
+    values = arrow_values.numbers(compute.list_flatten(column), dtype)
+    return _cut(values.tobytes(), lengths.astype(np.int64) * dtype.itemsize)
 
 
 def _decoded_numbers(part, dtype):
