@@ -149,7 +149,6 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
         table = _table({"x": [1]}, x=datasets.Value("int64"))
         for dataset in (
             datasets.DatasetDict({"train": table}),
-            table.to_iterable_dataset(),
             table.to_pandas(),
             {"train": None},
         ):
@@ -159,13 +158,102 @@ class HuggingFaceTest(tf.test.TestCase, parameterized.TestCase):
             other = datasets.Dataset.from_dict({"when": [values]})
             with self.assertRaisesRegex(TypeError, "'when' of "):
                 data.hugging_face(other)
-        with self.assertRaisesRegex(ValueError, "transform is not run"):
-            data.hugging_face(table.with_transform(lambda batch: batch))
+        streamed = table.to_iterable_dataset()
+        for dataset, kwargs in ((table, {"num_records": 1}), (streamed, {})):
+            with self.assertRaisesRegex(ValueError, "num_records"):
+                data.hugging_face(dataset, **kwargs)
+        with self.assertRaisesRegex(ValueError, "is empty"):
+            data.hugging_face(streamed.take(0), num_records=1)
         with self.assertRaisesRegex(ValueError, "is empty"):
             data.hugging_face(table.select([]))
         for columns in ("x", ["y"], []):
             with self.assertRaisesRegex(ValueError, "list of columns.*'x'"):
                 data.hugging_face(table, columns)
+
+    def test_a_transform_is_run_on_the_rows_that_are_read(self):
+        table = _table(
+            {"x": [1, 2, 3], "y": ["a", "b\0", "c"]},
+            x=datasets.Value("int64"),
+            y=datasets.Value("string"),
+        )
+        ran = []
+
+        def transform(batch):
+            ran.append(batch["x"])
+            return {
+                "image": [np.full([x, 2], x, np.uint8) for x in batch["x"]],
+                "half": [x / 2 for x in batch["x"]],
+                "name": batch["y"],
+                "words": [[y, "w"] for y in batch["y"]],
+            }
+
+        table.set_transform(transform)
+        source = data.hugging_face(table)
+        first, second, third = _records(source)
+        self.assertEqual(list(first), ["image", "half", "name", "words"])
+        self.assertAllEqual(first["image"], np.full([1, 2], 1, np.uint8))
+        self.assertAllEqual(third["image"], np.full([3, 2], 3, np.uint8))
+        self.assertEqual(second["half"], 1.0)
+        self.assertEqual(second["half"].dtype, tf.float64)
+        self.assertEqual(second["name"], b"b\0")
+        self.assertAllEqual(third["words"], [b"c", b"w"])
+        ran.clear()
+        pipeline = data.pipeline(
+            data.hugging_face(table, ["half"]), batch_size=3, cache="none"
+        )
+        found = next(iter(pipeline))["half"].numpy()
+        self.assertEqual(sorted(found), [0.5, 1.0, 1.5])
+
+    def test_a_transform_that_no_pipeline_can_run(self):
+        table = _table({"x": [1, 2]}, x=datasets.Value("int64"))
+        draw = np.random.default_rng(0).random
+        for transform, error, words in (
+            (lambda b: {"x": [draw() for _ in b["x"]]}, ValueError, "augment"),
+            (
+                lambda b: {"x": [None for _ in b["x"]]},
+                TypeError,
+                "'x' with a N",
+            ),
+            (lambda b: {"x": [1, 2, 3]}, ValueError, "3 of 1 in column 'x'"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                data.hugging_face(table.with_transform(transform))
+
+    @parameterized.parameters(False, True)
+    def test_what_is_streamed_is_read_and_resumed(self, mapped):
+        pixels = [np.full([2, 2 + n % 2], n, np.uint8) for n in range(70)]
+        table = _table(
+            {
+                "n": list(range(70)),
+                "image": [PIL.Image.fromarray(p) for p in pixels],
+                "ids": [[n] * (n % 3) for n in range(70)],
+            },
+            n=datasets.Value("int16"),
+            image=datasets.Image(),
+            ids=datasets.List(datasets.Value("int32")),
+        )
+        streamed = table.to_iterable_dataset()
+        if mapped:  # after which it knows no features
+            streamed = streamed.select_columns(["n"]).map(
+                lambda row: {"twice": 2 * row["n"]}
+            )
+        source = data.hugging_face(streamed, num_records=66)
+        for number, record in enumerate(source.sample(66).map(source.decode)):
+            self.assertEqual(record["n"], number)
+            if mapped:
+                self.assertEqual(record["twice"], 2 * number)
+            else:
+                self.assertAllEqual(record["image"], pixels[number])
+                self.assertAllEqual(record["ids"], [number] * (number % 3))
+        pipeline = data.pipeline(
+            source, parse=lambda row: row["n"], batch_size=11
+        )
+        whole = np.concatenate(list(pipeline.as_numpy_iterator()))
+        self.assertEqual(sorted(whole), list(range(66)))
+        again = data.pipeline(source, parse=lambda row: row["n"], batch_size=11)
+        again.position.assign(index=33)
+        rest = np.concatenate(list(again.as_numpy_iterator()))
+        self.assertAllEqual(rest, whole[33:])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Any `tf.data.Dataset` as a source."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -42,7 +43,7 @@ def dataset(
             f"{type(records).__name__}. Use `tfscale.data.arrays` for what is "
             "in memory, `tf.data.Dataset.from_generator` for a generator."
         )
-    return _source("dataset", records, num_records)
+    return of_dataset("dataset", records, num_records)
 
 
 def tfds(
@@ -110,7 +111,7 @@ def tfds(
     )
     keys = builder.info.supervised_keys if as_supervised else None
     parts = images if keys is None else [images.get(key) for key in keys]
-    return _source(f"tfds {name}", records, None, _image_decoder(parts))
+    return of_dataset(f"tfds {name}", records, None, _image_decoder(parts))
 
 
 def _image_decoder(images):
@@ -135,7 +136,20 @@ def _image_decoder(images):
     return decode
 
 
-def _source(kind, records, num_records, decode=None):
+def of_dataset(
+    kind: str,
+    records: tf.data.Dataset,
+    num_records: int | None,
+    decode: Callable[..., Any] | None = None,
+) -> StreamSource:
+    """A source of a dataset's elements, which are finitely many.
+
+    Args:
+        kind: String, what it is called in errors.
+        records: `tf.data.Dataset`.
+        num_records: As of `dataset`.
+        decode: As of `StreamSource`.
+    """
     known = int(records.cardinality())
     if num_records is None and known < 0:
         raise ValueError(
