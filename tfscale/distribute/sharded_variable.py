@@ -41,7 +41,7 @@ class ShardedVariable(MeshVariable):
         path: str,
     ):
         self._sharding = sharding
-        self._path = path
+        self.path = path
         super().__init__(strategy, values, aggregation, var_policy)
 
     @property
@@ -146,7 +146,7 @@ class ShardedVariable(MeshVariable):
         # TensorFlow would take the first shard for the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self._path!r}, in {len(self._values)} parts. Save it with "
+            f"{self.path!r}, in {len(self._values)} parts. Save it with "
             "`model.save(path)`, load it with `keras.models.load_model(path)` "
             "outside of the strategy's scope, and export what was loaded."
         )
