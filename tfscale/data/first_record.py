@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.data.sources.source import Source
@@ -37,9 +38,7 @@ def through(record: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     Raises:
         TypeError: If it is no structure of dense tensors.
     """
-    dataset = tf.data.Dataset.from_tensors(record)
-    for function in functions:
-        dataset = dataset.map(functools.partial(_returning, function))
+    dataset = _mapped(tf.data.Dataset.from_tensors(record), functions)
     parts = tf.nest.flatten(dataset.element_spec)
     if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
         raise TypeError(
@@ -49,6 +48,33 @@ def through(record: Any, functions: Sequence[Callable[..., Any]]) -> Any:
             "`to_tensor(shape=...)` or `tf.sparse.to_dense`."
         )
     return dataset.get_single_element()
+
+
+def spec_of_any(
+    source: Source, functions: Sequence[Callable[..., Any]], first: Any
+) -> Any:
+    """Structure of `tf.TensorSpec`, with None for sizes that may differ.
+
+    Args:
+        source: The source.
+        functions: What its records go through.
+        first: What `through` returned for the first one.
+    """
+    known = _mapped(source.sample(1), functions).element_spec
+    return keras.tree.map_structure(_spec_of_any, known, first)
+
+
+def _spec_of_any(known, first):
+    shape = known.shape
+    if shape.rank is None:
+        shape = [None] * first.shape.rank
+    return tf.TensorSpec(shape, first.dtype)
+
+
+def _mapped(dataset, functions):
+    for function in functions:
+        dataset = dataset.map(functools.partial(_returning, function))
+    return dataset
 
 
 def _returning(function, *record):

@@ -38,6 +38,7 @@ def pipeline(
     shuffle: bool = True,
     seed: int = 0,
     remainder: str = "keep",
+    padding: Any = None,
     cache: str = "auto",
     cache_dir: str | os.PathLike[str] | None = None,
     shuffle_window: int | None = None,
@@ -81,6 +82,12 @@ def pipeline(
             `weighted_metrics` are as without padding; its loss is divided by
             all records of a batch, so ask for it as such a metric, too, where
             it is to be exact.
+        padding: None, where records have one shape; or a number, where they
+            differ in length: each batch is padded with it to the longest of
+            its records (strings with ""), as `Dataset.padded_batch` does. A
+            structure like a record has a number or string for each part.
+            Order and position are as without. Each replica's batch has its
+            own length.
         cache: Where parsed records are kept: `"memory"`, filled as they are
             read; `"file"`, in `cache_dir`, written now and kept for later
             runs; `"none"`, False or None; or `"auto"`: memory if they fit the
@@ -171,7 +178,10 @@ def pipeline(
     parsers = [f for f in (source.decode, parse) if f is not None]
     first = first_record.through(raw, parsers)
     lints.check_functions(raw, parsers, _with_seed(augment))
-    spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
+    if padding is None:
+        spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
+    else:
+        spec = first_record.spec_of_any(source, parsers, first)
     window = window_size.choose(source, shuffle, shuffle_window, budget)
     recipe = Recipe(
         source=source,
@@ -187,6 +197,7 @@ def pipeline(
         parallelism=parallelism,
         interleaved_reads=interleaved_reads,
         prefetch=prefetch,
+        padding=padding,
         service=service,
         service_lanes=service_lanes,
         options=_options(deterministic, num_threads, ram_budget, context),

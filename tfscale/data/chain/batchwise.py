@@ -61,6 +61,13 @@ def decide(
     """
     source = recipe.source
     functions = [f for f in (source.decode, recipe.parse) if f is not None]
+    if recipe.padding is not None:
+        if parse_batch is not None:
+            raise ValueError(
+                "Records of several lengths are parsed one by one. Received: "
+                "`padding` and `parse_batch`. Use `parse`."
+            )
+        return _no("batches are padded")
     if not _comes_in_batches(source):
         if parse_batch is not None:
             raise ValueError(

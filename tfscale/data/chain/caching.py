@@ -60,6 +60,12 @@ def cached(recipe, kind, cache_dir, first, budget):
             f"memory. Received: {fits}. Use cache='auto', smaller records, or "
             "a larger `ram_budget`."
         )
+    if kind == "memory" and not recipe.has_one_shape:
+        raise ValueError(
+            "Records of several lengths are not cached in memory. Received: "
+            "cache='memory', `padding`. Use cache='file' with a `cache_dir`, "
+            "or 'none'."
+        )
     if kind == "memory" and recipe.service is not None:
         raise ValueError(
             "A cache in this process's memory is of no use to the workers of "
@@ -96,7 +102,7 @@ def _choose(recipe, cache_dir, need, budget):
     source = recipe.source
     if source.in_memory and recipe.parse is None and source.decode is None:
         return "none"  # the records are in memory as they are
-    if need <= budget and recipe.service is None:
+    if need <= budget and recipe.service is None and recipe.has_one_shape:
         return "memory"
     if cache_dir is not None and need < _free(cache_dir):
         return "file"

@@ -23,6 +23,7 @@ from tfscale.data import single_device
 from tfscale.data.chain import buffered
 from tfscale.data.chain import named
 from tfscale.data.chain import order
+from tfscale.data.chain import padding
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import service
 from tfscale.data.chain import stream
@@ -187,6 +188,9 @@ def made(recipe, key, raw=None):
 
 def _batched(recipe, records):
     whole = recipe.plan.remainder != "keep"
+    if recipe.padding is not None:
+        size = recipe.plan.batch_size
+        return padding.batched(records, recipe.padding, size, whole)
     return records.batch(recipe.plan.batch_size, drop_remainder=whole)
 
 

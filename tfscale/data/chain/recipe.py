@@ -53,6 +53,7 @@ class Recipe:
         augment_reason: String for explanations, why.
         most_are_made: Whether most of some records that were tried can be
             made.
+        padding: What records of several lengths are padded with, or None.
         service: String, the address of a tf.data service, or None.
         service_lanes: Integer, batches that a service makes at a time.
         lane: int64 scalar, which of the lanes this is; see `service`.
@@ -78,6 +79,7 @@ class Recipe:
     augment_batch: Callable[..., Any] | None = None
     augment_reason: str = ""
     most_are_made: bool = False
+    padding: Any = None
     service: str | None = None
     service_lanes: int = 1
     lane: tf.Tensor | int = 0
@@ -104,6 +106,14 @@ class Recipe:
     def has_quick_decode(self):
         """Whether the source has a decoder whose errors name no record."""
         return getattr(self.source, "quick_decode", None) is not None
+
+    @property
+    def has_one_shape(self):
+        """Whether all parsed records have the same one."""
+        return all(
+            spec.shape.is_fully_defined()
+            for spec in keras.tree.flatten(self.spec)
+        )
 
     def quickest(self):
         """The recipe with a decoder whose errors are named behind the batch."""
@@ -149,6 +159,8 @@ class Recipe:
         specs = keras.tree.flatten(self.spec)
         if any(spec.dtype == tf.string for spec in specs):
             return 0
+        if not self.has_one_shape:
+            return 0
         return sum(
             spec.dtype.size * (spec.shape.num_elements() or 0) for spec in specs
         )
@@ -177,6 +189,8 @@ def _checked(index, spec, part):
     part = tf.convert_to_tensor(part)
     if part.shape.is_fully_defined():
         return part
+    if not spec.shape.is_fully_defined():  # padded in batches
+        return tf.ensure_shape(part, spec.shape)
     want = spec.shape.as_list()
     check = tf.debugging.Assert(
         tf.reduce_all(tf.equal(tf.shape(part), want))
@@ -190,7 +204,7 @@ def _checked(index, spec, part):
             tf.shape(part),
             "and record 0 has",
             tf.constant(want, tf.int32),
-            "Resize, crop or pad in `parse`.",
+            "Resize, crop or pad in `parse`, or use `padding`.",
         ],
         summarize=8,
     )

@@ -1,0 +1,68 @@
+"""Batches of records of several lengths: each is padded to its longest.
+
+Which records are in a batch does not depend on their lengths, so that order and
+position are as without.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def batched(
+    records: tf.data.Dataset, padding: Any, batch_size: int, whole: bool
+) -> tf.data.Dataset:
+    """Batches, each as long as its longest record.
+
+    Args:
+        records: `tf.data.Dataset` of `(key, record)`.
+        padding: Number, or a structure like a record of what to pad with.
+        batch_size: Integer.
+        whole: Whether a smaller batch at the end is left out.
+
+    Raises:
+        ValueError: If parts cannot be padded with that.
+    """
+    key, record = records.element_spec
+    return records.padded_batch(
+        batch_size,
+        padding_values=(tf.zeros([], key.dtype), _values(padding, record)),
+        drop_remainder=whole,
+    )
+
+
+def _values(padding: Any, record: Any) -> Any:
+    if not keras.tree.is_nested(padding):
+        return keras.tree.map_structure(
+            # What is no number has nothing of its own in one for all.
+            lambda part: _value(
+                "" if part.dtype == tf.string else padding, part
+            ),
+            record,
+        )
+    try:
+        keras.tree.assert_same_structure(record, padding)
+    except ValueError as error:
+        raise ValueError(
+            "`padding` must be a number, or a structure like that of a record."
+            f" Received: padding={padding!r} for records {record}."
+        ) from error
+    return keras.tree.map_structure(
+        lambda part, value: _value(value, part), record, padding
+    )
+
+
+def _value(value: Any, part: tf.TensorSpec) -> tf.Tensor:
+    if part.shape.rank is not None and part.shape.is_fully_defined():
+        return tf.zeros([], part.dtype)  # never used
+    try:
+        return tf.constant(
+            bool(value) if part.dtype == tf.bool else value, part.dtype
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`padding` must be a value of the dtype of what is padded. "
+            f"Received: {value!r} for {part.dtype.name} of shape {part.shape}. "
+            "Give a structure like a record, with a value for each part."
+        ) from error
