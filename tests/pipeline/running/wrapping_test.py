@@ -160,3 +160,19 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         # To predict is as ever, by what the pipeline has trained too.
         self.assertEqual(forgotten.predict(X, verbose=0).shape[0], len(X))
         self.assertEqual(inner.predict(X, verbose=0).shape[0], len(X))
+
+    @parameterized.parameters(
+        lambda model: model.predict(X, verbose=0),
+        lambda model: model.evaluate(X, X, verbose=0),
+        lambda model: model.fit(X, X, verbose=0),
+        lambda model: model.train_on_batch(X, X),
+    )
+    def test_a_model_inside_that_is_quantized_later(self, run):
+        # What had been traced went on with the float weights.
+        model = pipeline()
+        run(model)
+        model.model.quantize("int8", filters="^[ab]$")
+        with self.assertRaisesRegex(
+            ValueError, "must keep their variables.*'a/kernel.*`quantize`"
+        ):
+            run(model)

@@ -144,12 +144,14 @@ class PipelineTrainer(KerasFace):
 
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
+        wrapping.check_variables(self._plan)
         super().make_train_function(force)
         self.train_function = _outermost(self.train_function, self._plan.stages)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
+        wrapping.check_variables(self._plan)
         super().make_test_function(force)
         self.test_function = _outermost(self.test_function, self._plan.stages)
         return self.test_function
@@ -157,6 +159,7 @@ class PipelineTrainer(KerasFace):
     def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         wrapping.check_predictions(self.model)
+        wrapping.check_variables(self._plan)
         super().make_predict_function(force)
         self.predict_function = _outermost(
             self.predict_function, self._plan.stages

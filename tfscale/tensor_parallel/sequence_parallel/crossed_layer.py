@@ -9,6 +9,7 @@ import keras
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale.tensor_parallel.not_quantized import NotQuantized
 from tfscale.tensor_parallel.sequence_parallel.sequence import Crossing
 
 _ATTENTION_MASK, _SELF_ATTENTION_MASK = _internals.METHODS_OF_SHAPES
@@ -38,7 +39,7 @@ def crossing_of(layer: keras.Layer) -> Crossing | None:
     return layer.crossing if isinstance(layer, CrossedLayer) else None
 
 
-class CrossedLayer(in_place.Mixin):
+class CrossedLayer(NotQuantized):
     """A layer whose inputs and outputs are converted."""
 
     crossing: Crossing

@@ -10,6 +10,7 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.not_quantized import NotQuantized
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sharded_layers.rules import Rule
 
@@ -79,7 +80,7 @@ def call_of(layer) -> "ShardedCall | None":
     return layer.sharded_call if isinstance(layer, ShardedLayer) else None
 
 
-class ShardedLayer(in_place.Mixin):
+class ShardedLayer(NotQuantized):
     """A layer with sharded variables, put in the place of Keras' class.
 
     Attributes:
