@@ -70,6 +70,8 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
     ("tfscale/_internals/fitting.py", "epochs._steps_seen"),
     ("tfscale/_internals/fitting.py", "model._initial_epoch"),
+    ("tfscale/_internals/py_datasets.py", "adapter.__class__"),
+    ("tfscale/_internals/py_datasets.py", "shuffling.__class__"),
     ("tfscale/backup/callback_states.py", "logger.append"),
     ("tfscale/backup/callback_states.py", "logger.append_header"),
     ("tfscale/backup/callback_states.py", "logger.keys"),

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import random
 import types
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tests._internals.contracts import holds
 from tfscale import _internals
 from tfscale._internals import fitting
+from tfscale._internals import py_datasets
 
 X = np.reshape(np.arange(8.0, dtype="float32"), (4, 2))
 
@@ -190,8 +192,8 @@ class FitTest(tf.test.TestCase):
                 taken.append(row)
                 yield row, row
 
-        adapter = fitting.GeneratorDataAdapter(rows())
-        count = fitting.NUM_BATCHES_KEPT
+        adapter = py_datasets.GeneratorDataAdapter(rows())
+        count = py_datasets.NUM_BATCHES_KEPT
         self.assertLess(count, len(X))
         for _ in range(2):
             kept = list(itertools.islice(adapter.generator(), count))
@@ -208,7 +210,7 @@ class FitTest(tf.test.TestCase):
             def __getitem__(self, i):
                 return X[i : i + 1], X[i : i + 1]
 
-        adapter = fitting.PyDatasetAdapter(Rows(workers=2), shuffle=True)
+        adapter = py_datasets.PyDatasetAdapter(Rows(workers=2), shuffle=True)
         beside = _internals.view(
             adapter,
             enqueuer=property(lambda self: None),
@@ -217,6 +219,43 @@ class FitTest(tf.test.TestCase):
         rows = [row[0] for row, _ in beside.get_numpy_iterator()]
         self.assertAllEqual(rows, X)
         self.assertFalse(adapter.enqueuer.is_running())
+
+    @holds("PyDatasetAdapter.__init__", "py_dataset")
+    @holds("PyDatasetAdapter._get_iterator", "_finite_generator")
+    @holds("PyDatasetAdapter._finite_generator", "_standardize_batch")
+    @holds("OrderedEnqueuer._run", "shuffle", "indices")
+    def test_the_order_of_a_py_dataset_is_known_and_can_be_set(self):
+        class Rows(keras.utils.PyDataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, i):
+                return np.full((1, 1), i), np.full((1, 1), i)
+
+        for workers in (1, 2):
+            adapter = py_datasets.PyDatasetAdapter(
+                Rows(workers=workers), shuffle=True
+            )
+            epochs = types.SimpleNamespace(data_adapter=adapter)
+
+            def read(adapter=adapter):
+                adapter.on_epoch_begin()
+                rows = [int(x[0, 0]) for x, _ in adapter.get_numpy_iterator()]
+                adapter.on_epoch_end()
+                return rows
+
+            random.seed(4)
+            plain = [read(), read()]
+            py_datasets.keep_order(epochs)
+            random.seed(4)
+            for rows in plain:
+                self.assertEqual(read(), rows)
+                self.assertEqual(py_datasets.order_of(epochs, True), rows)
+            state = random.getstate()
+            py_datasets.set_order(epochs, plain[0])
+            self.assertEqual(read(), plain[0])
+            self.assertEqual(random.getstate(), state)
+            self.assertNotEqual(read(), plain[0])
 
     @holds("TensorFlowTrainer.fit", "_initial_epoch", "_eval_epoch_iterator")
     def test_a_fit_begins_where_it_is_told_and_keeps_its_validation(self):

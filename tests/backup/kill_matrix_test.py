@@ -90,6 +90,14 @@ class KillMatrixTest(parameterized.TestCase):
         # read as far as they had been.
         self.assert_same_end(("batch 14",), data=data)
 
+    @parameterized.product(
+        data=("by number shuffled", "workers shuffled"),
+        mesh=(None, {"data": 2}),
+    )
+    def test_the_order_that_keras_draws_of_a_py_dataset(self, data, mesh):
+        # With Python's `random`, before the epoch that is gone on with.
+        self.assert_same_end(("batch 9",), data=data, mesh=mesh)
+
     def test_at_each_point_of_a_save(self):
         # A save has ten of them, with those of removing the one before.
         points = [f"save {number}" for number in range(1, 13)]

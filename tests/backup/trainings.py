@@ -302,6 +302,7 @@ DATA = {
     "by number": lambda size: (Rows(size), {"shuffle": False}),
     "by number shuffled": lambda size: (Rows(size), {}),
     "workers": lambda size: (Rows(size, workers=2), {"shuffle": False}),
+    "workers shuffled": lambda size: (Rows(size, workers=2), {}),
     "generator": lambda size: (generated(size), {"steps_per_epoch": 5}),
     # As a strategy needs it, under which Keras looks at a first batch.
     "not ahead": lambda size: (

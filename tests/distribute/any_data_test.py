@@ -116,6 +116,19 @@ class AnyDataTest(parameterized.TestCase):
         # Keras looked at what it is like, and took batches away for that.
         self.assert_as_on_one_device(lambda: Batches(workers=2), axes)
 
+    def test_each_batch_of_workers_is_trained_on_once_in_an_epoch(self):
+        # Those made for Keras' look came first, and then all began again: more
+        # than the workers' queue holds were never trained on.
+        class Many(Batches):
+            def __len__(self):
+                return 30
+
+            def __getitem__(self, i):
+                x, y = super().__getitem__(i % 3)
+                return x, y + np.float32(i / 30)
+
+        self.assert_as_on_one_device(lambda: Many(workers=2), dict(data=2))
+
 
 if __name__ == "__main__":
     tf.test.main()

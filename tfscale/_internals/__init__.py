@@ -57,7 +57,6 @@ from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import data_keras_reads
 from tfscale._internals.fitting import element_spec_of
-from tfscale._internals.fitting import first_batches_from_python
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import is_running
@@ -98,6 +97,10 @@ from tfscale._internals.nodes import COLOCATED_WITH
 from tfscale._internals.nodes import GRADIENT_TYPE
 from tfscale._internals.nodes import LOWERED
 from tfscale._internals.nodes import OUTPUT_SHAPES
+from tfscale._internals.py_datasets import first_batches_from_python
+from tfscale._internals.py_datasets import keep_order
+from tfscale._internals.py_datasets import order_of
+from tfscale._internals.py_datasets import set_order
 from tfscale._internals.symbols import DistributedVariable
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import FuncGraph
@@ -205,6 +208,7 @@ __all__ = [
     "is_of_keras",
     "is_running",
     "is_worker_failure",
+    "keep_order",
     "keep_side_effects_of_branches",
     "keras_predicts",
     "known_batches",
@@ -222,6 +226,7 @@ __all__ = [
     "numpy_dataset",
     "obj_type",
     "operation_fn",
+    "order_of",
     "outputs_structure",
     "own_generators",
     "own_variables",
@@ -234,6 +239,7 @@ __all__ = [
     "set_initial_epoch",
     "set_keras_mask",
     "set_known_batches",
+    "set_order",
     "shuffle_seeds",
     "shuffles_arrays",
     "source_of",

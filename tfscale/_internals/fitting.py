@@ -5,7 +5,6 @@ Each name is listed in `keras_names`, with why.
 
 import functools
 import inspect
-import itertools
 import sys
 import threading
 import types
@@ -17,13 +16,9 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from tfscale._internals.instances import view
-from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import EpochIterator
-from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PerReplicaSpec
-from tfscale._internals.symbols import PyDatasetAdapter
 
 # What callbacks of Keras keep for later steps, beside public attributes.
 MODEL_CHECKPOINT_COUNTERS = (
@@ -79,7 +74,7 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     )
 
 
-def _callers() -> Iterator[types.FrameType]:
+def callers() -> Iterator[types.FrameType]:
     """The frames of this thread, from the innermost on."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -87,43 +82,10 @@ def _callers() -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def first_batches_from_python() -> tf.data.Dataset | None:
-    """Batches like those of a generator or a `PyDataset` in `fit`.
-
-    They are asked for while an `EpochIterator` is made, on the stack of this
-    thread: its strategy is given a dataset, and nothing else of the source.
-
-    Returns:
-        A dataset of which no batch is taken from a generator or from the
-        workers of a `PyDataset`, nor is its order shuffled for it: what Keras
-        has kept of the one, batches of the other by their numbers. None if
-        neither is at work.
-    """
-    for frame in _callers():
-        epochs = frame.f_locals.get("self")
-        if isinstance(epochs, EpochIterator):
-            adapter = epochs.data_adapter
-            if isinstance(adapter, GeneratorDataAdapter):
-                kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
-                return GeneratorDataAdapter(kept).get_tf_dataset()
-            if isinstance(adapter, PyDatasetAdapter):
-                beside = view(
-                    adapter,
-                    enqueuer=property(lambda self: None),
-                    shuffle=property(lambda self: False),
-                )
-                # The autotuner may sleep through the end of an iterator.
-                options = tf.data.Options()
-                options.autotune.enabled = False
-                return beside.get_tf_dataset().take(1).with_options(options)
-            return None
-    return None
-
-
 def model_that_looks_at_data() -> keras.Model | None:
     """The model for which Keras draws a batch only to see what it is like."""
     look = keras.Model._maybe_symbolic_build.__code__
-    for frame in _callers():
+    for frame in callers():
         if frame.f_code is look:
             return frame.f_locals["self"]
     return None
@@ -132,7 +94,7 @@ def model_that_looks_at_data() -> keras.Model | None:
 def keras_predicts() -> bool:
     """Whether `predict` of a model is on the stack of this thread."""
     predict = inspect.unwrap(keras.Model.predict).__code__
-    return any(frame.f_code is predict for frame in _callers())
+    return any(frame.f_code is predict for frame in callers())
 
 
 def epochs_keras_reads(
@@ -203,7 +165,6 @@ def tell_steps(epochs: EpochIterator, on_step: Callable[[int], None]) -> None:
     is being made.
     """
     if not isinstance(epochs, _Stepped):
-        taken_over: Any = _taken_over
         epochs.__class__ = taken_over(_Stepped, type(epochs))
         on_step(epochs.steps_per_execution)
     epochs.on_step = on_step
@@ -269,7 +230,6 @@ def watch(epochs: EpochIterator, watcher: Watcher) -> None:
     It ends with `unwatch`, or with the object, which is that of one `fit`.
     """
     if not isinstance(epochs, _Watched):
-        taken_over: Any = _taken_over
         epochs.__class__ = taken_over(_Watched, type(epochs))
     epochs.watcher = watcher
 
@@ -287,6 +247,10 @@ def unwatch(epochs: EpochIterator) -> None:
 @functools.cache
 def _taken_over(mixin, base):
     return type(base.__name__, (mixin, base), {})
+
+
+# A subclass with the members of a mixin, to be an object's class.
+taken_over: Any = _taken_over
 
 
 def make_iterator(epochs: EpochIterator) -> Iterator[Any]:

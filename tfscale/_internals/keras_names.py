@@ -224,7 +224,21 @@ KERAS = {
     "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
     ".__init__": {
         "enqueuer": "its workers, whose batches are gone once taken",
+        "py_dataset": "whose batches have numbers",
         "shuffle": "an order of its own for each iterator",
+    },
+    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
+    "._get_iterator": {
+        "_finite_generator": "batches in an order that it draws",
+    },
+    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
+    "._finite_generator": {
+        "_standardize_batch": "of each one",
+    },
+    "keras.src.trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer"
+    "._run": {
+        "shuffle": "draws an order beside `fit`",
+        "indices": "set for each run of finite data",
     },
     "keras.src.trainers.data_adapters.data_adapter_utils": {
         "NUM_BATCHES_FOR_TENSOR_SPEC": "how many batches are kept of it",

@@ -3,7 +3,8 @@
 Of a dataset of `tfscale.data` it is a position, which is set. Of any other one
 it is how many iterators were made, since making one moves the seeds of its
 shuffles on, and how many batches were drawn from the last: as many are made
-and drawn again.
+and drawn again. Of a `PyDataset` it is the order of its batches too: Keras
+shuffles with Python's `random`, whose state is by then that of later draws.
 """
 
 import itertools
@@ -33,6 +34,7 @@ class DataPlace:
         self._drawn_before = []  # of each iterator but the last one
         self._start = self._position()
         self._first_epoch = None
+        _internals.keep_order(epochs)
         source = _internals.source_of(epochs)
         self._shuffles_late = (
             isinstance(source, tf.data.Dataset)
@@ -122,6 +124,14 @@ class DataPlace:
             here = self._pipeline.position_after(self._start, self._num_drawn)
             state["position"] = list(here)
         return state
+
+    def order(self) -> list[int] | None:
+        """The order that Keras drew of a `PyDataset`: each worker its own."""
+        return _internals.order_of(self._epochs, self._num_drawn > 0)
+
+    def set_order(self, order: list[int] | None) -> None:
+        """Sets what `order` returned, before `resume`."""
+        _internals.set_order(self._epochs, order)
 
     def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
         """Gets to where a run was, within an epoch that begins.

@@ -311,6 +311,7 @@ class Run:
             "step": step,
             "num_steps": self._num_steps,
             "place": self._data.state(),
+            "order": self._data.order(),
             "validation": validation,
             "seconds_per_step": self._schedule.seconds_per_step,
             "random": random_states.random_states(),
@@ -342,3 +343,4 @@ class Run:
             self._callbacks.callbacks, state["callback_states"]
         )
         random_states.set_random_states(state["random"])
+        self._data.set_order(state.get("order"))

@@ -1,0 +1,156 @@
+"""What is private in how Keras reads a `PyDataset`: its workers and its order.
+
+Each name is listed in `keras_names`, with why.
+"""
+
+import itertools
+import random
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals.fitting import callers
+from tfscale._internals.fitting import model_that_looks_at_data
+from tfscale._internals.fitting import taken_over
+from tfscale._internals.instances import view
+from tfscale._internals.symbols import NUM_BATCHES_KEPT
+from tfscale._internals.symbols import EpochIterator
+from tfscale._internals.symbols import GeneratorDataAdapter
+from tfscale._internals.symbols import PyDatasetAdapter
+
+
+def first_batches_from_python() -> tf.data.Dataset | None:
+    """Batches like those of a generator or a `PyDataset` in `fit`.
+
+    They are asked for while an `EpochIterator` is made, on the stack of this
+    thread: its strategy is given a dataset, and nothing else of the source. The
+    workers of a `PyDataset` then begin with the first epoch only.
+
+    Returns:
+        A dataset of which no batch is taken from a generator or from the
+        workers of a `PyDataset`, nor is its order shuffled for it: what Keras
+        has kept of the one, batches of the other by their numbers. None if
+        neither is at work.
+    """
+    for frame in callers():
+        epochs = frame.f_locals.get("self")
+        if isinstance(epochs, EpochIterator):
+            adapter = epochs.data_adapter
+            if isinstance(adapter, GeneratorDataAdapter):
+                kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
+                return GeneratorDataAdapter(kept).get_tf_dataset()
+            if isinstance(adapter, PyDatasetAdapter):
+                adapter.__class__ = taken_over(_AtRest, type(adapter))
+                beside = view(
+                    adapter,
+                    enqueuer=property(lambda self: None),
+                    shuffle=property(lambda self: False),
+                )
+                # The autotuner may sleep through the end of an iterator.
+                options = tf.data.Options()
+                options.autotune.enabled = False
+                return beside.get_tf_dataset().take(1).with_options(options)
+            return None
+    return None
+
+
+class _AtRest:
+    """Members of the adapter of a `PyDataset`: a look is no epoch.
+
+    Keras kept what workers had made for it. The first epoch had up to eleven
+    batches twice, and as many others never.
+    """
+
+    def on_epoch_begin(self):
+        if model_that_looks_at_data() is None:
+            super().on_epoch_begin()
+
+
+class _Ordered:
+    """Members of what shuffles the numbers of the batches of a `PyDataset`."""
+
+    py_dataset: keras.utils.PyDataset
+    order: list[int] | None
+    next_order: list[int] | None
+
+    def draw_order(self) -> None:
+        """As Keras does it, or what was set."""
+        self.order, self.next_order = self.next_order, None
+        if self.order is None:
+            order = list(range(self.py_dataset.num_batches))
+            random.shuffle(order)
+            self.order = order
+
+
+class _OrderedAdapter(_Ordered):
+    """Of one without workers: it shuffles when a first batch is asked for."""
+
+    def _finite_generator(self):
+        self.draw_order()
+        for index in self.order:
+            yield self._standardize_batch(self.py_dataset[index])
+
+
+class _OrderedEnqueuer(_Ordered):
+    """Of the workers: it shuffles before they start, and not beside `fit`."""
+
+    def start(self):
+        if not self.is_running():
+            self.draw_order()
+        super().start()
+
+    @property
+    def indices(self):
+        return self._indices
+
+    @indices.setter
+    def indices(self, indices):
+        # Those of Keras, of a new run, are in order.
+        self._indices = iter(self.order)
+
+
+def keep_order(epochs: EpochIterator) -> None:
+    """Has `order_of` know in which order batches of a `PyDataset` are read."""
+    adapter = epochs.data_adapter
+    if not isinstance(adapter, PyDatasetAdapter) or not adapter.shuffle:
+        return
+    if adapter.py_dataset.num_batches is None or _ordered(epochs) is not None:
+        return
+    shuffling: Any = adapter
+    mixin: type = _OrderedAdapter
+    if adapter.enqueuer is not None:
+        shuffling, mixin = adapter.enqueuer, _OrderedEnqueuer
+        shuffling.shuffle = False
+    shuffling.order = shuffling.next_order = None
+    shuffling.__class__ = taken_over(mixin, type(shuffling))
+
+
+def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
+    """The order of an iterator, or None if there is none; see `keep_order`.
+
+    Args:
+        epochs: The epoch iterator.
+        is_read: Whether a batch was taken from the iterator.
+    """
+    ordered = _ordered(epochs)
+    if ordered is None or not (
+        is_read or isinstance(ordered, _OrderedEnqueuer)
+    ):
+        return None
+    return ordered.order
+
+
+def set_order(epochs: EpochIterator, order: list[int] | None) -> None:
+    """Sets what `order_of` returned, for the iterator that is read next."""
+    ordered = _ordered(epochs)
+    if ordered is not None:
+        ordered.next_order = order
+
+
+def _ordered(epochs) -> Any:
+    adapter = epochs.data_adapter
+    for one in (adapter, getattr(adapter, "enqueuer", None)):
+        if isinstance(one, _Ordered):
+            return one
+    return None
