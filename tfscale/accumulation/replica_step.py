@@ -30,6 +30,7 @@ from tfscale.distribute.gradient_noise import of_one_part
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
+from tfscale.whole_batch import own_state
 from tfscale.whole_batch.part import BatchPart
 
 
@@ -70,9 +71,9 @@ class ReplicaStep:
         self._train_step = train_step
         self._rows = tf.cast(self.batch.num_rows, tf.float32)
         self._noise = noise if replicas == 1 else None
-        self._try(data)
+        self._try(data, num_microbatches)
 
-    def _try(self, data):
+    def _try(self, data, num_microbatches):
         found = []
 
         def record(tensor):
@@ -90,6 +91,8 @@ class ReplicaStep:
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
         checks.check_updates(self._model, scope.changed)
+        if num_microbatches != 1:
+            own_state.warn_in_microbatches(self._model, scope.changed)
         *self._totals, rows = _sums_over_replicas(
             [*found, _in_its_place(self._rows)]
         )

@@ -18,6 +18,7 @@ from tfscale import rank_context
 from tfscale.collectives import operations
 from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import part as whole_batch_part
 
 
 @contextlib.contextmanager
@@ -46,6 +47,9 @@ class _Common:
         if rank_context.current().assigns_on_trial:
             self._checked(value)
             return self
+        part = whole_batch_part.current_part()
+        if part is not None and part.changes is not None:
+            part.changes.note(self, value)
         return super().assign(value, *args, **kwargs)
 
     @property

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
+from tfscale.whole_batch import own_state
 from tfscale.whole_batch.undivided import has_undivided_mean
 
 
@@ -31,6 +32,7 @@ class BatchPart:
     Attributes:
         is_divided: Whether a loss of it has been divided for the sum over the
             parts, or somebody has asked by what.
+        changes: Notes down what is assigned to, or None.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class BatchPart:
         self.weight = weight
         self.is_of_own_step = is_of_own_step
         self.is_divided = False
+        self.changes: own_state.Changes | None = None
         self._total = total
         self._share = None
         self._layers = layers

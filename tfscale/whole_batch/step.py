@@ -16,6 +16,7 @@ from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import metric_trial
 from tfscale.whole_batch import model_loss
+from tfscale.whole_batch import own_state
 from tfscale.whole_batch.part import BatchPart
 
 
@@ -43,7 +44,9 @@ def prepared(
             stack.enter_context(metric_trial.checking(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
             step = functools.wraps(fn)(
-                functools.partial(_run_on_part, model, fn)
+                functools.partial(
+                    _run_on_part, model, fn, [] if is_divided else None
+                )
             )
             if not is_divided:
                 step = functools.wraps(fn)(
@@ -96,7 +99,8 @@ def _run_counting_once(model, fn, *args, **kwargs):
     return logs
 
 
-def _run_on_part(model, fn, *args, **kwargs):
+def _run_on_part(model, fn, parts, *args, **kwargs):
+    """Runs a step on a part, which joins those of the other replicas."""
     data = keras.tree.flatten((args, kwargs))
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
@@ -108,8 +112,14 @@ def _run_on_part(model, fn, *args, **kwargs):
         _internals.flatten_layers(model),
         is_of_own_step=type(model).train_step is not keras.Model.train_step,
     )
+    if parts is None or context.num_replicas_in_sync == 1:
+        with part.entered():
+            return fn(*args, **kwargs)
+    part.changes = own_state.Changes(model, data, parts)
     with part.entered():
-        return fn(*args, **kwargs)
+        logs = fn(*args, **kwargs)
+    part.changes.warn()
+    return logs
 
 
 def model_of(fn: Callable) -> keras.Model | None:

@@ -1,0 +1,150 @@
+"""What a layer keeps of what its calls see is warned of, in parts of a batch.
+
+Only pipelines said it. Replicas and `GradientAccumulation` gave other running
+means than one device without a word.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from keras import ops
+
+import tfscale
+from tests import same_numbers
+
+X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+
+
+class RunningMean(keras.layers.Layer):
+    aggregation = "none"
+
+    def build(self, input_shape):
+        self.mean = self.add_weight(
+            shape=(input_shape[-1],),
+            initializer="zeros",
+            trainable=False,
+            aggregation=self.aggregation,
+            name="mean",
+        )
+
+    def call(self, inputs, training=None):
+        if training:
+            seen = self.of_batch(ops.mean(inputs, axis=0))
+            self.mean.assign(0.9 * self.mean + 0.1 * seen)
+        return inputs - self.mean
+
+    def of_batch(self, mean):
+        return mean
+
+
+class Aggregated(RunningMean):
+    aggregation = "mean"
+
+
+class Reduced(RunningMean):
+    def of_batch(self, mean):
+        replica = tf.distribute.get_replica_context()
+        return mean if replica is None else replica.all_reduce("MEAN", mean)
+
+
+class CallCounter(keras.layers.Layer):
+    def build(self, input_shape):
+        self.calls = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="calls"
+        )
+
+    def call(self, inputs):
+        self.calls.assign_add(1.0)
+        return inputs
+
+
+class Normed(keras.layers.Wrapper):
+    """Divides by a norm of a kernel that it keeps."""
+
+    def __init__(self):
+        super().__init__(keras.layers.Dense(6))
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.norm = self.add_weight(shape=(), trainable=False, name="norm")
+
+    def call(self, inputs):
+        self.norm.assign(ops.sqrt(ops.sum(self.layer.kernel**2)))
+        return self.layer(inputs) / self.norm
+
+
+class OwnBatchNorm(keras.layers.BatchNormalization):
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training, mask)
+
+
+def of_keras():
+    return keras.Sequential(
+        [
+            keras.layers.Dense(6),
+            keras.layers.BatchNormalization(),
+            OwnBatchNorm(),
+            keras.layers.Dropout(0.5),
+        ]
+    )
+
+
+def fit(make_layer, data=1, accumulated=None):
+    """Trains twice, and returns what is kept and what is warned of."""
+    same_numbers.reset()
+    callbacks = []
+    if accumulated:
+        callbacks = [tfscale.callbacks.GradientAccumulation(accumulated)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=data)).scope():
+            layer = make_layer()
+            model = keras.Sequential([keras.Input((6,)), layer])
+            model.add(keras.layers.Dense(6))
+            model.compile("sgd", "mse", metrics=["mae"])
+        for _ in range(2):
+            model.fit(
+                *(X, X),
+                batch_size=8,
+                shuffle=False,
+                verbose=0,
+                callbacks=callbacks,
+            )
+    kept = [np.array(v) for v in layer.non_trainable_weights]
+    return kept, [str(w.message) for w in said if w.category is UserWarning]
+
+
+class OwnStateTest(parameterized.TestCase):
+    def test_a_running_mean_is_warned_of_once_on_replicas(self):
+        _, (said,) = fit(RunningMean, data=2)
+        self.assertRegex(said, "rows of one replica.*running_mean/mean'")
+
+    @parameterized.parameters(RunningMean, CallCounter, Normed)
+    def test_each_change_is_warned_of_once_in_microbatches(self, kind):
+        _, (said,) = fit(kind, accumulated=4)
+        self.assertRegex(said, "once per microbatch, .*/(mean|calls|norm)'")
+
+    @parameterized.parameters(Aggregated, Reduced)
+    def test_what_is_put_together_is_that_of_one_device(self, kind):
+        (expected,), _ = fit(kind)
+        (found,), said = fit(kind, data=2)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        self.assertEqual(said, [])
+
+    @parameterized.parameters(
+        (RunningMean,),
+        (RunningMean, 1, 1),
+        (CallCounter, 2),
+        (Normed, 2),
+        (of_keras, 2),
+        (of_keras, 1, 4),
+    )
+    def test_what_is_right_is_not_warned_of(self, *arguments):
+        self.assertEqual(fit(*arguments)[1], [])
+
+
+if __name__ == "__main__":
+    tf.test.main()

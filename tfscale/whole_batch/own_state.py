@@ -1,0 +1,134 @@
+"""What layers keep of what their calls see: counters, running means, codebooks.
+
+On one device a layer is called once a step, with the whole batch. Microbatches
+call it more often, and a replica shows it some of the rows: what it assigns to
+its variables comes out differently. Metrics and seeds are none of them.
+"""
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+
+# Models that were warned of on replicas, and in microbatches: once each.
+_SAID_ON_REPLICAS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_SAID_IN_MICROBATCHES: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+class Changes:
+    """What a replica's layers assign to their variables, of its own rows.
+
+    Args:
+        model: The model.
+        data: What the replica was given.
+        parts: What all replicas of this process were given; this one joins.
+    """
+
+    def __init__(self, model: keras.Model, data: Sequence, parts: list):
+        self._model = model
+        self._is_first = not parts
+        self._data = data
+        self._parts = parts
+        self._paths: dict[str, None] = {}
+        # What an aggregation puts together is the same on all replicas.
+        self._state = {
+            id(_internals.value_of(variable)): variable.path
+            for layer in _internals.flatten_layers(model)
+            if not _internals.is_of_keras(layer.__class__.call)
+            for variable in _not_trained(layer)
+            if variable.aggregation in (None, "none")
+        }
+        parts.append(data)
+
+    def note(self, variable: tf.Variable, value: Any) -> None:
+        """Notes down that a value is assigned to a variable.
+
+        Args:
+            variable: That of TensorFlow.
+            value: Of an eager one it is not known what it is made of.
+        """
+        path = self._state.get(id(variable))
+        if (
+            path is not None
+            and tf.is_symbolic_tensor(value)
+            and _is_of_part(value, self._data, self._parts)
+        ):
+            self._paths[path] = None
+
+    def warn(self) -> None:
+        """Warns, once for a model, of what has been noted down."""
+        if (
+            not self._is_first
+            or not self._paths
+            or self._model in _SAID_ON_REPLICAS
+        ):
+            return
+        _SAID_ON_REPLICAS.add(self._model)
+        warnings.warn(
+            "A layer sees the rows of one replica, and on one device those of "
+            f"the whole batch. Received: {_list(self._paths)}, to which a call "
+            "assigns what comes from its rows: each replica keeps its own, and "
+            "that of the first one is saved. Make such a variable by "
+            "`add_weight(..., aggregation='mean')`, of which the mean over "
+            "replicas is taken, or sum over replicas what is assigned.",
+            stacklevel=2,
+        )
+
+
+def warn_in_microbatches(
+    model: keras.Model, changed: Iterable[keras.Variable]
+) -> None:
+    """Warns, once for a model, of what each microbatch changes.
+
+    Args:
+        model: The model.
+        changed: What its step assigns to.
+    """
+    if model in _SAID_IN_MICROBATCHES:
+        return
+    layers = _internals.flatten_layers(model)
+    state = {id(v) for layer in layers for v in _not_trained(layer)}
+    paths = {v.path: None for v in changed if id(v) in state}
+    if not paths:
+        return
+    _SAID_IN_MICROBATCHES.add(model)
+    warnings.warn(
+        "With GradientAccumulation a layer is called once per microbatch, and "
+        f"on one device once per batch. Received: {_list(paths)}, which each "
+        "call changes. A counter, or an average of what each call sees, comes "
+        "out differently. Train without the callback if that matters.",
+        stacklevel=2,
+    )
+
+
+def _is_of_part(value, own, parts):
+    """Whether a tensor is made of what one part has, and of no other part."""
+    mine = set(map(id, own))
+    theirs = {id(x) for part in parts for x in part} - mine
+    found, seen, stack = False, set(), [value]
+    while stack:
+        tensor = stack.pop()
+        if id(tensor) in theirs or "Collective" in tensor.op.type:
+            return False
+        found = found or id(tensor) in mine
+        if tensor.op not in seen:
+            seen.add(tensor.op)
+            stack += tensor.op.inputs
+    return found
+
+
+def _not_trained(layer):
+    if isinstance(layer, keras.layers.BatchNormalization):
+        # What it assigns is replaced by what the whole batch gives.
+        return []
+    return [v for v in _internals.own_variables(layer) if not v.trainable]
+
+
+def _list(paths):
+    return f"the variables {', '.join(map(repr, paths))}"
