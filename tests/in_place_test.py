@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfscale
 from tfscale import in_place
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
+from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
 
 
 class InPlaceTest(tf.test.TestCase):

@@ -17,7 +17,7 @@ from tfscale.mesh import device_mesh
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
-from tfscale.tensor_parallel.auto_layout import auto_layout_map
+from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
 from tfscale.virtual_devices import use_virtual_devices
 

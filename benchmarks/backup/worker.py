@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.backup import variables
-from tfscale.backup.folder import BackupFolder
+from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.state import variables
 
 
 def model_of(width, layers):

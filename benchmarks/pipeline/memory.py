@@ -31,7 +31,7 @@ def measure(schedule):
 
     import tfscale
     from benchmarks.pipeline import worker
-    from tfscale.pipeline.tracing import memory
+    from tfscale.pipeline.stages import memory
 
     tfscale.use_virtual_devices(_STAGES.value)
     tf.config.threading.set_intra_op_parallelism_threads(1)

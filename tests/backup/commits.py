@@ -21,8 +21,8 @@ from tests import forked_processes
 from tests.backup import trainings
 from tfscale import _internals
 from tfscale.backup.company import Company
-from tfscale.backup.folder import BackupFolder
-from tfscale.backup.parts import Part
+from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.parts import Part
 from tfscale.sharding.sharding import Sharding
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests import forked_python
 from tests.backup import commits
 from tests.source_files import REPOSITORY
-from tfscale.backup.folder import BackupFolder
+from tfscale.backup.files.folder import BackupFolder
 
 _SECONDS = 200
 

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.backup import committed
-from tfscale.backup.folder import BackupFolder
-from tfscale.backup.parts import Part
+from tfscale.backup.files import committed
+from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.parts import Part
 from tfscale.sharding.sharding import Sharding
 
 FILES = ("parts.index", "parts.data-00000-of-00001", "state.json")

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.backup import writer
+from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")

@@ -10,13 +10,13 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.source_files import REPOSITORY
-from tfscale.backup.lock import FolderLock
+from tfscale.backup.files.lock import FolderLock
 
 _SECONDS = 60
 # Says that it is there, and ends when nobody has the other end of its pipe.
 _PROGRAM = """
 import os, shutil, sys
-from tfscale.backup.lock import FolderLock
+from tfscale.backup.files.lock import FolderLock
 
 lock = FolderLock(sys.argv[1])
 {}

@@ -9,8 +9,8 @@ import numpy as np
 from absl.testing import absltest
 
 from tests.source_files import REPOSITORY
-from tfscale.backup import pace
-from tfscale.backup.writer import Writer
+from tfscale.backup.files import pace
+from tfscale.backup.files.writer import Writer
 
 
 class PaceTest(absltest.TestCase):
@@ -71,8 +71,8 @@ class PaceTest(absltest.TestCase):
     def test_a_program_that_is_over_does_not_wait_for_rests_either(self):
         """It had, after an error in `fit`, until the backup was there."""
         text = (
-            "from tfscale.backup.pace import Pace\n"
-            "from tfscale.backup.writer import Writer\n"
+            "from tfscale.backup.files.pace import Pace\n"
+            "from tfscale.backup.files.writer import Writer\n"
             "pace = Pace(1 << 40, 1e6)\n"
             "Writer().start(lambda: [pace.did(1 << 40), print('done')], pace)"
         )

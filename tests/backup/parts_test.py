@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.backup import parts
-from tfscale.backup.parts import Part
-from tfscale.backup.parts import read_part
-from tfscale.backup.parts import write_parts
+from tfscale.backup.files import parts
+from tfscale.backup.files.parts import Part
+from tfscale.backup.files.parts import read_part
+from tfscale.backup.files.parts import write_parts
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shard
 

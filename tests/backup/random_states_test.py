@@ -6,8 +6,8 @@ from absl.testing import parameterized
 
 import tfscale
 from tfscale import _internals
-from tfscale.backup.random_states import random_states
-from tfscale.backup.random_states import set_random_states
+from tfscale.backup.state.random_states import random_states
+from tfscale.backup.state.random_states import set_random_states
 
 
 def mesh():

@@ -9,8 +9,8 @@ from unittest import mock
 from absl.testing import absltest
 
 from tfscale import _internals
-from tfscale.backup import folder
 from tfscale.backup.company import Company
+from tfscale.backup.files import folder
 
 _SECONDS = 60
 

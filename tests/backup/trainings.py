@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.backup import storage
+from tfscale.backup.files import storage
 
 ROWS, WIDTH = 40, 6
 

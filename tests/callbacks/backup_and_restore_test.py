@@ -15,8 +15,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.backup import committed
-from tfscale.backup import writer
+from tfscale.backup.files import committed
+from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")

@@ -14,8 +14,8 @@ from absl.testing import parameterized
 from tests import forked_processes
 from tfscale.cluster import Cluster
 from tfscale.cluster import agreement
-from tfscale.cluster import failure_detector
-from tfscale.cluster.failure_detector import FailureDetector
+from tfscale.cluster.liveness import failure_detector
+from tfscale.cluster.liveness.failure_detector import FailureDetector
 
 
 def two():

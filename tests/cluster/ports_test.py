@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tfscale.cluster import ports
+from tfscale.cluster.liveness import ports
 
 
 def _listener():

@@ -9,8 +9,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tfscale.cluster.presence import Presence
-from tfscale.cluster.presence import Roster
+from tfscale.cluster.liveness.presence import Presence
+from tfscale.cluster.liveness.presence import Roster
 
 
 def _free_address():

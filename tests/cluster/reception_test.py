@@ -16,11 +16,11 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
-from tfscale.cluster import ports
 from tfscale.cluster import preflight
 from tfscale.cluster import reception
-from tfscale.cluster.presence import Presence
-from tfscale.cluster.presence import Roster
+from tfscale.cluster.liveness import ports
+from tfscale.cluster.liveness.presence import Presence
+from tfscale.cluster.liveness.presence import Roster
 from tfscale.cluster.reception import Reception
 from tfscale.cluster.reception import read_line
 

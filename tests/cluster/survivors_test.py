@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
-from tfscale.cluster.survivors import survivors
+from tfscale.cluster.liveness.survivors import survivors
 
 
 class SurvivorsTest(parameterized.TestCase):

@@ -16,7 +16,7 @@ from tfscale.collectives import nccl
 from tfscale.collectives import operations
 from tfscale.collectives.planning import choosing
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.distribute import zero
+from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives as ranks
 
 
@@ -139,9 +139,9 @@ def sums_of(step):
 # Terms that one device has, or stages of one replica: nothing that replicas or
 # model ranks sum.
 OF_ONE_DEVICE = {
-    "backup/variables.py": "values in a backup",
-    "distribute/clipping.py": "squares of gradients",
-    "distribute/gradient_noise.py": "squares of gradients",
+    "backup/state/variables.py": "values in a backup",
+    "distribute/optimizers/clipping.py": "squares of gradients",
+    "distribute/optimizers/gradient_noise.py": "squares of gradients",
     "pipeline/running/batch_loss.py": "terms of losses",
     "pipeline/running/executor.py": "gradients by the users of a tensor",
     "pipeline/running/step.py": "gradients of a variable that stages share",

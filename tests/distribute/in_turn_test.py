@@ -7,7 +7,7 @@ buffer, for as long as the process lived.
 import tensorflow as tf
 
 import tfscale
-from tfscale.distribute import in_turn
+from tfscale.distribute.inputs import in_turn
 
 
 def rows_of(value):

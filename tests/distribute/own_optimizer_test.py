@@ -9,7 +9,7 @@ from keras import ops
 import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
-from tfscale.distribute import optimizer_trial
+from tfscale.distribute.optimizers import optimizer_trial
 from tfscale.sharding.sharding import Sharding
 
 SGD = keras.optimizers.SGD

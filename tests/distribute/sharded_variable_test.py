@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.distribute.sharded_variable import ShardedVariable
+from tfscale.distribute.variables.sharded_variable import ShardedVariable
 from tfscale.tensor_parallel import collectives
 
 LAYOUT = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}

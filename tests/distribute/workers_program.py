@@ -28,7 +28,7 @@ from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 from tfscale.cluster import Cluster
 from tfscale.cluster.initialize import joined
-from tfscale.cluster.leaving import leave
+from tfscale.cluster.liveness.leaving import leave
 
 _SECONDS = 600
 

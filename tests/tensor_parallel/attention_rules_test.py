@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
+from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
 
 # Key/value heads of 12 query heads, ranks, replicas. With 4 heads a rank of
 # three has those of one and a third, with 6 each rank of four those of 1.5.

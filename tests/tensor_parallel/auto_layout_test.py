@@ -9,8 +9,8 @@ from keras import layers
 
 import tfscale
 from examples.gpt import build_gpt
-from tfscale.tensor_parallel.auto_layout import auto_layout_map
-from tfscale.tensor_parallel.layouts import Layouts
+from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
+from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 COLUMN = (None, "model")
 ROW = ("model", None)

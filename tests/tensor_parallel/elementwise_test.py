@@ -6,8 +6,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale.tensor_parallel import elementwise
-from tfscale.tensor_parallel import pairing
-from tfscale.tensor_parallel.sharded_layers import rules
+from tfscale.tensor_parallel.layouts import pairing
+from tfscale.tensor_parallel.rules import rules
 
 OPS = keras.ops
 

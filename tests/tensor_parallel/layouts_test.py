@@ -6,7 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.tensor_parallel.layouts import Layouts
+from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 
 def mesh(**axes):

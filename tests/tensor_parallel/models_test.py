@@ -13,7 +13,7 @@ import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test
-from tfscale.tensor_parallel.sharded_layers.sharded_call import ShardedLayer
+from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
 
 LAYERS = keras.layers
 RANDOM = np.random.RandomState(0)

@@ -15,11 +15,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.graph_analysis import propagation
-from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Sink
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.propagation import propagation
+from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Sink
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 layers = keras.layers
 BATCH, TIME, DIM, HEADS, HEAD_DIM, HIDDEN = 3, 5, 16, 4, 6, 24

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.tensor_parallel.graph_analysis import operation_rules
-from tfscale.tensor_parallel.graph_analysis import propagation
-from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Sink
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.propagation import operation_rules
+from tfscale.tensor_parallel.propagation import propagation
+from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Sink
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 RANKS = 2
 # Sizes that differ, so that no mix-up of dims gives a right shape. The sharded

@@ -18,7 +18,7 @@ from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.accumulation.taking import TakenOptimizer
-from tfscale.distribute.gradient_noise import GradientNoise
+from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
 

@@ -25,8 +25,8 @@ from tfscale.accumulation import checks
 from tfscale.accumulation import moments
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.taking import TakenGradients
-from tfscale.distribute.gradient_noise import GradientNoise
-from tfscale.distribute.gradient_noise import of_one_part
+from tfscale.distribute.optimizers.gradient_noise import GradientNoise
+from tfscale.distribute.optimizers.gradient_noise import of_one_part
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses

@@ -2,9 +2,9 @@
 
 import keras
 
-from tfscale.backup.folder import BackupFolder
-from tfscale.backup.variables import restore
-from tfscale.backup.variables import variables_of
+from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.state.variables import restore
+from tfscale.backup.state.variables import variables_of
 
 
 def export_backup(

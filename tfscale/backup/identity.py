@@ -6,11 +6,11 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.backup import callback_states
 from tfscale.backup import configuration
-from tfscale.backup import variables
-from tfscale.backup.committed import Backup
-from tfscale.backup.data_place import DataPlace
+from tfscale.backup.files.committed import Backup
+from tfscale.backup.state import callback_states
+from tfscale.backup.state import variables
+from tfscale.backup.state.data_place import DataPlace
 
 
 def identity(

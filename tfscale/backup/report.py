@@ -6,7 +6,7 @@ import time
 import weakref
 from typing import Any
 
-from tfscale.backup import storage
+from tfscale.backup.files import storage
 
 _DIGITS = 16
 

@@ -20,24 +20,24 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.backup import callback_states
 from tfscale.backup import identity
-from tfscale.backup import json_arrays
-from tfscale.backup import random_states
-from tfscale.backup import variables
-from tfscale.backup.committed import open_backup
 from tfscale.backup.company import Company
-from tfscale.backup.data_place import DataPlace
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
-from tfscale.backup.folder import BackupFolder
-from tfscale.backup.pace import Pace
-from tfscale.backup.parts import Part
+from tfscale.backup.files import json_arrays
+from tfscale.backup.files.committed import open_backup
+from tfscale.backup.files.folder import BackupFolder
+from tfscale.backup.files.pace import Pace
+from tfscale.backup.files.parts import Part
+from tfscale.backup.files.writer import Writer
 from tfscale.backup.report import Report
 from tfscale.backup.schedule import SaveSchedule
+from tfscale.backup.state import callback_states
+from tfscale.backup.state import random_states
+from tfscale.backup.state import variables
+from tfscale.backup.state.data_place import DataPlace
+from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
-from tfscale.backup.validation import Validation
-from tfscale.backup.writer import Writer
 from tfscale.sharding.sharding import Sharding
 
 

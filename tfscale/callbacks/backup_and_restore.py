@@ -10,7 +10,7 @@ import keras
 
 from tfscale import _internals
 from tfscale.backup.company import Company
-from tfscale.backup.folder import BackupFolder
+from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
@@ -59,8 +59,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         BlockingIOError: From `fit`, if another job uses the folder.
         OSError: From `fit`, if the folder cannot be written to, or workers do
             not see one folder.
-        tfscale.backup.committed.DamagedBackupError: From `fit`, if there are
-            backups, and none is what was written.
+        tfscale.backup.files.committed.DamagedBackupError: From `fit`, if
+            there are backups, and none is what was written.
 
     Example:
 

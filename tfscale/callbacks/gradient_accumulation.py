@@ -12,7 +12,7 @@ from tfscale.accumulation.model import accumulation_for
 from tfscale.accumulation.model import accumulation_of
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
-from tfscale.distribute import without_call
+from tfscale.distribute.models import without_call
 
 
 class GradientAccumulation(keras.callbacks.Callback):

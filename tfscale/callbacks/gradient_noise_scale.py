@@ -11,7 +11,7 @@ from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks import batch_adapter
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.distribute import one_process
-from tfscale.distribute.gradient_noise import GradientNoise
+from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 
 
 class GradientNoiseScale(keras.callbacks.Callback):

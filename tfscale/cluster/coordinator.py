@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.presence import Presence
-from tfscale.cluster.presence import Roster
+from tfscale.cluster.liveness.presence import Presence
+from tfscale.cluster.liveness.presence import Roster
 
 
 def coordinate(cluster: Cluster, timeout: float, word: str) -> None:

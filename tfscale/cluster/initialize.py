@@ -9,14 +9,14 @@ import threading
 
 import tensorflow as tf
 
-from tfscale.cluster import ports
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.environment import cluster_from_environment
-from tfscale.cluster.failure_detector import FailureDetector
-from tfscale.cluster.leaving import leave
+from tfscale.cluster.liveness import ports
+from tfscale.cluster.liveness.failure_detector import FailureDetector
+from tfscale.cluster.liveness.leaving import leave
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
 from tfscale.virtual_devices import use_virtual_devices

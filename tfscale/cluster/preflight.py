@@ -27,9 +27,9 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfscale.cluster import ports
 from tfscale.cluster import reception
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.liveness import ports
 from tfscale.cluster.reception import Reception
 
 _SECONDS_BETWEEN_CALLS = 0.2

@@ -15,10 +15,10 @@ from typing import NoReturn
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.ports import ChiefPort
-from tfscale.cluster.presence import Presence
+from tfscale.cluster.liveness import ports
+from tfscale.cluster.liveness.ports import ChiefPort
+from tfscale.cluster.liveness.presence import Presence
 
 _SECONDS_FOR_THE_PORT = 5.0
 

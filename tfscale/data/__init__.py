@@ -1,7 +1,5 @@
 """Input pipelines that are in the right order, and resume exactly."""
 
-from tfscale.data.chain.position import Position
-from tfscale.data.chain.position import PositionValue
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.explain import explain
 from tfscale.data.explaining.explanation import Explanation
@@ -10,6 +8,8 @@ from tfscale.data.explaining.lints import lint
 from tfscale.data.explaining.throughput import Throughput
 from tfscale.data.explaining.throughput import benchmark
 from tfscale.data.make import pipeline
+from tfscale.data.order.position import Position
+from tfscale.data.order.position import PositionValue
 from tfscale.data.random_crop import decode_random_crop
 from tfscale.data.sources.array_source import arrays
 from tfscale.data.sources.csv_source import csv

@@ -18,12 +18,12 @@ from tfscale.data.chain import caching
 from tfscale.data.chain import chain
 from tfscale.data.chain import named
 from tfscale.data.chain import service as service_lib
-from tfscale.data.chain import window_size
-from tfscale.data.chain.epoch_plan import make_plan
-from tfscale.data.chain.position import Position
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
+from tfscale.data.order import window_size
+from tfscale.data.order.epoch_plan import make_plan
+from tfscale.data.order.position import Position
 from tfscale.data.sources.source import Source
 from tfscale.data.sources.source import StreamSource
 

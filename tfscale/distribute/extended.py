@@ -8,16 +8,16 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
-from tfscale.distribute import mixed_update
-from tfscale.distribute import zero
 from tfscale.distribute.model_ranks import ModelRanks
+from tfscale.distribute.optimizers import mixed_update
 from tfscale.distribute.replica_function import are_per_replica
 from tfscale.distribute.replica_function import behind_its_data
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.replica_function import draw_apart
 from tfscale.distribute.replica_function import trained_by
-from tfscale.distribute.variable_creator import VariableCreator
+from tfscale.distribute.variables import zero
+from tfscale.distribute.variables.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import step as whole_batch_step

@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 
 from tfscale import rank_context
-from tfscale.distribute import zero
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.mesh_optimizer import warn_of_changed
+from tfscale.distribute.optimizers.mesh_optimizer import warn_of_changed
+from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import part

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import rank_context
 from tfscale.distribute.cross_device import SumOnEachDevice
-from tfscale.distribute.inputs import MirroredInputs
+from tfscale.distribute.inputs.inputs import MirroredInputs
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 

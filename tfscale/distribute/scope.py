@@ -4,7 +4,7 @@ import re
 
 import keras
 
-from tfscale.distribute import without_call
+from tfscale.distribute.models import without_call
 
 # What TensorFlow says of a variable of one strategy that meets another one's,
 # or none's.

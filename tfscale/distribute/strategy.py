@@ -9,13 +9,13 @@ from tfscale import _internals
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
-from tfscale.distribute import without_call
 from tfscale.distribute.device_grid import device_grid
 from tfscale.distribute.device_grid import rows_of_worker
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.models import without_call
 from tfscale.distribute.scope import Scope
 from tfscale.distribute.workers_extended import WorkersExtended
-from tfscale.tensor_parallel.layouts import Layouts
+from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 
 class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):

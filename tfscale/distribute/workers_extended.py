@@ -23,17 +23,17 @@ from tfscale import in_place
 from tfscale import rank_context
 from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
-from tfscale.distribute import common_order
-from tfscale.distribute import generator_inputs
-from tfscale.distribute import inputs
 from tfscale.distribute import one_process
-from tfscale.distribute import own_data
-from tfscale.distribute import placed_inputs
-from tfscale.distribute import saving
 from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.inputs import common_order
+from tfscale.distribute.inputs import generator_inputs
+from tfscale.distribute.inputs import inputs
+from tfscale.distribute.inputs import own_data
+from tfscale.distribute.inputs import placed_inputs
 from tfscale.distribute.model_ranks import Replica
-from tfscale.distribute.packed_logs import PackedLogs
+from tfscale.distribute.models import saving
+from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.replica_function import are_per_replica
 from tfscale.whole_batch import step as whole_batch_step
 

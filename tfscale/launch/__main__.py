@@ -20,7 +20,7 @@ from absl import flags
 from tfscale.cluster import Cluster
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster import preflight
-from tfscale.cluster.survivors import survivors
+from tfscale.cluster.liveness.survivors import survivors
 from tfscale.cluster.versions import versions
 from tfscale.launch import output
 from tfscale.launch.launcher import Launcher

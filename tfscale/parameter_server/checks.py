@@ -11,7 +11,7 @@ from tfscale import _internals
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
-from tfscale.distribute.optimizer_checks import NOT_ELEMENTWISE
+from tfscale.distribute.optimizers.optimizer_checks import NOT_ELEMENTWISE
 from tfscale.optimizers.lars import LARS
 from tfscale.parameter_server.strategy import ParameterServerStrategy
 

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.liveness import ports
 
 # Steps that wait for each worker. Few, so that callbacks of steps are not far
 # ahead of the steps; some, so that no worker waits for the chief.

@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.cluster import ports
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.environment import cluster_from_environment
+from tfscale.cluster.liveness import ports
 from tfscale.cluster.serving import cluster_spec
 from tfscale.parameter_server.worker_dataset import WorkerDataset
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
-from tfscale.distribute.keras_face import KerasFace
+from tfscale.distribute.models.keras_face import KerasFace
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
 from tfscale.parameter_server.summed_rows import SummedRows

@@ -16,7 +16,7 @@ from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import resuming
 from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.trainer import PipelineTrainer
-from tfscale.pipeline.tracing.plan import make_plan
+from tfscale.pipeline.stages.plan import make_plan
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model

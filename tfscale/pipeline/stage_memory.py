@@ -5,8 +5,8 @@ import dataclasses
 import keras
 
 from tfscale.pipeline.planning.simulate import peak_in_flight
-from tfscale.pipeline.tracing import memory
-from tfscale.pipeline.tracing.plan import PipelinePlan
+from tfscale.pipeline.stages import memory
+from tfscale.pipeline.stages.plan import PipelinePlan
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.stage_memory import variables_at_home
-from tfscale.pipeline.tracing.plan import LARGE
-from tfscale.pipeline.tracing.plan import PipelinePlan
+from tfscale.pipeline.stages.plan import LARGE
+from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64

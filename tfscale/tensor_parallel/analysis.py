@@ -13,11 +13,11 @@ from tfscale import _internals
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
-from tfscale.tensor_parallel import pairing
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.graph_analysis import propagation
-from tfscale.tensor_parallel.sharded_layers import sharded_call
+from tfscale.tensor_parallel.layouts import pairing
+from tfscale.tensor_parallel.propagation import propagation
+from tfscale.tensor_parallel.rules import sharded_call
 
 NOT_SEEN = (
     "it is called by code that is not looked into, and not in a functional or "

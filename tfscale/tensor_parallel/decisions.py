@@ -14,7 +14,7 @@ import keras
 
 from tfscale import _internals
 from tfscale import rank_context
-from tfscale.tensor_parallel.sharded_layers.rules import Rule
+from tfscale.tensor_parallel.rules.rules import Rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ import keras
 import tensorflow as tf
 
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.graph_analysis import propagation
-from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Sink
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.propagation import propagation
+from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Sink
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 # Layers that have no variables: others could make some in a trace.
 _LAYERS = (keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU)

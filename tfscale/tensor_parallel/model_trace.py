@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import rank_context
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel.graph_analysis import layer_calls
-from tfscale.tensor_parallel.sharded_layers import sharded_call
+from tfscale.tensor_parallel.propagation import layer_calls
+from tfscale.tensor_parallel.rules import sharded_call
 
 
 @dataclasses.dataclass(frozen=True)

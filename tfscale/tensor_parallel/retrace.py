@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
-from tfscale.tensor_parallel.graph_analysis.placements import Sharded
-from tfscale.tensor_parallel.graph_analysis.propagation import Propagation
+from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
+from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.propagation import Propagation
 
 # What may take a size that is not the same in both traces, and pass it on ...
 _JOINS = ("Cast", "ConcatV2", "Identity", "Pack")

@@ -10,9 +10,9 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
+from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
-from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 
 @dataclasses.dataclass(frozen=True)

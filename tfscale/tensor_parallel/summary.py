@@ -15,8 +15,8 @@ from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
+from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence_report
-from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 _LEAST_LENGTH = 64
 _LAYER, _EXCHANGED = 20, 16  # Columns that these have at the least.

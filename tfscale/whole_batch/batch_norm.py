@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
-from tfscale.tensor_parallel.sharded_layers import rules
+from tfscale.tensor_parallel.rules import rules
 
 
 class ReplicaBatchNormalization(in_place.Mixin):

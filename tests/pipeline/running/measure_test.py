@@ -11,8 +11,8 @@ from absl.testing import parameterized
 import tfscale
 from tfscale.pipeline.planning.action import dependencies
 from tfscale.pipeline.running import measure
-from tfscale.pipeline.tracing.graph import flatten_model
-from tfscale.pipeline.tracing.survey import survey
+from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.survey import survey
 
 
 def _strategy(data, pipeline):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
-from tfscale.pipeline.tracing.plan import make_plan
+from tfscale.pipeline.stages.plan import make_plan
 
 LAYERS = keras.layers
 OPS = keras.ops

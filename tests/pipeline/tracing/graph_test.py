@@ -5,7 +5,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests.pipeline import same_numbers_models_test as models
-from tfscale.pipeline.tracing.graph import flatten_model
+from tfscale.pipeline.stages.graph import flatten_model
 
 
 def run(graph, x):

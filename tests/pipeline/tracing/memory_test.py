@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import tfscale
 from examples import gpt
 from tfscale.pipeline.stage_memory import stage_memory
-from tfscale.pipeline.tracing import memory
+from tfscale.pipeline.stages import memory
 
 ROWS = 4
 ONE = ROWS * 64 * 4  # bytes of a tensor of 64 float32 numbers per example

@@ -10,8 +10,8 @@ from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.running import measure
-from tfscale.pipeline.tracing.plan import make_plan
-from tfscale.pipeline.tracing.plan import parameters
+from tfscale.pipeline.stages.plan import make_plan
+from tfscale.pipeline.stages.plan import parameters
 
 
 def _chain(*widths):

@@ -3,8 +3,8 @@
 import keras
 from absl.testing import absltest
 
-from tfscale.pipeline.tracing.graph import flatten_model
-from tfscale.pipeline.tracing.stages import cut
+from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.stages import cut
 
 
 def dense(name, **options):

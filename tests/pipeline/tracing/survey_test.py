@@ -6,11 +6,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
-from tfscale.pipeline.tracing import flops
-from tfscale.pipeline.tracing.graph import flatten_model
-from tfscale.pipeline.tracing.plan import make_plan
-from tfscale.pipeline.tracing.survey import UNKNOWN_LENGTH
-from tfscale.pipeline.tracing.survey import survey
+from tfscale.pipeline.stages import flops
+from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.plan import make_plan
+from tfscale.pipeline.stages.survey import UNKNOWN_LENGTH
+from tfscale.pipeline.stages.survey import survey
 
 
 class Looked(keras.layers.Layer):

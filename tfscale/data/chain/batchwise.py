@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.data.chain import order
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import vectorize
 from tfscale.data.chain.recipe import Recipe
+from tfscale.data.order import order
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 

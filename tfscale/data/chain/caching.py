@@ -11,8 +11,8 @@ from tfscale.data.caches import memory
 from tfscale.data.caches.file_cache import FileCache
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
-from tfscale.data.chain.epoch_plan import make_plan
-from tfscale.data.chain.position import Position
+from tfscale.data.order.epoch_plan import make_plan
+from tfscale.data.order.position import Position
 
 KINDS = ("auto", "memory", "file", "none")
 _COMPARED = 8  # records of a cache that are made again, to be compared

@@ -20,14 +20,14 @@ import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
-from tfscale.data.chain import buffered
 from tfscale.data.chain import named
-from tfscale.data.chain import order
 from tfscale.data.chain import padding
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import service
-from tfscale.data.chain import stream
-from tfscale.data.chain import windows
+from tfscale.data.order import buffered
+from tfscale.data.order import order
+from tfscale.data.order import stream
+from tfscale.data.order import windows
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 

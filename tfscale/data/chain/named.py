@@ -16,9 +16,9 @@ resize, a batch would be long in coming. So some are tried before.
 import tensorflow as tf
 
 from tfscale.data import single_device
-from tfscale.data.chain import order
 from tfscale.data.chain import recipe as recipe_lib
-from tfscale.data.chain import stream
+from tfscale.data.order import order
+from tfscale.data.order import stream
 
 _TRIED = 8  # records
 

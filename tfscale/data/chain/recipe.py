@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale.data.caches.file_cache import FileCache
 from tfscale.data.caches.memory_cache import MemoryCache
-from tfscale.data.chain.epoch_plan import EpochPlan
+from tfscale.data.order.epoch_plan import EpochPlan
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource

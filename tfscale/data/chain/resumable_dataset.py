@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.data.chain import chain
-from tfscale.data.chain.epoch_plan import with_batch_size
-from tfscale.data.chain.position import Position
-from tfscale.data.chain.position import PositionReadAhead
-from tfscale.data.chain.position import PositionValue
-from tfscale.data.chain.position import positions_of
 from tfscale.data.chain.recipe import Recipe
+from tfscale.data.order.epoch_plan import with_batch_size
+from tfscale.data.order.position import Position
+from tfscale.data.order.position import PositionReadAhead
+from tfscale.data.order.position import PositionValue
+from tfscale.data.order.position import positions_of
 
 
 class ResumableDataset(tf.data.Dataset):

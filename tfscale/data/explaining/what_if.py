@@ -14,10 +14,10 @@ from tfscale import _internals
 from tfscale.data.caches import memory
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
-from tfscale.data.chain.position import Position
-from tfscale.data.chain.position import PositionReadAhead
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.dataset_graph import DatasetGraph
+from tfscale.data.order.position import Position
+from tfscale.data.order.position import PositionReadAhead
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 

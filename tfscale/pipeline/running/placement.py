@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.variable import MeshAccumulator
-from tfscale.distribute.variable import MeshVariable
-from tfscale.pipeline.tracing.plan import PipelinePlan
+from tfscale.distribute.variables.variable import MeshAccumulator
+from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.pipeline.stages.plan import PipelinePlan
 
 
 def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:

@@ -17,9 +17,9 @@ from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.running.microbatches import divide
+from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch.losses import num_rows

@@ -8,15 +8,15 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.distribute.keras_face import KerasFace
+from tfscale.distribute.models.keras_face import KerasFace
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.step import PipelineStep
+from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.own_loss import OwnLoss
-from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 

@@ -6,8 +6,8 @@ import numbers
 import keras
 
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.keras_face import KerasFace
-from tfscale.pipeline.tracing.plan import PipelinePlan
+from tfscale.distribute.models.keras_face import KerasFace
+from tfscale.pipeline.stages.plan import PipelinePlan
 
 # What of a model Keras' loops would call, and those of a pipeline do not: they
 # call the steps of the pipeline.

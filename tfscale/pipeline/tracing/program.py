@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
-from tfscale.pipeline.tracing import differences
+from tfscale.pipeline.stages import differences
+from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.phases import Phase
-from tfscale.pipeline.tracing.plan import PipelinePlan
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions

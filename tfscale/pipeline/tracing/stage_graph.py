@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.stage_variables import StageVariables
-from tfscale.pipeline.tracing.stages import Stage
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import losses
 

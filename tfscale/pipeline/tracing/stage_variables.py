@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing.stages import Stage
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel.sharded_layers import rules
+from tfscale.tensor_parallel.rules import rules
 
 
 class StageVariables:

@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
+from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import phases
 from tfscale.pipeline.tracing import rank_phases
-from tfscale.pipeline.tracing.graph import Value
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets

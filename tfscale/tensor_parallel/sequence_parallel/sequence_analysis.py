@@ -15,11 +15,11 @@ import tensorflow as tf
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.graph_analysis import generator_rules
-from tfscale.tensor_parallel.graph_analysis import graph_facts
-from tfscale.tensor_parallel.graph_analysis import layer_calls
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
-from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.propagation import generator_rules
+from tfscale.tensor_parallel.propagation import graph_facts
+from tfscale.tensor_parallel.propagation import layer_calls
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel import sequence_planning

@@ -8,9 +8,9 @@ tensor together, to divide it, or to have the layer use its weights on parts.
 
 import collections
 
-from tfscale.tensor_parallel.graph_analysis import propagation_walk
-from tfscale.tensor_parallel.graph_analysis.placements import Replicated
-from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.propagation import propagation_walk
+from tfscale.tensor_parallel.propagation.placements import Replicated
+from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import CallSpan
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Point

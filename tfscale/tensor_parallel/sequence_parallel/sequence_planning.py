@@ -1,6 +1,6 @@
 """Makes a plan of what was decided for each call, if all calls agree."""
 
-from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
     SequenceTrace,

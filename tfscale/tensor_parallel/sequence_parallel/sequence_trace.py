@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.layer_calls import LayerCall
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Sink
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Source
-from tfscale.tensor_parallel.graph_analysis.layer_calls import Trace
+from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Sink
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
+from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel.sequence import Crossing
-from tfscale.tensor_parallel.sharded_layers import sharded_call
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

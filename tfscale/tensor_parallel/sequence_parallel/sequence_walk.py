@@ -7,9 +7,9 @@ pass finds the changes of all layers.
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.graph_analysis.placements import NoRule
-from tfscale.tensor_parallel.graph_analysis.placements import Replicated
-from tfscale.tensor_parallel.graph_analysis.placements import Sharded
+from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.placements import Replicated
+from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel.sequence_changes import (
     ChangingWalk,

@@ -1,0 +1,3 @@
+"""Backups as files: written, vouched for, read, removed."""
+
+__all__: list[str] = []

@@ -1,0 +1,322 @@
+"""A backup: files, and a manifest that is written last and vouches for them.
+
+    backup-00000120-6f1c.../          step 120
+        parts.index, parts.data-...   tensors, in parts
+        state.json                    all that is no tensor
+        parts-1.*, state-1.json       what a second worker has of its own
+        MANIFEST.json                 sizes and SHA-256 of these, and its own
+
+It exists if its manifest verifies. Nothing is renamed: until all is written,
+and once it is being removed, a file UNFINISHED is beside the others, which a
+kill leaves there. Without that one, a manifest that is missing was lost.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.backup.files import storage
+from tfscale.backup.files.pace import at_once
+from tfscale.backup.files.parts import Part
+from tfscale.backup.files.parts import read_part
+from tfscale.backup.files.parts import write_parts
+from tfscale.sharding.sharding import Sharding
+
+FORMAT = 1
+_MANIFEST = "MANIFEST.json"
+_STATE = "state.json"
+_REASON = "REASON"
+_UNFINISHED = "UNFINISHED"
+# Whatever else is in a folder of backups is somebody else's.
+_NAME = re.compile(r"backup-(\d{8,})-[0-9a-f]{32}")
+_DAMAGED_NAME = re.compile(rf"damaged-{_NAME.pattern}(-\d+)?")
+_FILE_NAME = re.compile(
+    r"(parts|state)(-\d+)?(\.json|\.index|\.data-\d{5}-of-\d{5})"
+)
+
+
+class DamagedBackupError(Exception):
+    """A backup is not what was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backup:
+    """A backup that verified.
+
+    Attributes:
+        path: Its folder.
+        step: Steps that the run had made, over all epochs.
+        state: What is no tensor: JSON.
+        tensors: Of each tensor by key `{"shape": ..., "dtype": ...}`.
+        files: Names of the files that it vouches for.
+    """
+
+    path: str
+    step: int
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, Any]]
+    files: frozenset[str]
+
+    def state_of(self, worker: int) -> Mapping[str, Any]:
+        """What is no tensor, of a worker; of one more, as of the first."""
+        name = f"{_name('state', worker)}.json"
+        if not worker or name not in self.files:
+            return self.state
+        return json.loads(storage.read(storage.join(self.path, name)))
+
+    def read(self, key: str, sharding: Sharding, place) -> tf.Tensor:
+        """The part of a tensor that a device has; see `read_part`."""
+        return read_part(
+            storage.join(self.path, self.tensors[key].get("in", "parts")),
+            key,
+            tf.as_dtype(self.tensors[key]["dtype"]),
+            sharding,
+            place,
+        )
+
+    def read_whole(self, key: str) -> tf.Tensor:
+        """A tensor."""
+        entry = self.tensors[key]
+        size = tf.as_dtype(entry["dtype"]).size
+        return self.read(key, Sharding(tuple(entry["shape"]), size), (0, 0))
+
+
+def begin(folder: str, step: int) -> str:
+    """Makes the folder of a backup; returns its path.
+
+    Args:
+        folder: Where backups are.
+        step: Steps that the run has made.
+    """
+    path = storage.join(folder, f"backup-{step:08d}-{uuid.uuid4().hex}")
+    storage.make_folder(path)
+    storage.write(storage.join(path, _UNFINISHED), b"")
+    return path
+
+
+def write_files(
+    path: str,
+    parts: list[Part],
+    state: Mapping[str, Any],
+    worker: int = 0,
+    did: Callable[[int], None] = at_once,
+) -> dict[str, Any]:
+    """Writes the files of a worker.
+
+    Args:
+        path: What `begin` returned.
+        parts: Parts of tensors, each once; is empty in the end.
+        state: JSON.
+        worker: Which one of the workers it is.
+        did: Is told of bytes, once when they are written and once when their
+            digest is known; see `Pace.did`.
+
+    Returns:
+        What is in them, JSON for `seal`.
+    """
+    name = _name("parts", worker)
+    tensors = {
+        part.key: {
+            "shape": list(part.sharding.shape),
+            "dtype": part.value.dtype.name,
+            **({"in": name} if worker else {}),
+        }
+        for part in parts
+    }
+    files = []
+    if parts:
+        write_parts(storage.join(path, name), parts, did)
+        files = [n for n in storage.names(path) if n.startswith(f"{name}.")]
+        storage.flush([storage.join(path, n) for n in sorted(files)])
+    text = f"{_name('state', worker)}.json"
+    storage.write(storage.join(path, text), json.dumps(state).encode())
+    return {
+        "files": {
+            n: storage.size_and_digest(storage.join(path, n), did)
+            for n in [*sorted(files), text]
+        },
+        "tensors": tensors,
+    }
+
+
+def _name(kind, worker):
+    return f"{kind}-{worker}" if worker else kind
+
+
+def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the manifest, by which the backup is there.
+
+    Args:
+        path: What `begin` returned.
+        step: Steps that the run has made.
+        contents: What `write_files` returned, of each worker.
+
+    Raises:
+        FileNotFoundError: If the files of a worker are not there.
+    """
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "step": step,
+        "files": {},
+        "tensors": {},
+    }
+    for content in contents:
+        manifest["files"].update(content["files"])
+        manifest["tensors"].update(content["tensors"])
+    for name, (size, _) in manifest["files"].items():
+        file = storage.join(path, name)
+        if not storage.is_file(file) or storage.size(file) != size:
+            raise FileNotFoundError(
+                f"{file!r}, which a worker has written, is not there"
+            )
+    text = json.dumps(manifest)
+    storage.write(
+        storage.join(path, _MANIFEST),
+        json.dumps({"digest": _digest(text), "manifest": text}).encode(),
+    )
+    storage.remove_file(storage.join(path, _UNFINISHED))
+
+
+def open_backup(path: str, *, is_verified: bool = False) -> Backup:
+    """Reads a backup, and each byte of it once.
+
+    Args:
+        path: Its folder.
+        is_verified: Whether somebody has read all of it already.
+
+    Raises:
+        DamagedBackupError: If it is not what was written; says in which way.
+    """
+    try:
+        manifest = _manifest(path)
+        if not is_verified:
+            _verify(path, manifest["files"])
+        state = json.loads(storage.read(storage.join(path, _STATE)))
+        return Backup(
+            path,
+            manifest["step"],
+            state,
+            manifest["tensors"],
+            frozenset(manifest["files"]),
+        )
+    except FileNotFoundError as error:
+        raise DamagedBackupError(f"{error} is missing") from None
+    except (OSError, tf.errors.OpError) as error:
+        raise DamagedBackupError(f"it cannot be read ({error})") from None
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        raise DamagedBackupError(
+            f"its manifest cannot be read ({error!r})"
+        ) from None
+
+
+def _manifest(path):
+    """The manifest, of which each name is one that a backup has."""
+    name = storage.join(path, _MANIFEST)
+    if _MANIFEST in storage.names(path) and not storage.is_file(name):
+        raise DamagedBackupError(f"{_MANIFEST} is no regular file")
+    outer = json.loads(storage.read(name))
+    if _digest(outer["manifest"]) != outer["digest"]:
+        raise DamagedBackupError("its manifest has another digest")
+    manifest = json.loads(outer["manifest"])
+    if manifest["format"] != FORMAT:
+        raise DamagedBackupError(
+            f"it has format {manifest['format']}, this version reads {FORMAT}"
+        )
+    files = manifest["files"]
+    prefixes = {t.get("in", "parts") for t in manifest["tensors"].values()}
+    for name in {_STATE, *(f"{p}.index" for p in prefixes)} - set(files):
+        raise DamagedBackupError(f"its manifest does not list {name!r}")
+    for name in files:
+        if not _FILE_NAME.fullmatch(name):
+            raise DamagedBackupError(
+                f"its manifest lists {name!r}, which is no file of a backup"
+            )
+    return manifest
+
+
+def _verify(path, files):
+    for name, (size, digest) in files.items():
+        file = storage.join(path, name)
+        if not storage.is_file(file):
+            is_there = name in storage.names(path)
+            raise DamagedBackupError(
+                f"{name} is {'no regular file' if is_there else 'missing'}"
+            )
+        found = storage.size_and_digest(file)
+        if found[0] != size:
+            raise DamagedBackupError(f"{name} has {found[0]} bytes of {size}")
+        if found[1] != digest:
+            raise DamagedBackupError(f"{name} has another SHA-256")
+
+
+def _digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def begun(folder: str) -> list[str]:
+    """Names of folders of backups, the newest first, complete or not."""
+    found = _real_folders(folder, _NAME)
+    return sorted(found, key=_step_and_name, reverse=True)
+
+
+def damaged(folder: str) -> list[str]:
+    """Names of folders of backups that were set aside."""
+    return sorted(_real_folders(folder, _DAMAGED_NAME))
+
+
+def _real_folders(folder, form):
+    named = [name for name in storage.names(folder) if form.fullmatch(name)]
+    return [n for n in named if storage.is_folder(storage.join(folder, n))]
+
+
+def _step_and_name(name):
+    return int(_NAME.fullmatch(name)[1]), name
+
+
+def is_complete(path: str) -> bool:
+    """Whether a manifest is there; it may still not verify."""
+    return _MANIFEST in storage.names(path)
+
+
+def is_unfinished(path: str) -> bool:
+    """Whether it is what a kill left: nobody ever had it whole."""
+    names = storage.names(path)
+    is_begun = _UNFINISHED in names or _STATE not in names
+    return _MANIFEST not in names and is_begun
+
+
+def set_aside(folder: str, name: str, reason: str) -> None:
+    """Renames a backup that is not what was written, and notes why."""
+    others, aside, number = storage.names(folder), f"damaged-{name}", 1
+    while aside in others:
+        number += 1
+        aside = f"damaged-{name}-{number}"
+    path = storage.join(folder, aside)
+    storage.rename(storage.join(folder, name), path)
+    storage.write(storage.join(path, _REASON), reason.encode())
+
+
+def reason(path: str) -> str:
+    """Why a backup was set aside."""
+    try:
+        return storage.read(storage.join(path, _REASON)).decode(
+            errors="replace"
+        )
+    except (OSError, tf.errors.OpError):
+        return "no reason is noted"
+
+
+def remove(path: str) -> None:
+    """Removes a backup; what a kill leaves of it is unfinished."""
+    storage.write(storage.join(path, _UNFINISHED), b"")
+    for name in (_MANIFEST, _STATE):
+        storage.remove_file(storage.join(path, name))
+    storage.remove_folder(path)

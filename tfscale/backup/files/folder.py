@@ -1,0 +1,237 @@
+"""A folder of backups: the newest that verifies, and no more than a few."""
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.backup.company import Company
+from tfscale.backup.files import committed
+from tfscale.backup.files import storage
+from tfscale.backup.files.lock import FolderLock
+from tfscale.backup.files.pace import at_once
+
+# In which what one machine has written is there for the others.
+_SECONDS_TO_SEE = 10.0
+_SECONDS = 0.1  # between two looks
+
+
+class BackupFolder:
+    """The backups of one run, of which one job at a time writes.
+
+    Args:
+        path: Of the file system or of `tf.io.gfile`.
+        keep: How many backups to keep.
+    """
+
+    def __init__(self, path: str, keep: int):
+        self.path = path
+        self._keep = keep
+        self._lock: FolderLock | None = None
+
+    def acquire(self) -> None:
+        """Makes the folder, and keeps it for this job.
+
+        Raises:
+            BlockingIOError: If another job has it.
+            OSError: If it cannot be written to.
+        """
+        try:
+            storage.make_folder(self.path)
+            self._lock = FolderLock(self.path)
+        except (BlockingIOError, ConnectionError):  # Or a worker is gone.
+            raise
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(
+                "`backup_dir` must be a folder that can be written to. "
+                f"Received: backup_dir={self.path!r}: {error}. Make it "
+                "writable, or take another one."
+            ) from error
+
+    def be_seen(self, company: Company) -> None:
+        """Looks whether all workers see one folder: worker 0 writes a file.
+
+        Raises:
+            OSError: If a worker does not see it, in all of them.
+        """
+        if company.count == 1:
+            return
+        name = company.from_first("token", self._write_token)
+        path = storage.join(self.path, name)
+        seen = company.to_first("sees", lambda: self._sees(path))
+        if company.index == 0:
+            storage.remove_file(path)
+        company.from_first("all see", lambda: self._check_seen(seen))
+
+    def _write_token(self):
+        name = f"SEEN-{uuid.uuid4().hex}"
+        storage.write(storage.join(self.path, name), b"")
+        return name
+
+    def _sees(self, path):
+        end = time.monotonic() + _SECONDS_TO_SEE
+        while not (found := storage.is_file(path)) and time.monotonic() < end:
+            time.sleep(_SECONDS)
+        return found
+
+    def _check_seen(self, seen):
+        blind = [index for index, sees in enumerate(seen) if not sees]
+        if blind:
+            raise OSError(
+                "`backup_dir` must be one folder that all workers see. "
+                f"Received: backup_dir={self.path!r}, in which workers {blind} "
+                "do not see what worker 0 writes. Take a path of a file system "
+                "that all machines have, and a whole one if their programs run "
+                "in several folders."
+            )
+
+    def release(self) -> None:
+        """Lets other jobs have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def newest(self, *, leave_damaged: bool = False) -> committed.Backup | None:
+        """The newest backup that verifies.
+
+        What a kill left unfinished is removed. One that does not verify, or
+        cannot be read, is set aside, under a name that begins with `damaged-`,
+        and the reason is logged.
+
+        Args:
+            leave_damaged: Whether to leave all that is there as it is, since
+                another job may be writing.
+
+        Raises:
+            DamagedBackupError: If there are backups and none verifies.
+        """
+        reasons = {
+            name: committed.reason(storage.join(self.path, name))
+            for name in committed.damaged(self.path)
+        }
+        for name in committed.begun(self.path):
+            path = storage.join(self.path, name)
+            if committed.is_unfinished(path):
+                if not leave_damaged:
+                    logging.info("Backup %s is unfinished, and removed.", path)
+                    storage.remove_folder(path)
+                continue
+            try:
+                return committed.open_backup(path)
+            except committed.DamagedBackupError as error:
+                if leave_damaged and name not in committed.begun(self.path):
+                    continue  # it was removed by the job that writes
+                reasons[name] = str(error)
+            if not leave_damaged:
+                self._set_aside(name, reasons[name])
+        if reasons:
+            name, reason = next(iter(reasons.items()))
+            raise committed.DamagedBackupError(
+                "One of the backups must be what was written. Received: "
+                f"{len(reasons)} in {self.path!r} that are not, such as "
+                f"{name!r}: {reason}. Remove them, or take another "
+                "`backup_dir`, to start anew."
+            )
+        return None
+
+    def _set_aside(self, name, reason):
+        path = storage.join(self.path, name)
+        logging.warning("Backup %s is set aside: %s.", path, reason)
+        try:
+            committed.set_aside(self.path, name, reason)
+        except (OSError, tf.errors.OpError) as error:
+            logging.warning("It stays where it is: %s.", error)
+
+    def commit(
+        self,
+        step,
+        parts,
+        state,
+        company: Company | None = None,
+        did: Callable[[int], None] = at_once,
+    ):
+        """Writes a backup, and removes those that are too many after it.
+
+        Args:
+            step: Steps that the run has made.
+            parts: Parts of tensors, each once: of this worker. Is empty in the
+                end.
+            state: JSON, of this worker.
+            company: The workers that write it together, or None.
+            did: See `committed.write_files`.
+
+        Raises:
+            BlockingIOError: If the folder was removed, and made by another job.
+            ConnectionError: If a worker is gone.
+            OSError: If it cannot be written; those before are as they were.
+        """
+        try:
+            self._commit(step, parts, state, company, did)
+        except (BlockingIOError, ConnectionError):  # Or a worker is gone.
+            raise
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(
+                "Each backup must be saved. Received: "
+                f"{error}, after {step} steps, in {self.path!r}. The backups "
+                "before are as they were. Free some room there, or make it "
+                "writable, and start again."
+            ) from error
+
+    def _commit(self, step, parts, state, company, did):
+        if company is None:
+            path = self._begin(step)
+            with _removed_if_unfinished(path):
+                contents = [committed.write_files(path, parts, state, did=did)]
+                self._seal(path, step, contents)
+            return
+        path = company.from_first(f"folder/{step}", lambda: self._begin(step))
+        index = company.index
+        with _removed_if_unfinished(path if index == 0 else None):
+            contents = company.to_first(
+                f"files/{step}",
+                lambda: committed.write_files(path, parts, state, index, did),
+            )
+            # Nobody ends before the backup is there, and worker 0 is the last.
+            company.from_first(
+                f"sealed/{step}", lambda: self._seal(path, step, contents)
+            )
+        company.to_first(f"seen/{step}", lambda: True)
+
+    def _begin(self, step):
+        """Makes the folder of a backup, and that of all if it was removed."""
+        if self._lock is not None and not self._lock.is_held:
+            self.release()
+            self.acquire()
+        return committed.begin(self.path, step)
+
+    def _seal(self, path, step, contents):
+        committed.seal(path, step, contents)
+        complete = [
+            path
+            for name in committed.begun(self.path)
+            if committed.is_complete(path := storage.join(self.path, name))
+        ]
+        for path in complete[self._keep :]:
+            committed.remove(path)
+
+    def clear(self) -> None:
+        """Removes all backups, those set aside too."""
+        for name in committed.begun(self.path):
+            committed.remove(storage.join(self.path, name))
+        for name in committed.damaged(self.path):
+            storage.remove_folder(storage.join(self.path, name))
+
+
+@contextlib.contextmanager
+def _removed_if_unfinished(path):
+    """A disk that is full is not filled further by what nobody can read."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            if path is not None and committed.is_unfinished(path):
+                storage.remove_folder(path)
+        raise

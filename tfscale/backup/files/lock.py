@@ -1,0 +1,107 @@
+"""The lock of a folder of backups: a file LOCK, held by one job at a time.
+
+`flock` belongs to the open file and not to the process: whoever else opens and
+closes LOCK, as a copy of the folder does, ends nothing. A forked child has the
+open file too, and closes it first of all, so the lock ends with its process.
+"""
+
+import contextlib
+import fcntl
+import os
+import weakref
+
+from tfscale.backup.files import storage
+
+_NAME = "LOCK"
+# The open files of the locks that this process holds, by path.
+_held: dict[str, int] = {}
+
+
+class FolderLock:
+    """Keeps a folder for one job; it ends with its process, however that does.
+
+    On object stores there is none, and two jobs with one folder are not
+    noticed.
+
+    Args:
+        folder: The folder, which is there.
+
+    Raises:
+        BlockingIOError: If another job has it.
+        OSError: If LOCK is no file, or cannot be locked.
+    """
+
+    def __init__(self, folder: str):
+        self._path = os.path.realpath(folder) + f"/{_NAME}"
+        self._file: int | None = None
+        if not storage.is_local(folder):
+            return
+        while self._file is None:
+            file = _open(self._path)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(file, 16, 0).decode(errors="replace")
+                os.close(file)
+                by = f"process {owner or 'unknown'}"
+                if self._path in _held:
+                    by = "this process"
+                raise BlockingIOError(
+                    "A folder of backups must be of one job. Received: "
+                    f"backup_dir={folder!r}, in use by {by}. End that one, or "
+                    "take another folder."
+                ) from None
+            except OSError:
+                os.close(file)
+                raise
+            if _is_at(file, self._path):
+                self._file = file
+            else:  # the one before has just removed it
+                os.close(file)
+        _held[self._path] = self._file
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        self._release = weakref.finalize(self, _release, self._path, file)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is still there with it; removed, it is free."""
+        return self._file is None or _is_at(self._file, self._path)
+
+    def release(self) -> None:
+        """Lets others have the folder, and removes LOCK; once is enough."""
+        if self._file is not None:
+            self._release()
+
+
+def _open(path):
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+
+
+def _is_at(file, path):
+    """Whether an open file is the one at a path."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(file), found)
+
+
+def _release(path, file):
+    if _held.get(path) != file:  # a forked child, which has closed it
+        return
+    del _held[path]
+    if _is_at(file, path):
+        with contextlib.suppress(OSError):  # a folder may be read-only by now
+            os.remove(path)
+    # A child that is forked at this moment has the open file too.
+    fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
+
+
+def _give_up():
+    while _held:
+        os.close(_held.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_give_up)

@@ -1,0 +1,120 @@
+"""Tensors in parts: each device's part as it is, read in any other division.
+
+TensorFlow's checkpoint files keep slices of a tensor under its name and shape
+(`SaveV2` with `shape_and_slices`), and give any other slice of it
+(`RestoreV2`). So a sharded variable is whole in no process, neither when it is
+saved nor when it is loaded, and a mesh of other sizes reads the same files.
+They are written a few MB at a time, and joined in the end.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.backup.files import storage
+from tfscale.backup.files.pace import at_once
+from tfscale.sharding.sharding import Sharding
+
+_CHUNK = 8 << 20
+_MAX_CHUNKS = 256  # and files
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a tensor with its value.
+
+    Args:
+        key: Name of the tensor.
+        sharding: How the tensor is sharded.
+        place: `(replica, rank)` that has the part.
+        value: Tensor of shape `sharding.local_shape`.
+    """
+
+    key: str
+    sharding: Sharding
+    place: tuple[int, int]
+    value: tf.Tensor
+
+
+def write_parts(
+    prefix: str, parts: list[Part], did: Callable[[int], None] = at_once
+) -> None:
+    """Writes parts into the checkpoint files `<prefix>.index` and `.data-*`.
+
+    Args:
+        prefix: Path without an ending.
+        parts: Each part of each tensor once. Is empty in the end: a value is
+            let go as soon as it is written.
+        did: Is told of bytes that were written; see `Pace.did`.
+    """
+    parts.reverse()
+    if not storage.is_local(prefix):  # joining would copy
+        _write(prefix, parts, len(parts))
+        return
+    prefixes = []
+    total = sum(part.sharding.local_bytes for part in parts)
+    enough = max(_CHUNK, total // _MAX_CHUNKS)
+    while parts:
+        count = size = 0
+        while count < len(parts) and (not count or size < enough):
+            count += 1
+            size += parts[-count].sharding.local_bytes
+        prefixes.append(f"{prefix}.{len(prefixes)}")
+        _write(prefixes[-1], parts, count)
+        storage.flush([f"{prefixes[-1]}.data-00000-of-00001"])
+        did(size)
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes,
+            destination_prefix=prefix,
+            delete_old_dirs=False,
+        )
+
+
+def _write(prefix, parts, count):
+    """Writes the last ones."""
+    chunk = [parts.pop() for _ in range(count)]
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[part.key for part in chunk],
+            shape_and_slices=[_slice(p.sharding, p.place) for p in chunk],
+            tensors=[part.value for part in chunk],
+        )
+
+
+def read_part(
+    prefix: str, key: str, dtype, sharding: Sharding, place: tuple[int, int]
+) -> tf.Tensor:
+    """The part of a tensor that a device has, whoever wrote it.
+
+    Args:
+        prefix: As it was written to.
+        key: Name of the tensor.
+        dtype: Its dtype.
+        sharding: How it is sharded now.
+        place: `(replica, rank)` of the device.
+
+    Raises:
+        tf.errors.DataLossError: If what is read is not what was written.
+    """
+    with tf.device("CPU:0"):
+        (value,) = tf.raw_ops.RestoreV2(
+            prefix=prefix,
+            tensor_names=[key],
+            shape_and_slices=[_slice(sharding, place)],
+            dtypes=[dtype],
+        )
+    return value
+
+
+def _slice(sharding, place):
+    """As TensorFlow writes it: shape, then start and length of each dim."""
+    if not sharding.is_sharded:
+        return ""
+    shape = " ".join(map(str, sharding.shape))
+    slices = ":".join(
+        f"{s.start},{s.stop - s.start}" for s in sharding.slices(*place)
+    )
+    return f"{shape} {slices}"

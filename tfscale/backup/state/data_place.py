@@ -1,0 +1,252 @@
+"""Where a run stands in its data, and how to get there again.
+
+Of a dataset of `tfscale.data` it is a position, which is set. Of any other one
+it is how many iterators were made, since making one moves the seeds of its
+shuffles on, and how many batches were drawn from the last: as many are made
+and drawn again. Of a `PyDataset` it is the order of its batches too: Keras
+shuffles with Python's `random`, whose state is by then that of later draws.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.backup import configuration
+from tfscale.backup.exactness import shuffles_late
+from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.data.order.position import PositionValue
+
+
+class DataPlace:
+    """Counts what epochs take of their data.
+
+    Args:
+        epochs: The epoch iterator of Keras, just made.
+    """
+
+    def __init__(self, epochs):
+        self._epochs = epochs
+        self._num_made = 0
+        self._num_drawn = 0
+        self._drawn_before = []  # of each iterator but the last one
+        self._start = self._position()
+        self._first_epoch = None
+        _internals.keep_order(epochs)
+        source = _internals.source_of(epochs)
+        self._shuffles_late = (
+            isinstance(source, tf.data.Dataset)
+            and self._pipeline is None
+            and shuffles_late(source)
+        )
+
+    # Looked up each time: `GradientNoiseScale` may change the batch size.
+
+    @property
+    def _pipeline(self):
+        return _pipeline_in(_internals.source_of(self._epochs))[0]
+
+    @property
+    def _is_direct(self):
+        return _pipeline_in(_internals.source_of(self._epochs))[1]
+
+    def _position(self):
+        if self._pipeline is None:
+            return None
+        return self._pipeline.position.value
+
+    @property
+    def _has_endless_epochs(self):
+        """Whether an iterator goes on from epoch to epoch."""
+        return self._epochs.steps_per_epoch is not None
+
+    def iterator_made(self) -> None:
+        """An iterator is about to be made."""
+        if self._num_made:
+            self._drawn_before.append(self._num_drawn)
+        self._num_made += 1
+        self._num_drawn = 0
+        self._start = self._position()
+
+    def drawn(self, count: int) -> None:
+        """Batches were trained on."""
+        self._num_drawn += count
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Sets the position to the beginning of an epoch.
+
+        By itself it moves on when the last batch is handed out, which a
+        strategy that reads ahead does before training has come there.
+        """
+        if not self._is_direct or self._has_endless_epochs:
+            return
+        if self._first_epoch is None:
+            self._first_epoch = epoch - self._pipeline.position.value.epoch
+            return
+        self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)
+
+    def identity(self) -> list[str]:
+        """What has to be the same for a run to go on with it.
+
+        A dataset of `tfscale.data` may have another batch size by then.
+        """
+        steps = self._epochs.steps_per_epoch
+        found = [] if steps is None else [f"{steps} steps per epoch"]
+        if self._is_direct:
+            recipe = self._pipeline.recipe
+            order = "shuffled" if recipe.shuffle else "in order"
+            return [*found, f"{recipe.plan.limit} records", order]
+        found.append(f"{self._epochs.data_adapter.num_batches} batches")
+        source = _internals.source_of(self._epochs)
+        if source is None:
+            found += _internals.rows_of_arrays(self._epochs)
+        elif isinstance(source, tf.data.Dataset) and self._pipeline is None:
+            found += configuration.of_dataset(source)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Integers from which `resume` gets here again."""
+        state = {
+            "made": self._num_made,
+            "drawn": self._num_drawn,
+            "known": _internals.known_batches(self._epochs),
+        }
+        if self._shuffles_late:
+            state["drawn_before"] = [
+                [number, len(list(same))]
+                for number, same in itertools.groupby(self._drawn_before)
+            ]
+        if self._pipeline is not None:
+            state["start"] = list(self._start)
+        if self._is_direct:
+            here = self._pipeline.position_after(self._start, self._num_drawn)
+            state["position"] = list(here)
+        return state
+
+    def order(self) -> list[int] | None:
+        """The order that Keras drew of a `PyDataset`: each worker its own."""
+        return _internals.order_of(self._epochs, self._num_drawn > 0)
+
+    def set_order(self, order: list[int] | None) -> None:
+        """Sets what `order` returned, before `resume`."""
+        _internals.set_order(self._epochs, order)
+
+    def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
+        """Gets to where a run was, within an epoch that begins.
+
+        Args:
+            state: What `state` returned.
+            epoch: The epoch of `fit`.
+            step: Batches of the epoch that were trained on.
+
+        Returns:
+            Batches of the epoch that are not to be trained on again; `skip` is
+            then called for these.
+        """
+        if self._is_direct:
+            position = PositionValue(*state["position"])
+            self._pipeline.position.assign(**position._asdict())
+            if not self._has_endless_epochs:
+                self._first_epoch = epoch - position.epoch
+                if position.index == 0:
+                    return 0
+                whole = int(self._pipeline.cardinality())
+                return whole - self._pipeline.batches_left
+        _internals.set_known_batches(self._epochs, state["known"])
+        self._make_again(state, state["made"] - 1)
+        if self._has_endless_epochs:
+            self._go_on(state, state["drawn"] - step)
+        return step
+
+    def resume_behind(self, state: dict[str, Any], num_looks: int) -> None:
+        """Gets to where a run was between two of its validations.
+
+        Args:
+            state: What `state` returned.
+            num_looks: Batches that Keras looks at before each validation. In
+                this process it has: with an iterator that an earlier process
+                made too. Later ones are of the iterator of the validation
+                before, if that has a number of steps.
+        """
+        if self._is_direct:
+            position = PositionValue(*state["position"])
+            self._pipeline.position.assign(**position._asdict())
+        else:
+            _internals.set_known_batches(self._epochs, state["known"])
+        # Validation has a new iterator each time, whatever its steps.
+        last = self._make_again(state, state["made"])
+        if last is None:
+            return
+        for _ in range(num_looks):
+            if not self._has_endless_epochs or next(last, None) is None:
+                next(_internals.make_iterator(self._epochs), None)
+            self._num_drawn += 1
+
+    def _make_again(self, state, count):
+        """Makes iterators that are thrown away, for the seeds they move on.
+
+        Of those that move them on while they are read too, as much is read.
+        Returns the last one, or None.
+        """
+        iterator = None
+        if self._is_direct:
+            return None
+        drawn = [0] * count
+        if "drawn_before" in state:
+            before = state["drawn_before"]
+            drawn = [number for number, times in before for _ in range(times)]
+            drawn.append(state["drawn"])
+        for number in drawn[self._num_made : count]:
+            iterator = _internals.make_iterator(self._epochs)
+            self._draw(iterator, number)
+            self._num_drawn = number
+        if self._pipeline is not None:
+            start = PositionValue(*state["start"])
+            self._pipeline.position.assign(**start._asdict())
+        return iterator
+
+    def _go_on(self, state, drawn):
+        """Makes the iterator that epochs share, and draws what was drawn."""
+        iterator = _internals.make_iterator(self._epochs)
+        if not self._is_direct:
+            self._draw(iterator, drawn)
+            self._num_drawn = drawn
+        _internals.go_on_with(self._epochs, iterator, drawn)
+
+    def skip(self, iterator: Iterator[Any], count: int) -> None:
+        """Batches that a run has trained on before are passed over."""
+        if not self._is_direct:
+            self._draw(iterator, count)
+            self._num_drawn += count
+
+    def _draw(self, iterator, count):
+        """Draws batches and lets them go.
+
+        The last step of data whose length nobody knew, if it is of several
+        batches, may have found fewer.
+        """
+        for number in range(count):
+            if next(iterator, None) is None:
+                if count - number < self._epochs.steps_per_execution:
+                    return
+                raise ValueError(
+                    "The data of a run that goes on must be what it was. "
+                    "Received: fewer batches than it had trained on. Give it "
+                    "the same data, or take another `backup_dir`."
+                )
+
+
+def _pipeline_in(dataset):
+    """The pipeline in a dataset, and whether its batches are the dataset's."""
+    is_direct = True
+    while isinstance(dataset, tf.data.Dataset):
+        if isinstance(dataset, ResumableDataset):
+            return dataset, is_direct
+        kind = type(dataset).__name__.lower()
+        if not any(word in kind for word in ("repeat", "prefetch", "options")):
+            is_direct = False
+        inputs = _internals.inputs_of(dataset)
+        dataset = inputs[0] if len(inputs) == 1 else None
+    return None, False

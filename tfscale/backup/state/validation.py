@@ -1,0 +1,81 @@
+"""Where the validation of a run stands in its data."""
+
+import logging
+from typing import Any
+
+from tfscale import _internals
+from tfscale.backup.exactness import warn_of_inexact
+from tfscale.backup.state.data_place import DataPlace
+
+
+class Validation:
+    """Counts what validation takes of its data; a `Watcher` too.
+
+    Args:
+        epochs: The epoch iterator over the validation data, just made.
+        num_looks: Iterators that Keras has made of it already, to look at a
+            batch before each validation.
+    """
+
+    def __init__(self, epochs, num_looks):
+        self._epochs = epochs
+        self._place = DataPlace(epochs)
+        self._num_looks = num_looks
+        for _ in range(num_looks):
+            self._place.iterator_made()
+            self._place.drawn(1)
+        self._done = 0
+        self._num_epochs = -1
+        self._identity = self._place.identity()
+        warn_of_inexact(epochs, "validation", num_looks)
+        _internals.watch(epochs, self)
+
+    def begin(self) -> None:
+        """A validation begins, and not a look at a batch."""
+        self._num_epochs += 1
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Gets behind the last validation of an earlier process.
+
+        Data that is another one is said: training does not depend on it, but
+        what compares epochs compares validations.
+        """
+        if self._identity != state["identity"]:
+            logging.warning(
+                "The validation data is not what it was: %s, saved %s.",
+                self._identity,
+                state["identity"],
+            )
+            return
+        self._place.resume_behind(state, self._num_looks)
+
+    def state(self) -> dict[str, Any]:
+        """See `DataPlace.state`; with what the data is."""
+        return {**self._place.state(), "identity": self._identity}
+
+    def ended(self, batch: int) -> None:
+        """A batch was evaluated."""
+        self._place.drawn(batch + 1 - self._done)
+        self._done = batch + 1
+
+    def end(self) -> None:
+        """`fit` has ended."""
+        _internals.unwatch(self._epochs)
+
+    def iterator_made(self) -> None:
+        """See `_internals.Watcher`."""
+        self._place.iterator_made()
+
+    def begin_epoch(self) -> int:
+        """See `_internals.Watcher`."""
+        self._done = 0
+        self._place.begin_epoch(self._num_epochs)
+        return 0
+
+    def skip(self, iterator: Any) -> None:
+        """See `_internals.Watcher`: there is nothing to skip."""
+
+    def between_steps(self, step: int) -> None:
+        """See `_internals.Watcher`; Keras draws a batch that it looks at."""
+        if step == 0 and _internals.model_that_looks_at_data() is not None:
+            self._place.drawn(1)

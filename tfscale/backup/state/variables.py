@@ -1,0 +1,314 @@
+"""All variables of a run: held as they are, and put back.
+
+What `model.variables` lists, what optimizer and metrics have, and variables
+and generators of TensorFlow that are attributes of layers, which nothing lists.
+A key is a place in the order in which a program makes them, because names
+depend on what else was made before. What losses, metrics, nested containers and
+plain objects hold may be made later, and has the way to it as its key.
+"""
+
+import dataclasses
+import logging
+import math
+import random
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.backup.files.committed import Backup
+from tfscale.backup.files.parts import Part
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.sharding import Sharding
+
+HELD = "held"
+_GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
+_OF_TENSORFLOW = (tf.Variable, tf.Module)
+_OF_PYTHON = (
+    *(np.random.Generator, np.random.RandomState, random.Random),
+    types.GeneratorType,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A variable of a run.
+
+    Attributes:
+        key: See above.
+        name: For people.
+        variable: Of Keras or TensorFlow.
+        is_sum: Whether its value is the sum over the replicas, as that of a
+            metric is; otherwise the first replica's counts.
+    """
+
+    key: str
+    name: str
+    variable: Any
+    is_sum: bool
+
+    @property
+    def _value(self):
+        if isinstance(self.variable, keras.Variable):
+            return _internals.value_of(self.variable)
+        return self.variable
+
+    @property
+    def components(self) -> list[tf.Variable]:
+        """A variable of TensorFlow for each device."""
+        value = self._value
+        if isinstance(value, _internals.DistributedVariable):
+            return list(value.values)
+        return [value]
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether an optimizer updates it."""
+        return isinstance(self.variable, keras.Variable) and bool(
+            self.variable.trainable
+        )
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the variable is sharded."""
+        return sharding_of(self.variable)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many of the components are of one replica."""
+        strategy = getattr(self._value, "distribute_strategy", None)
+        return getattr(
+            getattr(strategy, "extended", None), "num_model_ranks", 1
+        )
+
+
+def variables_of(model: keras.Model) -> list[Entry]:
+    """All variables of a built model and of what it was compiled with."""
+    entries, seen = [], set()
+
+    def add(kind, variables, is_sum=False):
+        begin = len(entries)
+        for variable in variables:
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            if isinstance(variable, keras.Variable):
+                seen.add(id(_internals.value_of(variable)))
+            name = getattr(variable, "path", None) or variable.name
+            key = f"{kind}/{len(entries) - begin}"
+            # A metric may have other variables, by `aggregation`.
+            adds_up = is_sum and variable.aggregation == "sum"
+            entries.append(Entry(key, name, variable, adds_up))
+
+    add("model", model.variables)
+    if model.optimizer is not None:
+        add("optimizer", model.optimizer.variables)
+    add("metrics", model.metrics_variables, is_sum=True)
+    add("tensorflow", _of_tensorflow(model))
+    for path, value in _internals.reachable(model, _is_state):
+        held = _variables_in(value)
+        for number, variable in enumerate(held):
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            key = f"{HELD}/{path}" + (f"/{number}" if number else "")
+            entries.append(Entry(key, path, variable, False))
+    return entries
+
+
+def _is_state(value):
+    return isinstance(value, (keras.Variable, *_GENERATORS, *_OF_TENSORFLOW))
+
+
+def _variables_in(value):
+    if isinstance(value, _GENERATORS):
+        return [value.state]
+    return value.variables if isinstance(value, tf.Module) else [value]
+
+
+def left_out(model: keras.Model) -> list[str]:
+    """Where a model has what a backup cannot save: generators of Python."""
+    found = _internals.reachable(model, lambda v: isinstance(v, _OF_PYTHON))
+    return [f"{path} ({type(value).__name__})" for path, value in found]
+
+
+def _of_tensorflow(model) -> Iterator[tf.Variable]:
+    """Variables and states of generators that are attributes of layers."""
+    for layer in _internals.flatten_layers(model):
+        for value in _internals.held_by(layer):
+            if isinstance(value, tf.Variable):
+                yield value
+            elif isinstance(value, tf.random.Generator):
+                yield value.state
+            elif isinstance(value, tf.Module):
+                yield from value.variables
+
+
+def num_bytes(entries: list[Entry]) -> int:
+    """Of all values, each once."""
+    return sum(
+        math.prod(entry.sharding.shape) * tf.as_dtype(entry.variable.dtype).size
+        for entry in entries
+    )
+
+
+def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
+    """The values of variables as they are now.
+
+    Nothing is copied: TensorFlow copies a value that is held when it is
+    written next.
+
+    Args:
+        entries: The variables.
+        worker: Which one of the workers this is. What all of them have is
+            worker 0's.
+    """
+    parts = []
+    for entry in entries:
+        sharding, components = entry.sharding, entry.components
+        if sharding.is_sharded:
+            if worker:
+                continue
+            held = set()
+            for place, component in zip(sharding.places, components):
+                slices = tuple(
+                    (s.start, s.stop) for s in sharding.slices(*place)
+                )
+                if slices not in held:
+                    held.add(slices)
+                    parts.append(
+                        Part(entry.key, sharding, place, _value(component))
+                    )
+            continue
+        # Replicas may differ: each metric counts what its replica has seen.
+        first = worker * len(components) // entry.num_ranks
+        different = _different(entry, components, worker)
+        for index, component in enumerate(different):
+            replica, rank = divmod(index, entry.num_ranks)
+            if rank and entry.is_sum:
+                continue  # a copy
+            key = _key(entry, first + replica, rank)
+            whole = Sharding(tuple(component.shape), component.dtype.size)
+            parts.append(Part(key, whole, (0, 0), _value(component)))
+    return parts
+
+
+def _key(entry, replica, rank=0):
+    """The name of what a device has of a variable that is not sharded."""
+    if not replica and not rank:
+        return entry.key
+    return f"{entry.key}@{replica}" + (f".{rank}" if rank else "")
+
+
+def _different(entry, components, worker):
+    """The components that may differ from those of worker 0.
+
+    What training updates is the same on all replicas. Statistics, seeds and
+    metrics are small, and each replica may have its own.
+    """
+    is_updated = entry.key.startswith("optimizer") or entry.is_trainable
+    if is_updated:
+        return [] if worker else components[:1]
+    return components
+
+
+def _value(component):
+    with tf.device(component.device):
+        return component.read_value()
+
+
+def difference(entries: list[Entry], backup: Backup) -> str | None:
+    """In what a backup is of other variables than these; None if in nothing."""
+    expected = {
+        entry.key: (
+            entry.name,
+            list(entry.sharding.shape),
+            tf.as_dtype(entry.variable.dtype).name,
+        )
+        for entry in entries
+    }
+    found = {
+        key: (value["shape"], value["dtype"])
+        for key, value in backup.tensors.items()
+        if "@" not in key and key.split("/")[0] in _KINDS
+    }
+    for key, (name, shape, dtype) in expected.items():
+        if key not in found and not key.startswith(HELD):
+            return f"{name!r} {shape} {dtype}, which the backup has not"
+        if found.get(key, (shape, dtype)) != (shape, dtype):
+            before = f"{found[key][0]} {found[key][1]}"
+            return f"{name!r} {shape} {dtype}, in the backup {before}"
+    more = [
+        key for key in found if key not in expected and not key.startswith(HELD)
+    ]
+    if more:
+        shape, dtype = found[more[0]]
+        return f"no {more[0]!r} {shape} {dtype}, which the backup has"
+    return None
+
+
+# What is held may be made in the first step, and not be there before.
+_KINDS = ("model", "optimizer", "metrics", "tensorflow", HELD)
+
+
+def restore(
+    entries: list[Entry], backup: Backup, worker: int = 0, count: int = 1
+) -> None:
+    """Gives variables the values of a backup, part by part.
+
+    Args:
+        entries: The variables.
+        backup: The backup.
+        worker: Which one of the workers this is.
+        count: How many there are.
+    """
+    keys = {entry.key for entry in entries}
+    for key in backup.tensors:
+        if key.startswith(HELD) and "@" not in key and key not in keys:
+            logging.warning("%r is in the backup, and not yet made.", key)
+    for entry in entries:
+        sharding, components = entry.sharding, entry.components
+        if entry.key not in backup.tensors and entry.key.startswith(HELD):
+            logging.warning("%r is not in the backup.", entry.name)
+            continue
+        if sharding.is_sharded:
+            for place, component in zip(sharding.places, components):
+                _assign(component, backup.read(entry.key, sharding, place))
+            continue
+        first = worker * len(components) // entry.num_ranks
+        values = _values(entry, backup, count * len(components))
+        for index, component in enumerate(components):
+            replica, rank = divmod(index, entry.num_ranks)
+            _assign(component, values(first + replica, rank))
+
+
+def _values(entry, backup, num_devices):
+    """Says what a replica and rank have of a variable that is not sharded."""
+    before = 1
+    while _key(entry, before) in backup.tensors:
+        before += 1
+    now = num_devices // entry.num_ranks
+    if entry.is_sum and before != now:
+        # Over replicas: ranks have copies of one sum.
+        total = tf.add_n(
+            [backup.read_whole(_key(entry, i)) for i in range(before)]
+        )
+        return lambda replica, rank: tf.zeros_like(total) if replica else total
+
+    def value(replica, rank):
+        replica = replica if before == now else 0
+        key = _key(entry, replica, rank)
+        if key not in backup.tensors:  # of another number of ranks
+            key = _key(entry, replica)
+        return backup.read_whole(key)
+
+    return value
+
+
+def _assign(component, value):
+    with tf.device(component.device):
+        component.assign(value)

@@ -1,0 +1,214 @@
+"""Workers know at once, and in words, that one of them is gone.
+
+TensorFlow notices after seven seconds, and says so in a traceback of pages.
+Here each worker has a connection with worker 0, which the kernel closes when
+either ends, however that is; worker 0 passes on what it learns:
+
+    worker 0          worker 1          worker 2
+       │  "bye 57" ◄─ ends, having met the others 57 times
+       │                              ✗ killed, its connection closes
+    says who       ◄── "lost c:2222"
+                      says who
+
+It is said once in the log, and again in place of the traceback if TensorFlow's
+error of it ends the program.
+
+Nobody but Python knows with which code a program exits. But one that ends while
+others are in a 58th meeting, by `sys.exit(3)` say, is missed: they say so, and
+it need not wait for them.
+"""
+
+import contextlib
+import logging
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.coordinator import coordinator_of
+from tfscale.cluster.liveness.presence import Presence
+from tfscale.cluster.liveness.presence import Roster
+
+# How TensorFlow says that a worker is gone.
+_OF_LOSS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.UnavailableError,
+)
+# Where all fail in the same way, what each one says is enough.
+_SECONDS_TO_END_TOO = 1.0
+# TensorFlow's connections may close before these, on a busy machine by seconds.
+_SECONDS_TO_KNOW = 5.0
+_SECONDS_BETWEEN_COUNTS = 0.2
+_HAS_ENDED = (
+    "has ended while others wait for it (it exited, or they do something that "
+    "needs all and that it does not, such as `evaluate`)"
+)
+_STOOD_STILL = "(this one) stood still for so long that the others have ended"
+_DOES_NOT_ANSWER = (
+    "does not answer any more (it stands still, or its machine or the network)"
+)
+# How TensorFlow says that a task stands still, whose connections are open.
+_TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
+_SILENT = r"stopped sending heartbeats\):\n((?:/job:\S+\n)+)"
+# What worker 0 has of TensorFlow, and others call until it is too late.
+_SERVICE = "/tensorflow.CoordinationService/"
+# TensorFlow says that shapes or dtypes of a "collective instance" differ.
+_DIFFERENT = (
+    "All workers must do the same things in the same order. Received: tensors "
+    "of workers that do not belong together, because one of them has gone on "
+    "to something else. What ends `fit` or an epoch in one worker, such as a "
+    "callback that sets `stop_training`, must end it in all of them; so must "
+    "what calls `fit`, `evaluate` or `predict`."
+)
+
+
+class FailureDetector:
+    """The other workers, as long as all are there.
+
+    To be made after the pre-flight, before TensorFlow needs the port.
+
+    Args:
+        cluster: All workers.
+        timeout: Seconds after which a worker that is not there is an error.
+        word: That of the pre-flight.
+
+    Attributes:
+        is_missed: Set once another worker waits for this one, which has ended.
+        num_meetings: Gives how many exchanges of all workers this one has
+            begun.
+
+    Raises:
+        ConnectionError: If one is missing.
+    """
+
+    def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
+        self._cluster = cluster
+        self.is_missed = threading.Event()
+        self.num_meetings: Callable[[], int] = int
+        self._ends = threading.Event()
+        self._lock = threading.Lock()
+        self._lost: list[tuple[str, str]] = []
+        self._knows = threading.Event()
+        first = coordinator_of(cluster)
+        self._connections: dict[str, socket.socket]
+        if cluster.address == first:
+            roster = Roster(first, word)
+            others = [a for a in cluster.addresses if a != first]
+            roster.wait_for(others, timeout)
+            self._connections = roster.connections
+        else:
+            presence = Presence(cluster.address, first, timeout, word)
+            self._connections = {first: presence.connection}
+        for address, connection in self._connections.items():
+            threading.Thread(
+                target=self._listen, args=(address, connection), daemon=True
+            ).start()
+        self._say_at_the_end(sys.excepthook)
+
+    def leave(self) -> None:
+        """Says that this worker ends now; well, unless an error ends it."""
+        self._ends.set()
+        if getattr(sys, "last_value", None) is None:
+            self._tell(f"bye {self.num_meetings()}")
+
+    def check_all_there(self) -> None:
+        """Raises if a worker is gone.
+
+        Raises:
+            ConnectionError: Says which.
+        """
+        if self._lost:
+            raise ConnectionError(self._words())
+
+    def _tell(self, words):
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # It may be gone already.
+                connection.sendall(words.encode() + b"\n")
+
+    def _listen(self, address, connection):
+        words = ""
+        try:
+            for line in connection.makefile():
+                words = line.strip()
+                word, _, found = words.partition(" ")
+                if word == "lost":
+                    self._note(found)
+                elif word == "bye" and self._is_behind(int(found)):
+                    self._note(address, _HAS_ENDED)
+        except OSError:
+            words = ""  # Its machine is gone.
+        if not words.startswith("bye "):
+            self._note(address)
+
+    def _is_behind(self, num_meetings):
+        """Whether one that has ended after so many is waited for here."""
+        while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
+            if self.num_meetings() > num_meetings:
+                return True
+        return False
+
+    def _note(self, address, how="is gone"):
+        if address == self._cluster.address:
+            self.is_missed.set()
+            how = _STOOD_STILL
+        is_first = self._tell_lost(address, how)
+        if is_first and not self._ends.wait(_SECONDS_TO_END_TOO):
+            logging.error(self._words())
+
+    def _tell_lost(self, address, how):
+        """Passes it on, once; returns whether it is the first one."""
+        with self._lock:
+            if address in dict(self._lost):
+                return False
+            self._lost.append((address, how))
+        self._tell(f"lost {address}")
+        self._knows.set()  # After that: this process may end now.
+        return len(self._lost) == 1
+
+    def _note_silent(self, error):
+        """Those that TensorFlow, in an error, says to be silent."""
+        silent = [
+            self._cluster.jobs[job][int(index)]
+            for tasks in re.findall(_SILENT, error)
+            for job, index in re.findall(_TASK, tasks)
+        ]
+        if _SERVICE in error:
+            silent.append(coordinator_of(self._cluster))
+        for address in silent:
+            if address != self._cluster.address:
+                self._tell_lost(address, _DOES_NOT_ANSWER)
+
+    def _words(self):
+        lost, how = self._lost[0]
+        names = [
+            f"{job} {index} at {address}"
+            for job, addresses in self._cluster.jobs.items()
+            for index, address in enumerate(addresses)
+            if address == lost
+        ]
+        return (
+            "All workers must be there until all have ended. Received: "
+            f"{names[0]} {how}. What it printed last says why. Start all of "
+            "them again, which `python -m tfscale.launch --max_restarts` does; "
+            "with `tfscale.callbacks.BackupAndRestore` they go on where the "
+            "last backup was made."
+        )
+
+    def _say_at_the_end(self, before):
+        def say(kind, error, traceback):
+            is_of_loss = issubclass(kind, _OF_LOSS) or _SERVICE in str(error)
+            if is_of_loss and not self._knows.wait(_SECONDS_TO_KNOW):
+                self._note_silent(str(error))
+            if self._lost and (is_of_loss or str(error) == self._words()):
+                print(self._words(), file=sys.stderr, flush=True)
+            else:
+                before(kind, error, traceback)
+                if "ollective instance" in str(error):
+                    print(_DIFFERENT, file=sys.stderr, flush=True)
+
+        sys.excepthook = say

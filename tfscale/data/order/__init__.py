@@ -1,0 +1,3 @@
+"""Which record comes when, as a function of seed, epoch and index."""
+
+__all__: list[str] = []

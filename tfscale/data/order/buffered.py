@@ -1,0 +1,89 @@
+"""Shuffled records from a source that only comes in its own order."""
+
+import tensorflow as tf
+
+from tfscale.data.order import order
+from tfscale.data.order import stream
+
+_MIX = 0x5EED  # so that this order and that of blocks are not alike
+
+
+def stream_records(recipe, position):
+    """A dataset of `(key, raw)` for a `StreamSource`, in order.
+
+    The order is that of a shuffle buffer whose seed is a function of (seed,
+    epoch). It is entered at a position by reading up to it, before anything
+    costly is done to a record.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        `tf.data.Dataset` of an int64 key and the record.
+    """
+    source, plan = recipe.source, recipe.plan
+
+    def epoch_of(*where):
+        seed, epoch, start, steps, _, final = where
+        records = source.dataset.enumerate()
+        if recipe.shuffle:
+            key = order.augmentation_seed(seed, epoch, _MIX)
+            records = _shuffled(records, recipe.window, key)
+        end = plan.global_batch * steps + start
+        padding = tf.maximum(end - plan.num_records, 0)
+        if plan.remainder == "pad":
+            records = records.concatenate(
+                source.dataset.enumerate().repeat().take(padding)
+            )
+        records = records.enumerate().skip(start)
+
+        def mine(place, _):
+            step = (place - start) // plan.global_batch
+            first, length = plan.slice_of(step, start, tf.minimum)
+            mine = (place >= first) & (place < first + length)
+            mine &= step % recipe.num_lanes == recipe.lane
+            return mine & (step < steps)
+
+        if plan.num_workers > 1 or recipe.num_lanes > 1:
+            records = records.filter(mine)
+        else:
+            records = records.take(final + 1 - start)
+
+        def keyed(place, record):
+            number, raw = record
+            keys = stream.keys_of(where, number[None], place[None], plan)
+            return keys[0], raw
+
+        return records.map(keyed)
+
+    head = tf.data.Dataset.from_tensors(0).map(
+        lambda _: stream.place(position, plan), name="position"
+    )
+    return head.flat_map(epoch_of)
+
+
+def _shuffled(records, window, key):
+    """`records.shuffle`, from a seed that is a tensor, and from nothing else.
+
+    `Dataset.shuffle` would mix in the seed of `tf.random.set_seed`, so that
+    the order were no function of the position.
+    """
+    specs = tf.nest.flatten(records.element_spec)
+    plain = [isinstance(spec, tf.TensorSpec) for spec in specs]
+    variant = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(records),
+        buffer_size=tf.constant(window, tf.int64),
+        seed=tf.cast(key[0], tf.int64),
+        seed2=tf.cast(key[1], tf.int64),
+        # Ragged and sparse tensors travel as variants.
+        output_types=[
+            spec.dtype if one else tf.variant for spec, one in zip(specs, plain)
+        ],
+        output_shapes=[
+            spec.shape if one else tf.TensorShape(None)
+            for spec, one in zip(specs, plain)
+        ],
+        reshuffle_each_iteration=False,
+    )
+    return tf.data.experimental.from_variant(variant, records.element_spec)

@@ -1,0 +1,195 @@
+"""From a source and a plan to a stream of keyed records, in order.
+
+A key is five int64 numbers that a record carries to the end of the chain:
+
+    0 seed    1 epoch    2 record    3 real?    4 from    5 to
+
+Record is its number in the source; a record that only pads the last batch is
+not real; who takes the batch moves the position from one index to the other.
+`from` is -1 if the batch moves nothing, `to` 0 if the epoch is over with it.
+
+**Cardinality.** How many elements there are is decided anew by each iterator,
+from the position. tf.data must know a number when the dataset is made, and it
+has one for `unbatch`: elements times their static first dimension. `declare`
+gives a vector the length that it has in a whole epoch, so that the chain knows
+what an epoch holds. Nothing checks a static shape against a tensor's own at
+run time, and a resumed epoch is simply shorter.
+
+**Few operations.** Each iterator readies every function of the chain anew. Ours
+are marked for one device (see `single_device`), which leaves them as they are
+written: short.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfscale.data import single_device
+from tfscale.data.order import order
+
+KEY_SIZE = 6
+SEED, EPOCH, RECORD, REAL, FROM, TO = range(KEY_SIZE)
+NO_KEY = -1  # in each place of what is no key
+
+
+def declare(tensor, length):
+    """Sets the length that a vector has in a whole epoch; see the module."""
+    tensor.set_shape([length, *tensor.shape[1:]])
+    return tensor
+
+
+def whole(keys, *raw):
+    """A batch without what has no key, so that it may be shorter than declared.
+
+    Args:
+        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
+        *raw: Structures of tensors with the same first dimension.
+
+    Returns:
+        A tuple of all of them.
+    """
+    count = tf.math.count_nonzero(keys[:, RECORD] >= 0, dtype=tf.int32)
+
+    def cut(t):
+        rows = tf.raw_ops.PlaceholderWithDefault(
+            input=t, shape=[None, *t.shape[1:]]
+        )
+        return rows[:count]
+
+    return keras.tree.map_structure(cut, (keys, *raw))
+
+
+def place(position, plan):
+    """Reads the position once, when an iterator begins.
+
+    Returns:
+        int64 scalars `(seed, epoch, start, steps, moving, final)`: steps are
+        those left in the epoch, moving is the first of them that moves the
+        position, and final is this worker's last position in the epoch.
+    """
+    seed, epoch, index, moving = tf.unstack(position.begin())
+    epoch, start = normal(epoch, index, plan)
+    steps = plan.steps_in(plan.limit - start)
+    # The last step always does, unless none is to.
+    moving = tf.where(moving < 0, steps, tf.minimum(moving, steps - 1))
+    if plan.batches_per_step > 1:
+        moving = tf.maximum(moving, steps - 1)
+    first, size = plan.slice_of(steps - 1, start, tf.minimum)
+    return seed, epoch, start, steps, moving, first + (size - 1)
+
+
+def normal(epoch, index, plan):
+    """An epoch and the place in its line: its end is the next one's beginning.
+
+    Args:
+        epoch: int64 scalar tensor.
+        index: int64 scalar tensor, records over all lines.
+        plan: `EpochPlan`.
+    """
+    start = index // plan.lines if plan.lines > 1 else index
+    over = tf.cast(plan.steps_in(plan.limit - start) < 1, tf.int64)
+    return epoch + over, start * (1 - over)
+
+
+def keys_of(where, records, positions, plan):
+    """Keys for records at positions.
+
+    Args:
+        where: What `place` returned.
+        records: int64 vector.
+        positions: int64 vector of the same length.
+        plan: `EpochPlan`.
+
+    Returns:
+        int64 tensor of shape `(len(records), KEY_SIZE)`.
+    """
+    seed, epoch, start, steps, moving, final = where
+    shape = tf.shape(records)
+    step = (positions - start) // plan.global_batch
+    is_last = tf.equal(step, steps - 1)
+    moves = step >= moving
+    if plan.batches_per_step > 1:  # the last of them moves
+        moves &= tf.equal(positions, final)
+    here = start + step * plan.global_batch
+    # What steps before have taken without moving counts with the first one.
+    begin = tf.where(step > moving, here, start)
+    return tf.stack(
+        [
+            tf.fill(shape, seed),
+            tf.fill(shape, epoch),
+            records,
+            tf.cast(positions < plan.num_records, tf.int64),
+            tf.where(moves, begin, NO_KEY),
+            tf.where(is_last, tf.zeros_like(here), here + plan.global_batch),
+        ],
+        axis=1,
+    )
+
+
+def move(position, plan, keys):
+    """Moves the position on by a batch that is handed out.
+
+    Only from where the batches before have left it: what somebody else has set
+    meanwhile stays.
+
+    Args:
+        position: `Position`.
+        plan: `EpochPlan`.
+        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
+    """
+    epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])
+    end = keys[0, TO]
+    _, at_epoch, at_index = tf.unstack(position.state())
+    found_epoch, found = normal(at_epoch, at_index, plan)
+    moves = tf.equal(found_epoch, epoch) & tf.equal(found, begin)
+    epoch += tf.cast(tf.equal(end, 0), tf.int64)
+    change = tf.stack(
+        [0 * epoch, epoch - at_epoch, end * plan.lines - at_index]
+    )
+    # A sum rather than a condition: it starts faster; see the module.
+    position.add(change * tf.cast(moves, tf.int64))
+
+
+def repeated(where, number):
+    """What `place` returned as one row, `number` times below each other."""
+    return tf.broadcast_to(tf.stack(where), [number, len(where)])
+
+
+def indexed_keys(recipe, position):
+    """A dataset of the keys of each step, for records read one by one.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        Dataset of int64 tensors of shape `(plan.slice_size, KEY_SIZE)`.
+    """
+    plan = recipe.plan
+
+    def steps_of_epoch(_):
+        where = place(position, plan)
+        step = tf.range(recipe.lane, where[3], recipe.num_lanes)
+        length = plan.num_steps
+        head = repeated(where, tf.size(step))
+        return declare(head, length), declare(step, length)
+
+    def keys_of_step(head, step):
+        where = tf.unstack(head)
+        seed, epoch, start, *_ = where
+        first, size = plan.slice_of(step, start, tf.minimum)
+        positions = records = tf.range(first, first + size)
+        if plan.remainder == "pad":
+            records = positions % plan.num_records
+        if recipe.source.order is not None:
+            records = recipe.source.order(records, seed, epoch, recipe.shuffle)
+        elif recipe.shuffle:
+            records = order.shuffled(records, plan.num_records, seed, epoch)
+        keys = keys_of(where, records, positions, plan)
+        return declare(keys, plan.slice_size)
+
+    heads = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(0), steps_of_epoch, name="position"
+    )
+    return single_device.map_on_host(
+        heads.unbatch(), keys_of_step, name="order"
+    )

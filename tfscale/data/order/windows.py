@@ -1,0 +1,243 @@
+"""Shuffled records from sources that are read in runs of neighbours.
+
+Two levels, as in CorgiPile (Xu et al., SIGMOD 2022): the blocks of an epoch
+come in a random order, as many as fit the window are read at a time, and the
+records of a window are mixed among themselves.
+
+    blocks      [a a a] [b b b] [c c c] [d d d] ...
+    permuted    [c c c] [a a a] | [d d d] [b b b] | ...    windows of 2
+    mixed       a c c a c a     | b d b d d b     | ...
+
+Both permutations are functions of (seed, epoch), so an epoch is entered at any
+position by reading the window that holds it. Where the window holds the whole
+source, this is a full shuffle.
+"""
+
+import tensorflow as tf
+
+from tfscale.data import single_device
+from tfscale.data.order import order
+from tfscale.data.order import stream
+from tfscale.data.sources.source import DAMAGED
+
+_FAR = 1 << 60  # a position after all others
+_MIX = 0x5EED  # so that blocks and records are not shuffled alike
+
+
+def blocks_per_window(source, window):
+    """How many blocks a window of so many records takes: at least one."""
+    return max(int(window // max(int(source.blocks[:, 0].max()), 1)), 1)
+
+
+def block_records(recipe, position):
+    """A dataset of `(key, raw)` for a `BlockSource`, in order.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        `tf.data.Dataset` of an int64 key and a scalar string.
+    """
+    records = _read_windows(recipe, position)
+    return _unbatched(
+        single_device.map_on_host(records, lambda _, *parts: parts),
+        recipe.plan.slice_size,
+    )
+
+
+def block_batches(recipe, position):
+    """A dataset of `(keys, raw)` for a `BlockSource`: batches, in order.
+
+    They are cut out of the windows as they are, because a hop for each record
+    costs more than to shuffle and read it.
+
+    Args:
+        recipe: `Recipe`.
+        position: `Position`.
+
+    Returns:
+        `tf.data.Dataset` of int64 keys and a vector of strings. Both are as
+        long as a batch; where the last one is smaller, what it lacks has
+        `stream.NO_KEY`.
+    """
+    plan = recipe.plan
+    size = plan.batch_size
+
+    def cut(left, window):
+        last, *parts = window
+        keys, raw = (tf.concat(two, 0) for two in zip(left, parts))
+        count = tf.shape(raw)[0]
+        number = count // size
+        if plan.remainder == "keep":
+            lacks = tf.where(last, -count % size, 0)
+            keys = tf.pad(
+                keys, [[0, lacks], [0, 0]], constant_values=stream.NO_KEY
+            )
+            raw = tf.concat([raw, tf.fill([lacks], "")], 0)
+            number = (count + lacks) // size
+        left = keys[number * size :], raw[number * size :]
+        keys = tf.reshape(
+            keys[: number * size], [number, size, stream.KEY_SIZE]
+        )
+        return left, (keys, tf.reshape(raw[: number * size], [number, size]))
+
+    none = [tf.zeros([0, stream.KEY_SIZE], tf.int64), tf.zeros([0], tf.string)]
+    specs = (
+        tf.TensorSpec([None, stream.KEY_SIZE], tf.int64),
+        tf.TensorSpec([None], tf.string),
+    )
+    batches = single_device.scan_on_host(
+        _read_windows(recipe, position), none, specs, cut
+    )
+    return _unbatched(batches, plan.batches_per_step)
+
+
+def _unbatched(dataset, length):
+    """What is in windows, of which `length` are in a step."""
+
+    def declared(*parts):
+        return tuple(stream.declare(part, length) for part in parts)
+
+    return single_device.map_on_host(dataset, declared).unbatch()
+
+
+def _read_windows(recipe, position):
+    reader = _WindowReader(recipe, position)
+    windows = single_device.map_on_host(
+        tf.data.Dataset.from_tensors(0), reader.windows, name="position"
+    )
+    # One window is read while the one before it is handed out.
+    read = single_device.map_on_host(
+        windows.unbatch(), reader.read, num_parallel_calls=1, name="read"
+    )
+    return read.prefetch(1)
+
+
+class _WindowReader:
+    """Which windows an epoch has, and what is in one."""
+
+    def __init__(self, recipe, position):
+        self._recipe = recipe
+        self._position = position
+        self._source = recipe.source
+        self._plan = recipe.plan
+        counts = self._source.blocks[:, 0]
+        self._num_blocks = len(counts)
+        self._counts = tf.constant(counts, tf.int64)
+        self._firsts = tf.cumsum(self._counts, exclusive=True)
+        self._per_window = blocks_per_window(self._source, recipe.window)
+        self._num_windows = -(-len(counts) // self._per_window)
+
+    def _blocks(self, begin, end, seed, epoch):
+        blocks = tf.range(begin, tf.minimum(end, self._num_blocks))
+        if not self._recipe.shuffle:
+            return blocks
+        return order.shuffled(blocks, self._num_blocks, seed, epoch)
+
+    def windows(self, _):
+        """Of each window left: head, number, first position, is it the last?"""
+        plan, per, total = self._plan, self._per_window, self._num_windows
+        where = stream.place(self._position, plan)
+        seed, epoch, start, *_, final = where
+        blocks = self._blocks(
+            tf.constant(0, tf.int64), self._num_blocks, seed, epoch
+        )
+        counts = tf.gather(self._counts, blocks)
+        counts = tf.pad(counts, [[0, per * total - self._num_blocks]])
+        sizes = tf.reduce_sum(tf.reshape(counts, [total, per]), axis=1)
+        begins = tf.cumsum(sizes, exclusive=True)
+        # Positions past the records pad the last batch, from the last window.
+        endless = tf.constant([0] * (total - 1) + [_FAR], tf.int64)
+        needed = (begins + sizes + endless > start) & (begins <= final)
+        needed |= tf.constant([False] * (total - 1) + [True]) & (
+            final >= plan.num_records
+        )
+        window = tf.where(needed)[:, 0]
+        head = stream.repeated(where, tf.size(window))
+        begin = tf.gather(begins, window)
+        last = tf.equal(window, tf.reduce_max(window))
+        length = plan.num_steps
+        return tuple(
+            stream.declare(t, length) for t in (head, window, begin, last)
+        )
+
+    def read(self, head, window, begin, last):
+        """Whether it is the last, and this worker's keys and raw records."""
+        where = tf.unstack(head)
+        seed, epoch, start, *_, final = where
+        first_block = window * self._per_window
+        blocks = self._blocks(
+            first_block, first_block + self._per_window, seed, epoch
+        )
+        counts = tf.gather(self._counts, blocks)
+        firsts = tf.gather(self._firsts, blocks)
+        records = tf.ragged.range(firsts, firsts + counts).values
+        size = tf.reduce_sum(counts)
+
+        end = tf.minimum(begin + size, final + 1)
+        end = tf.where(window == self._num_windows - 1, final + 1, end)
+        positions = self._mine(tf.range(tf.maximum(begin, start), end), where)
+        within = (positions - begin) % size
+        if self._recipe.shuffle:
+            within = order.shuffled(
+                within, size, seed + _MIX, epoch * self._num_windows + window
+            )
+        raw = tf.gather(self._raw(blocks, size), within)
+        records = tf.gather(records, within)
+        keys = stream.keys_of(where, records, positions, self._plan)
+        with tf.control_dependencies([self._check(records, raw)]):
+            keys = tf.identity(keys)
+        return last, keys, raw
+
+    def _mine(self, positions, where):
+        """Those positions that are this worker's and this lane's."""
+        plan, recipe = self._plan, self._recipe
+        if plan.num_workers == 1 and recipe.num_lanes == 1:
+            return positions
+        _, _, start, steps, *_ = where
+        step = (positions - start) // plan.global_batch
+        first, length = plan.slice_of(step, start, tf.minimum)
+        mine = (positions >= first) & (positions < first + length)
+        mine &= step % recipe.num_lanes == recipe.lane
+        return tf.boolean_mask(positions, mine & (step < steps))
+
+    def _check(self, records, raw):
+        """Fails with file and offset if a record could not be read."""
+        damaged = tf.equal(raw, DAMAGED)
+        # A block ends at its first damage: what follows counts as damaged.
+        none = tf.constant(self._source.num_records - 1, tf.int64)
+        # And a window may hold nothing of this worker.
+        first = tf.reduce_min(tf.where(damaged, records, none))
+        first = tf.minimum(first, none)
+        path, offset = self._source.place(first)
+        # `tf.debugging.Assert` would wrap it in 20 operations more.
+        return tf.raw_ops.Assert(
+            condition=tf.logical_not(tf.reduce_any(damaged)),
+            data=[
+                "A record cannot be read: it is damaged, or its file has gone."
+                " Received: file",
+                path,
+                "offset",
+                offset,
+                "To leave damaged records out, use on_damage='skip'.",
+            ],
+        )
+
+    def _raw(self, blocks, size):
+        def read():
+            # No hop for a record: a block is one element.
+            records = single_device.interleave_on_host(
+                tf.data.Dataset.from_tensor_slices(blocks),
+                self._source.read_block,
+                cycle_length=self._recipe.interleaved_reads,
+                block_length=1,
+            )
+            return records.rebatch(size).get_single_element()
+
+        if self._recipe.cache is None:
+            return read()
+        # What is all in memory need not be read again.
+        return tf.cond(
+            self._recipe.cache.is_full(), lambda: tf.fill([size], ""), read
+        )

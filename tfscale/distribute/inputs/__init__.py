@@ -1,0 +1,3 @@
+"""How replicas and workers get their batches."""
+
+__all__: list[str] = []

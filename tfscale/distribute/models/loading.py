@@ -1,0 +1,50 @@
+"""Loads the weights of a pipeline: all of them, or none.
+
+Keras' loader raises in the end, after it has written all that fits. So it runs
+twice: on trial first, with all of its checks and nothing written, and then in
+earnest. That reads the file twice, and needs no memory.
+
+A plain model loads as Keras loads, on a mesh too.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.distribute.variables.variable import on_trial
+
+
+def load_all_or_nothing(
+    load_weights: Callable[..., None], filepath: Any, **kwargs: Any
+) -> None:
+    """Loads weights of a file in which there are all that a model has.
+
+    Args:
+        load_weights: `load_weights` of a model on a mesh.
+        filepath: What it is to load.
+        **kwargs: For `load_weights`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        OSError: If the file is damaged; nothing is changed then.
+        ValueError: If it is of another model; nothing is changed then.
+    """
+    try:
+        # What is to be warned of will be when it happens.
+        with on_trial(), tf.device("CPU:0"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load_weights(filepath, **kwargs)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(
+            "The weights of a pipeline are loaded all or none. Received: "
+            f"{str(filepath)!r}, of which Keras says: {error}\n"
+            "Nothing was changed. Load a whole file of the same model, saved "
+            "on any mesh or none, or pass `skip_mismatch=True` to load the "
+            "layers that fit."
+        ) from error
+    load_weights(filepath, **kwargs)

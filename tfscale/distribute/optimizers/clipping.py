@@ -1,0 +1,93 @@
+"""Clips gradients as Keras does, by norms of whole variables.
+
+Keras takes the norm of what an optimizer is given. Here that is a shard, or a
+replica's part, whose squares have to be added up first.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute.variables import zero
+from tfscale.distribute.variables.sharded_variable import ShardedVariable
+from tfscale.tensor_parallel import collectives
+
+
+def is_sharded(variable) -> bool:
+    """Whether model ranks divide a variable, of Keras or distributed."""
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+    return isinstance(variable, ShardedVariable)
+
+
+def clip(optimizer, grads, variables, extended) -> list:
+    """Gradients clipped as an optimizer is set to; in replica context.
+
+    Args:
+        optimizer: The Keras optimizer.
+        grads: Summed over replicas: for each variable a tensor or None.
+        variables: Trainable Keras variables.
+        extended: The `MeshExtended` that they belong to.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    scale = optimizer.loss_scale_factor
+    if inner is not optimizer:
+        scale = tf.convert_to_tensor(optimizer.dynamic_scale)
+    if scale is None:
+        return _clip_unscaled(inner, grads, variables, extended)
+    # Mostly a power of two: to divide and multiply by it changes no digit.
+    grads = _each(lambda g: g / tf.cast(scale, g.dtype), grads)
+    grads = _clip_unscaled(inner, grads, variables, extended)
+    return _each(lambda g: g * tf.cast(scale, g.dtype), grads)
+
+
+def _clip_unscaled(optimizer, grads, variables, extended):
+    if optimizer.clipvalue:
+        limit = optimizer.clipvalue
+        return _each(lambda g: tf.clip_by_value(g, -limit, limit), grads)
+    limit = optimizer.clipnorm or optimizer.global_clipnorm
+    if not limit:
+        return grads
+    found = squares(grads, variables, extended)
+    if optimizer.global_clipnorm:
+        found = [tf.add_n(found)] * len(found)
+    factors = iter(limit / tf.maximum(tf.sqrt(s), limit) for s in found)
+    return _each(lambda g: g * tf.cast(next(factors), g.dtype), grads)
+
+
+def squares(tensors, variables, extended) -> list[tf.Tensor]:
+    """Squared norms, each of what is as whole as a variable; in float32.
+
+    In replica context, where no replica is in a branch.
+
+    Args:
+        tensors: For each variable what this rank and replica has of a tensor
+            of its shape (the gradient, say), or None.
+        variables: Trainable Keras variables.
+        extended: The `MeshExtended` that they belong to.
+
+    Returns:
+        One for each tensor that is there.
+    """
+    found, sharded, parted = [], [], []
+    for tensor, variable in zip(tensors, variables):
+        if tensor is None:
+            continue
+        square = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float32)))
+        if is_sharded(variable):
+            sharded.append(len(found))
+        if extended.optimizer_states.dim_of(variable) is not None:
+            parted.append(len(found))
+        found.append(square)
+    for places, add_up in (
+        (parted, zero.sum_over_replicas),
+        (sharded, collectives.sum_over_ranks),
+    ):
+        if places:
+            total = add_up(tf.stack([found[i] for i in places]))
+            for i, square in zip(places, tf.unstack(total)):
+                found[i] = square
+    return found
+
+
+def _each(function, grads):
+    return [None if g is None else function(g) for g in grads]

@@ -1,0 +1,168 @@
+"""The noise scale of gradients, out of gradients that are there anyway.
+
+A batch is the sum of parts, of replicas or of microbatches. Part i counts for
+w_i of it and has b_i rows; G is the expected gradient and S the trace of the
+covariance of the gradient of a row:
+
+    E sum_i |w_i g_i|^2   = q |G|^2 + r S        q = sum_i w_i^2
+    E |sum_i w_i g_i|^2   =   |G|^2 + r S        r = sum_i w_i^2 / b_i
+
+Two numbers a step, and two equations. What they give is a ratio of two
+expectations, so each is averaged over steps before they are divided.
+
+Source: McCandlish, Kaplan, Amodei et al.: An Empirical Model of Large-Batch
+Training (2018), appendix A.1, there with equal parts.
+"""
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.distribute.optimizers.clipping import is_sharded
+from tfscale.distribute.optimizers.clipping import squares
+from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import part as part_lib
+
+
+class GradientNoise:
+    """Averages, over steps, what a noise scale is made of.
+
+    Args:
+        model: The model, built and compiled.
+        smoothing: By how much a step's weight shrinks with each step.
+    """
+
+    def __init__(self, model: keras.Model, smoothing: float):
+        self._optimizer = model.optimizer
+        self._ids = {id(v) for v in model.trainable_variables}
+        self._smoothing = smoothing
+        self._epochs: Callable[[], Any] = lambda: None
+        with tf.init_scope():
+            # |G|^2, S, and the weight of both.
+            self._means = _internals.ResourceVariable(
+                np.zeros(3, np.float32), trainable=False
+            )
+
+    def begin(self, epochs: Any) -> None:
+        """Looks at what is traced in the `fit` of an epoch iterator."""
+        self._epochs = weakref.ref(epochs)
+
+    def is_of(self, model: keras.Model) -> bool:
+        """Whether it looks at the gradients of a model, as it is compiled."""
+        return (
+            self._optimizer is model.optimizer
+            and {id(v) for v in model.trainable_variables} == self._ids
+        )
+
+    @property
+    def means(self) -> np.ndarray:
+        """|G|^2, S and their weight, as weighted sums; what `set` takes."""
+        return self._means.numpy()
+
+    def set(self, means: Any) -> None:
+        """Goes on from `means`."""
+        self._means.assign(means)
+
+    def of_replicas(self, gradients, sums, variables, extended) -> None:
+        """Notes a step of replicas; in replica context, where they can meet.
+
+        Args:
+            gradients: Of this replica: for each variable a tensor or None.
+            sums: Over the replicas; where they divide slots, parts of those.
+            variables: The trainable Keras variables.
+            extended: The `MeshExtended` that they belong to.
+        """
+        epochs, part = self._epochs(), part_lib.current_part()
+        if (
+            epochs is None
+            or part is None
+            or not _internals.is_running(epochs)
+            or not {id(v) for v in variables} <= self._ids
+        ):
+            return
+        rows = tf.maximum(part.rows, 1.0)  # without any there is no share
+        share = part.share
+        own = of_one_part(gradients)
+        of_parts, q, r = tf.unstack(
+            part.total(
+                tf.stack(
+                    [
+                        _over_ranks(own, gradients, variables),
+                        share**2,
+                        share**2 / rows,
+                    ]
+                )
+            )
+        )
+        whole = tf.add_n(squares(sums, variables, extended))
+        self._add(of_parts, whole, q, r)
+
+    def of_microbatches(self, of_parts, sums, variables, q, r) -> None:
+        """Notes a step of one replica that accumulates.
+
+        Args:
+            of_parts: Sums over microbatches of `of_one_part`.
+            sums: Gradients of the batch: for each variable a tensor or None.
+            variables: The trainable Keras variables.
+            q: Scalar, see the module.
+            r: Likewise.
+        """
+        of_parts = _over_ranks(of_parts, sums, variables)
+        whole = _over_ranks(of_one_part(sums), sums, variables)
+        self._add(of_parts, whole, q, r)
+
+    def _add(self, of_parts, whole, q, r):
+        # As the loss was scaled.
+        scale = tf.cast(self._loss_scale(), tf.float32) ** 2
+        of_parts, whole = of_parts / scale, whole / scale
+        is_good = (
+            (q < 1.0) & tf.math.is_finite(of_parts) & tf.math.is_finite(whole)
+        )
+        square = tf.math.divide_no_nan(whole - of_parts, 1.0 - q)
+        variance = tf.math.divide_no_nan(of_parts - q * whole, (1.0 - q) * r)
+        new = tf.stack([square, variance, 1.0])
+        if _internals.get_current_replica_id_as_int():
+            return  # the others have the same numbers
+        before = self._means.read_value()
+        mean = self._smoothing * before + (1.0 - self._smoothing) * new
+        self._means.assign(tf.where(is_good, mean, before), read_value=False)
+
+    def _loss_scale(self):
+        dynamic = getattr(self._optimizer, "dynamic_scale", None)
+        if dynamic is not None:
+            return tf.convert_to_tensor(dynamic)
+        return self._optimizer.loss_scale_factor or 1.0
+
+
+def of_one_part(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """Squared norms of the gradients that are there, a vector of float32.
+
+    Args:
+        gradients: For each variable a tensor or None.
+    """
+    return tf.stack(
+        [
+            tf.reduce_sum(
+                tf.square(tf.cast(tf.convert_to_tensor(g), tf.float32))
+            )
+            for g in gradients
+            if g is not None
+        ]
+    )
+
+
+def _over_ranks(own, gradients, variables):
+    """The sum of squared norms, of which a rank has those of its shards."""
+    given = [v for g, v in zip(gradients, variables) if g is not None]
+    sharded = np.array([is_sharded(v) for v in given])
+    if not sharded.any():
+        return tf.reduce_sum(own)
+    shards = tf.reduce_sum(tf.boolean_mask(own, sharded))
+    rest = tf.reduce_sum(tf.boolean_mask(own, ~sharded))
+    return collectives.sum_over_ranks(shards) + rest

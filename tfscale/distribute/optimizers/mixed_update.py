@@ -1,0 +1,70 @@
+"""Updates, outside of replicas, of weights by slots and of slots by weights.
+
+`strategy.extended.update(weight, fn, args=(slot,))` calls `fn` for each device
+with what it has of both: all of the weight, and where replicas divide slots a
+part of the slot. Here it gets the same part of the weight, and then replicas
+give each other what they have updated. `keras.callbacks.SwapEMAWeights` swaps
+weights with their averages in this way.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfscale.distribute.variables import zero
+from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.distribute.variables.zero import OptimizerStateSharding
+
+
+def of_parts(
+    update: Callable, optimizer_states: OptimizerStateSharding
+) -> Callable:
+    """An `update` of an `extended` that gives `fn` parts of the same size.
+
+    Args:
+        update: Its method, with arguments `(var, fn, args, kwargs, group)`.
+        optimizer_states: How replicas divide slots.
+    """
+
+    def call(var, fn, args, kwargs, group):
+        weights = _weights_of_slots((var, args, kwargs))
+        if not weights:
+            return update(var, fn, args, kwargs, group)
+
+        def part(value):
+            is_weight = any(value is weight for weight in weights)
+            return optimizer_states.own_shard(value) if is_weight else value
+
+        def fn_of_parts(component, *args, **kwargs):
+            if any(var is weight for weight in weights):
+                component = optimizer_states.own_shard(var)
+            args, kwargs = tf.nest.map_structure(part, (args, kwargs))
+            return fn(component, *args, **kwargs)
+
+        with zero.noting_parts() as new_parts:
+            result = update(var, fn_of_parts, args, kwargs, group)
+        for weight in weights:
+            keys = [zero.part_key(weight, i) for i in range(len(weight.values))]
+            if keys[0] in new_parts:
+                parts = [new_parts[key] for key in keys]
+                optimizer_states.all_gather_outside(weight, parts)
+        return result
+
+    return call
+
+
+def _weights_of_slots(values):
+    """Those that are whole on every replica, beside parts of such slots."""
+    variables = [
+        value
+        for value in tf.nest.flatten(values)
+        if isinstance(value, MeshVariable)
+    ]
+    shapes = [v.sharding.shape for v in variables if _over_data(v)]
+    return [
+        v for v in variables if not _over_data(v) and v.sharding.shape in shapes
+    ]
+
+
+def _over_data(variable):
+    return variable.sharding.data_dim is not None

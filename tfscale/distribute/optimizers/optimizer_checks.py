@@ -1,0 +1,123 @@
+"""Optimizers that would be wrong with sharded slots, refused in words."""
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfscale.distribute.optimizers import clipping
+from tfscale.distribute.optimizers import optimizer_trial
+from tfscale.optimizers.lars import LARS
+
+# Their updates need the whole of a variable.
+NOT_ELEMENTWISE = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+
+# Optimizers of users' own that were tried: each is once.
+_TRIED: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
+
+
+def check(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    extended: Any,
+) -> None:
+    """Refuses an optimizer that cannot update shards by themselves.
+
+    Args:
+        optimizer: The Keras optimizer.
+        variables: What it is to update.
+        extended: The `MeshExtended` that they belong to.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    sharded = [
+        v
+        for v in variables
+        if clipping.is_sharded(v)
+        or extended.optimizer_states.dim_of(v) is not None
+    ]
+    if not sharded:
+        return
+    if isinstance(inner, NOT_ELEMENTWISE):
+        raise ValueError(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {type(inner).__name__}, which needs the whole "
+            "of a variable at once. Use AdamW, Lion, SGD or another one that "
+            "is elementwise, or neither a layout map that shards something nor "
+            "zero_stage=1."
+        )
+    if isinstance(inner, LARS) and inner is not optimizer:
+        raise ValueError(
+            "LARS needs norms of whole variables before a step is known to be "
+            "finite. Received: LARS in a LossScaleOptimizer, and variables "
+            "that are sharded. Use `mixed_bfloat16`, which needs no loss "
+            "scaling, or neither a layout map that shards something nor "
+            "zero_stage=1."
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "Slots can be sharded, over model ranks or with zero_stage=1, "
+            "under one optimizer for all variables. Received: a "
+            "MultiOptimizer, each part of which would clip by itself. Use one "
+            "of its optimizers for all."
+        )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "`gradient_accumulation_steps` does not work where slots are "
+            "sharded, over model ranks or with zero_stage=1. Received: "
+            f"{inner.gradient_accumulation_steps}. Leave it out, make batches "
+            "so many times as large, and give `fit` the callback "
+            "`tfscale.callbacks.GradientAccumulation(num_microbatches="
+            f"{inner.gradient_accumulation_steps})`."
+        )
+    constrained = [
+        v.path for v in sharded if getattr(v, "constraint", None) is not None
+    ]
+    if inner is not optimizer and constrained:
+        raise ValueError(
+            "Variables with a constraint whose slots are sharded cannot be "
+            f"trained with loss scaling. Received: {constrained[0]!r}. Use "
+            "`mixed_bfloat16`, or neither divide the variable in the layout "
+            "map nor set zero_stage=1."
+        )
+    shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
+    _check_own(inner, shardings)
+
+
+def _check_own(optimizer, shardings):
+    """Refuses an optimizer of a user's own that a trial finds out."""
+    kind = optimizer.__class__
+    if (
+        optimizer in _TRIED
+        or getattr(keras.optimizers, kind.__name__, None) is kind
+        or isinstance(optimizer, LARS)
+    ):
+        return
+    try:
+        is_right = optimizer_trial.is_elementwise(optimizer, shardings)
+    except Exception as error:
+        is_right = True
+        warnings.warn(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which could not be tried "
+            f"({type(error).__name__}: {error}). Give it a `get_config`, of "
+            "which `from_config` makes a copy.",
+            stacklevel=2,
+        )
+    if not is_right:
+        raise ValueError(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which on a trial did not "
+            "make of the half of a variable what it made of the whole: it "
+            "looks at all of a variable, or of the gradients, or draws random "
+            "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
+            "change gradients in a `train_step` behind "
+            "`tfscale.sum_gradients`, or use neither a layout map that shards "
+            "something nor zero_stage=1."
+        )
+    _TRIED.add(optimizer)

@@ -1,0 +1,167 @@
+"""A variable of which every component holds a part."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.distribute.variables import zero
+from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.sharding.sharding import Sharding
+from tfscale.sharding.shards import shard
+from tfscale.sharding.shards import shards
+from tfscale.sharding.shards import unshard
+from tfscale.tensor_parallel import collectives
+
+# Under which a checkpoint of TensorFlow has the value of any variable.
+_CHECKPOINT_KEY = "VARIABLE_VALUE"
+
+
+class ShardedVariable(MeshVariable):
+    """A variable of which each component has a part.
+
+    A weight is sharded over the model ranks of a replica, a slot of an
+    optimizer like its weight and, with `zero_stage=1`, over the replicas too.
+
+    It is the whole value for all who do not ask for shards: outside of
+    replicas the parts are put together, inside they are gathered, and what is
+    assigned is sharded. Within `collectives.local_shards`, and where a
+    strategy updates components, it is the component's own part.
+
+    Made by `MeshStrategy` for what is sharded, not by users.
+    """
+
+    def __init__(
+        self,
+        strategy,
+        values,
+        aggregation,
+        var_policy=None,
+        *,
+        sharding: Sharding,
+        path: str,
+    ):
+        self._sharding = sharding
+        self.path = path
+        super().__init__(strategy, values, aggregation, var_policy)
+
+    @property
+    def sharding(self) -> Sharding:
+        """What each device has of it."""
+        return self._sharding
+
+    @property
+    def shape(self):
+        """The whole shape, or the rank's where the shard is what is read."""
+        return self._primary.shape if self._is_local() else self.whole_shape
+
+    @property
+    def whole_shape(self) -> tf.TensorShape:
+        """The shape of the value, of which components have parts."""
+        return tf.TensorShape(self._sharding.shape)
+
+    def get_shape(self):
+        """See `shape`."""
+        return self.shape
+
+    def value(self):
+        """The value as a tensor."""
+        return tf.convert_to_tensor(self)
+
+    def read_value(self):
+        """The value as a tensor."""
+        return tf.convert_to_tensor(self)
+
+    def _is_local(self):
+        if tf.distribute.in_cross_replica_context():
+            return _internals.get_update_replica_id() is not None
+        return collectives.reads_shards()
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        if self._is_local():
+            return super()._dense_var_to_tensor(dtype, name, as_ref)
+        if self._is_in_replica():
+            # Threads meet outside of loops and branches only.
+            with (
+                collectives.graph_of_collectives(),
+                collectives.gradients_are_partial(False),
+            ):
+                value = self._gathered()
+            if self.trainable:
+                value = collectives.as_used(value)
+        else:
+            value = self._whole()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _is_in_replica(self):
+        """Whether a replica of its strategy calls, not who has no strategy."""
+        return (
+            tf.distribute.get_strategy() is self.distribute_strategy
+            and not tf.distribute.in_cross_replica_context()
+        )
+
+    def _gathered(self):
+        """The value, gathered by this replica."""
+        value = super()._dense_var_to_tensor()
+        sharding = self._sharding
+        if sharding.data_dim is not None:
+            (value,) = zero.gather([value], [sharding.data_dim])
+        if sharding.model_dim is not None:
+            value = collectives.gather_from_ranks(value, sharding.model_dim)
+        return value
+
+    def __array__(self, dtype=None):
+        """The value, which NumPy asks for outside of a strategy's scope too."""
+        return np.asarray(self.numpy(), dtype)
+
+    def sparse_read(self, indices, name=None):
+        """Rows of the value, for `tf.gather`."""
+        return tf.gather(tf.convert_to_tensor(self), indices, name=name)
+
+    def gather_nd(self, indices, name=None):
+        """Entries of the value, for `tf.gather_nd`."""
+        return tf.gather_nd(tf.convert_to_tensor(self), indices, name=name)
+
+    def _get_as_operand(self):
+        return tf.convert_to_tensor(self)
+
+    def _get_cross_replica(self):
+        return self._dense_var_to_tensor()
+
+    def _serialize_to_tensors(self):
+        # What a checkpoint has does not tell on how many ranks it was written.
+        return {_CHECKPOINT_KEY: self._whole()}
+
+    def _restore_from_tensors(self, restored_tensors):
+        value = restored_tensors[_CHECKPOINT_KEY]
+        parts = shards(self._checked(value), self._sharding)
+        assigned = []
+        for component, part in zip(self._values, parts):
+            with tf.device(component.device):
+                assigned.append(
+                    component.assign(tf.identity(part), read_value=False)
+                )
+        return assigned
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        # TensorFlow would take the first shard for the value.
+        raise ValueError(
+            "A model with sharded variables cannot be exported. Received: "
+            f"{self.path!r}, in {len(self._values)} parts. Save it with "
+            "`model.save(path)`, load it with `keras.models.load_model(path)` "
+            "outside of the strategy's scope, and export what was loaded."
+        )
+
+    def _whole(self):
+        return unshard([v.read_value() for v in self._values], self._sharding)
+
+    def _update_cross_replica(self, update_fn, value, **kwargs):
+        value = _internals.distribute_utils.regroup(
+            tuple(shards(self._checked(value), self._sharding))
+        )
+        return super()._update_cross_replica(update_fn, value, **kwargs)
+
+    def _update_replica(self, update_fn, value, **kwargs):
+        if not collectives.reads_shards():
+            replica, rank = self.distribute_strategy.extended.place()
+            value = shard(self._checked(value), self._sharding, replica, rank)
+        return super()._update_replica(update_fn, value, **kwargs)

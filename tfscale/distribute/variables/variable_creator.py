@@ -1,0 +1,256 @@
+"""Makes a strategy's variables: on which devices, and which part on each."""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import rank_context
+from tfscale.distribute.optimizers.optimizer import adapt_optimizer
+from tfscale.distribute.variables.late_variables import late_variable
+from tfscale.distribute.variables.late_variables import layers_around
+from tfscale.distribute.variables.sharded_variable import ShardedVariable
+from tfscale.distribute.variables.variable import MeshAccumulator
+from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.distribute.variables.zero import OptimizerStateSharding
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.of_variable import state_sharding_of
+from tfscale.sharding.sharding import Sharding
+from tfscale.sharding.shards import shards
+from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel.layouts.layouts import Layouts
+from tfscale.tensor_parallel.rules import layer_rules
+from tfscale.tensor_parallel.rules import sharded_call
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
+
+_CLASSES = {
+    **_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
+    tf.VariableSynchronization.ON_WRITE: MeshVariable,
+    tf.VariableSynchronization.ON_READ: MeshAccumulator,
+}
+
+
+class VariableCreator:
+    """Makes the variables that are created in the scope of a strategy.
+
+    What makes a variable decides how it is sharded: a layer's is sharded as
+    the layout map says, a slot of an optimizer like its variable and, with
+    `zero_stage=1`, over the replicas too, anything else not at all. Layers and
+    optimizers are prepared for shards when they make their first one.
+
+    Where a replica has several stages, variables are made on its host and
+    `PipelineModel` moves them (`placed_on`), so that building a model never
+    puts all of it on one accelerator.
+
+    Args:
+        devices: See `MeshExtended`.
+        layouts: See there.
+        optimizer_states: How replicas divide the slots of optimizers.
+
+    Attributes:
+        paths: Of the variables of layers so far.
+    """
+
+    def __init__(
+        self,
+        devices,
+        layouts: Layouts,
+        optimizer_states: OptimizerStateSharding,
+    ):
+        self._device_grid = devices
+        self._layouts = layouts
+        self._optimizer_states = optimizer_states
+        self.paths = []
+
+    @contextlib.contextmanager
+    def placed_on(self, pipeline_rank: int, like=None):
+        """Within it, variables are made on that stage's devices, everywhere.
+
+        Args:
+            pipeline_rank: Which stage's devices.
+            like: The variable as which they are sharded over model ranks,
+                if they are.
+        """
+        with rank_context.within(pipeline_rank=pipeline_rank, made_like=like):
+            yield
+
+    def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
+        """Makes a variable.
+
+        Args:
+            strategy: The strategy.
+            next_creator: Makes a component.
+            colocate_with: A variable of the strategy, on whose devices, and
+                sharded like it, this one is to be; or None.
+            **kwargs: Those of `tf.Variable`.
+        """
+        devices = self._devices(colocate_with)
+        callers, path = _callers_and_path(**kwargs)
+        if _is_layer(callers):
+            self.paths.append(path)
+        sharding = values = None
+        is_moved = rank_context.current().made_like is not None
+        is_first = strategy.extended.has_workers and not is_moved
+        if (
+            is_first
+            or self._layouts.size > 1
+            or (self._optimizer_states.are_sharded and _is_optimizer(callers))
+        ):
+            with tf.init_scope(), tf.device(_host_of(devices[0])):
+                initial = _as_tensor(**kwargs)
+                if is_first:
+                    initial = strategy.extended.from_first_worker(initial, path)
+                sharding = self._sharding(
+                    callers, path, initial, colocate_with, kwargs
+                )
+                if sharding.is_sharded:
+                    values = shards(initial, sharding)
+            kwargs["initial_value"] = initial
+
+        def create_components(**kwargs):
+            components = []
+            for index, device in enumerate(devices):
+                if index:
+                    # The slash makes the name absolute.
+                    kwargs["name"] = (
+                        f"{components[0].name.split(':')[0]}/replica_{index}/"
+                    )
+                    kwargs["initial_value"] = components[0].read_value
+                if values:
+                    kwargs["initial_value"] = values[index]
+                with tf.init_scope(), tf.device(device):
+                    components.append(next_creator(**kwargs))
+            return components
+
+        classes = _CLASSES
+        if values:
+            kwargs.pop("shape", None)
+            like = rank_context.current().made_like
+            sharded = functools.partial(
+                ShardedVariable,
+                sharding=sharding,
+                path=path if like is None else like.path,
+            )
+            classes = dict.fromkeys(classes, sharded)
+        variable = _internals.distribute_utils.create_mirrored_variable(
+            strategy,
+            create_components,
+            classes,
+            _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
+            strategy.extended.batch_norms.add(callers[-1])
+        if callers and isinstance(callers[-1], keras.random.SeedGenerator):
+            rank_seeds.attach(callers[-1])
+        if _is_optimizer(callers):
+            adapt_optimizer(callers[-1], strategy.extended)
+        elif callers and values:
+            is_found = self._layouts.is_found(path)
+            _prepare_layers(callers, strategy.extended, is_found)
+        return variable
+
+    def _devices(self, colocate_with):
+        """The device of each component."""
+        if colocate_with is not None:
+            return _internals.devices_of(colocate_with)
+        rank = rank_context.current().pipeline_rank
+        devices = [
+            device
+            for stages in self._device_grid
+            for device in stages[rank or 0]
+        ]
+        if rank is not None or len(self._device_grid[0]) == 1:
+            return devices
+        return [_host_of(device) for device in devices]
+
+    def _sharding(self, callers, path, initial, colocate_with, kwargs):
+        """How a new variable is sharded."""
+        like = colocate_with
+        if like is None:
+            like = rank_context.current().made_like
+        model_dim = data_dim = None
+        if like is None:
+            model_dim = self._layout_dim(callers, path, initial, kwargs)
+        elif tuple(initial.shape) == sharding_of(like).shape:
+            # States of an optimizer are sharded like their variable, and more.
+            is_state = _is_optimizer(callers)
+            found = state_sharding_of(like) if is_state else sharding_of(like)
+            model_dim, data_dim = found.model_dim, found.data_dim
+        return Sharding(
+            tuple(initial.shape),
+            initial.dtype.size,
+            len(self._device_grid),
+            len(self._device_grid[0][0]),
+            model_dim,
+            data_dim,
+        )
+
+    def _layout_dim(self, callers, path, initial, kwargs):
+        """Along which dim model ranks divide a new variable of a layer."""
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return None
+        if not _is_layer(callers):
+            return None
+        declared = _declared_dim(callers, kwargs["name"])
+        return self._layouts.split_dim(path, tuple(initial.shape), declared)
+
+
+def _callers_and_path(name, initial_value, **_):
+    """What makes a variable, outermost first, and the variable's path."""
+    callers = _internals.name_scope_callers()
+    late = late_variable(initial_value)
+    if late is not None and _is_layer(callers):
+        return [*callers, *layers_around(late, callers[-1])], late.path
+    return callers, f"{_internals.current_path()}/{name}"
+
+
+def _is_layer(callers):
+    """Whether it is a layer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
+
+
+def _is_optimizer(callers):
+    """Whether it is an optimizer that makes a variable."""
+    return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
+
+
+def _declared_dim(callers, name):
+    """What a layer says of its own or a sublayer's variable.
+
+    `model_parallel_dims` of a layer has the sharded dim of each variable by
+    its path below the layer.
+    """
+    for depth, caller in enumerate(callers):
+        dims = getattr(caller, "model_parallel_dims", None)
+        if dims is not None:
+            names = [layer.name for layer in callers[depth + 1 :]]
+            return dims.get("/".join([*names, name]))
+    return None
+
+
+def _prepare_layers(callers, extended, is_found):
+    """Has the layers that make a sharded variable run on shards."""
+    decide = functools.partial(
+        sequence_model.decide
+        if extended.sequence_parallel
+        else analysis.decide,
+        extended.num_model_ranks,
+    )
+    for layer in layer_rules.concerned(callers):
+        sharded_call.attach(layer, layer_rules.make_rule, decide)
+        layer.sharded_call.is_found &= is_found
+        extended.sharded_calls.add(layer.sharded_call)
+
+
+def _host_of(device):
+    return _internals.device_util.canonicalize("/device:CPU:0", device)
+
+
+def _as_tensor(initial_value, dtype=None, **_):
+    if callable(initial_value):
+        initial_value = initial_value()
+    return tf.convert_to_tensor(initial_value, dtype)

@@ -1,0 +1,126 @@
+"""Says of a model what microbatches make differ from one device.
+
+What can be seen when stages are traced is said then, once: a layer that changes
+a variable of its own in every call does so once per microbatch.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import keras
+
+from tfscale import _internals
+from tfscale.pipeline.stages.plan import PipelinePlan
+from tfscale.pipeline.tracing import keys
+from tfscale.whole_batch import losses
+
+
+def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
+    """Refuses to train or evaluate by nothing.
+
+    Args:
+        plan: The model.
+        stages: Its `TracedStage`s, traced with targets.
+
+    Raises:
+        ValueError: If there is neither a loss of `compile`, nor one that a
+            layer adds, nor a regularizer.
+    """
+    if (
+        stages[-1].losses
+        or any(keys.AddedLoss(i) in s.outputs for i, s in enumerate(stages))
+        or any(variable.regularizer for variable in plan.variables)
+    ):
+        return
+    raise ValueError(
+        "A model must have something to minimise. Received: a model compiled "
+        "without `loss`, no layer of which calls `add_loss` or has a "
+        "regularizer. Pass `loss=` to `compile`."
+    )
+
+
+def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
+    """Refuses outputs that those of a batch cannot be put together from.
+
+    Args:
+        plan: The model.
+        known: Specs of what its stages make of a microbatch, by key.
+        rows: Rows of a microbatch, or None if they are not known.
+
+    Raises:
+        ValueError: If there are several microbatches, and an output has no
+            row for each row.
+    """
+    num_microbatches = plan.schedule.num_microbatches
+    if num_microbatches == 1:
+        return
+    for value in plan.graph.outputs:
+        spec = known.get(keys.Activation(value))
+        if spec is None or not _is_without_rows(spec.shape, rows):
+            continue
+        name = next(c for c in plan.graph.calls if value in c.outputs).name
+        raise ValueError(
+            "Each output must have a row for each row of the batch, because "
+            "those of microbatches are put one behind the other. Received: an "
+            f"output of shape {tuple(spec.shape)}, of layer {name!r}, for a "
+            f"microbatch of {rows} rows. Use `PipelineModel(model, "
+            "num_microbatches=1)`, or wrap a model without that output: "
+            "`keras.Model(model.inputs, ...)`."
+        )
+
+
+def _is_without_rows(shape, rows):
+    if shape.rank == 0:
+        return True
+    if shape.rank is None or shape[0] is None or not rows:
+        return False
+    # Something may be folded into the batch: then it has several for each.
+    return shape[0] == 0 or shape[0] % rows != 0
+
+
+def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
+    """Warns of what is not what it is on one device.
+
+    Args:
+        plan: The model.
+        stages: Its `TracedStage`s.
+        num_replicas: Size of the data axis.
+    """
+    num_microbatches = plan.schedule.num_microbatches
+    if num_microbatches * num_replicas > 1:
+        losses.warn_of_reduced(stages[-1].losses)
+    if num_microbatches == 1:
+        return
+    changed = {
+        key.number
+        for s in stages
+        for key in s.outputs
+        if isinstance(key, keys.NewState)
+    }
+    for each in plan.statistics:
+        changed -= {each.mean, each.variance}
+    expected = _expected(plan)
+    for number in sorted(changed):
+        variable = plan.variables[number]
+        if id(variable) not in expected:
+            warnings.warn(
+                "A layer is called once per microbatch, and on one device once "
+                f"per batch. Received: the variable {variable.path!r}, which "
+                f"each call changes: {num_microbatches} times per step. A "
+                "counter, or an average of what each call sees, comes out "
+                "differently. Use `PipelineModel(model, num_microbatches=1)` "
+                "if that matters.",
+                stacklevel=2,
+            )
+
+
+def _expected(plan):
+    """Variables that are to change in every call: seeds, and metrics."""
+    variables = []
+    for call in plan.graph.calls:
+        if isinstance(call.operation, keras.layers.Layer):
+            for layer in _internals.flatten_layers(call.operation):
+                variables += layer.metrics_variables
+                for generator in _internals.own_generators(layer):
+                    variables.append(generator.state)
+    return set(map(id, variables))

@@ -1,0 +1,222 @@
+"""What a stage keeps of a microbatch between its forward and its backward.
+
+Exactly, of functions that were traced; and before there are any, of each call
+of a model, so that a cut can be chosen for it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+import keras
+
+from tfscale.pipeline.stages.graph import Call
+from tfscale.pipeline.stages.graph import Graph
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.single_call import SingleCall
+from tfscale.pipeline.stages.single_call import map_calls
+from tfscale.pipeline.stages.single_call import tensor_spec
+from tfscale.pipeline.tracing import keys
+from tfscale.pipeline.tracing.phases import Phase
+from tfscale.pipeline.tracing.trace import TracedStage
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.of_variable import state_sharding_of
+
+# Operations whose result is the buffer that they are given.
+_ALIASES = (
+    "ExpandDims",
+    "Identity",
+    "PreventGradient",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    """In the place of a key: a constant of a function."""
+
+
+# What goes from stage to stage, and what is no microbatch's.
+_PASSED = (keys.Mask, keys.Activation)
+_NOT_KEPT = (_Constant, keys.Param, keys.Target)
+
+
+def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
+    """Bytes that each stage keeps of one microbatch until its backward.
+
+    They are the results of the forward, and the inputs of the stage, that its
+    backward (or W) takes: `activation_bytes` of
+    `tfscale.pipeline.simulate`, which tells how many microbatches are there at
+    once. Tensors that share a buffer count once; parameters and constants,
+    and the targets of the batch, do not count. Nor does what lives only while
+    a function runs or waits to be sent, nor what a loop keeps of each of its
+    iterations (recurrent layers that are not cuDNN's).
+
+    Args:
+        stages: Traced for training, for batches whose number of rows is
+            known and divided by the number of microbatches.
+
+    Returns:
+        One number per stage.
+
+    Raises:
+        ValueError: If a size is not known.
+    """
+    return tuple(sum(_saved_buffers(stage.phases).values()) for stage in stages)
+
+
+def training_bytes(
+    variables: Iterable[keras.Variable], num_slots: float = 2
+) -> tuple[int, int, int]:
+    """Bytes of variables, of their gradients and of their optimizer slots.
+
+    They are what one device has of them, if model ranks divide variables, or
+    replicas slots.
+
+    Args:
+        variables: Those that are not trainable have no gradient and no slots.
+        num_slots: Slots of each variable; Adam has 2.
+    """
+    variables = list(variables)
+    trainable = [v for v in variables if v.trainable]
+    return (
+        sum(sharding_of(v).local_bytes for v in variables),
+        # Sums of gradients are never of less than float32.
+        sum(
+            math.prod(sharding_of(v).local_shape)
+            * max(sharding_of(v).itemsize, 4)
+            for v in trainable
+        ),
+        int(
+            num_slots * sum(state_sharding_of(v).local_bytes for v in trainable)
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CallMemory:
+    """What a call of a layer keeps of a microbatch, if it is not recomputed.
+
+    Attributes:
+        internal: Bytes that nobody else sees: attention weights, say.
+        values: Tensors of the model that its backward reads: inputs and
+            outputs of the call. They may be kept by others too.
+    """
+
+    internal: int
+    values: frozenset[Value]
+
+
+def call_memory(graph: Graph, rows: int) -> list[CallMemory]:
+    """What each call of a model keeps of a microbatch of `rows` examples.
+
+    Each call is traced by itself; equal ones once.
+    """
+    found = map_calls(_saved_by_call, graph, rows)
+    shares_buffer = {}
+    result = []
+    for call, (internal, kept, shared) in zip(graph.calls, found):
+        values = _values_of(call)
+        for one, other in shared:
+            first = values[other]
+            shares_buffer[values[one]] = shares_buffer.get(first, first)
+        result.append(
+            CallMemory(
+                internal,
+                frozenset(
+                    shares_buffer.get(values[i], values[i]) for i in kept
+                ),
+            )
+        )
+    return result
+
+
+def saved_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
+    """Bytes that calls of one stage keep together of one microbatch."""
+    memory = list(memory)
+    values = set().union(*(each.values for each in memory))
+    internal = sum(each.internal for each in memory)
+    return internal + value_bytes(graph, values, rows)
+
+
+def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
+    """Bytes of tensors of the model with `rows` examples."""
+    return sum(_bytes(tensor_spec(graph, value, rows)) for value in values)
+
+
+def _saved_by_call(single: SingleCall):
+    """Internal bytes, and which values of the call: by place in its values."""
+    phases = single.traced.phases
+    places = {
+        keys.Activation(value): place
+        for place, value in enumerate(_values_of(single.stage.calls[0]))
+    }
+    place_of, shared = {}, []
+    for key, buffer in _buffers(phases["F"]).items():
+        if key in places:
+            if buffer in places:
+                shared.append((places[key], places[buffer]))
+            else:
+                place_of[buffer] = places[key]
+    place_of.update((key, place) for key, place in places.items())
+    kept = _saved_buffers(phases)
+    return (
+        sum(size for buffer, size in kept.items() if buffer not in place_of),
+        frozenset(place_of[buffer] for buffer in kept if buffer in place_of),
+        tuple(shared),
+    )
+
+
+def _values_of(call: Call) -> list[Value]:
+    return [*dict.fromkeys(call.inputs), *call.outputs]
+
+
+def _saved_buffers(phases) -> dict[Hashable, int]:
+    """Bytes of each buffer that is kept from F to B."""
+    later = {
+        key: tensor
+        for letter in "BW"
+        if letter in phases
+        for key, tensor in zip(
+            phases[letter].inputs, phases[letter].function.inputs
+        )
+    }
+    buffers = _buffers(phases["F"])
+    return {
+        buffers.get(key, key): _bytes(tensor)
+        for key, tensor in later.items()
+        if key in buffers or isinstance(key, _PASSED)
+        if not isinstance(buffers.get(key, key), _NOT_KEPT)
+    }
+
+
+def _buffers(phase: Phase) -> dict[Hashable, Hashable]:
+    """The buffer of each result of a phase.
+
+    A buffer is named by the key of the argument that it is, or by the tensor
+    of the function that has it first.
+    """
+    arguments = dict(zip(map(id, phase.function.inputs), phase.inputs))
+    buffers = {}
+    for key, tensor in zip(phase.outputs, phase.function.outputs):
+        while tensor.op.type in _ALIASES:
+            tensor = tensor.op.inputs[0]
+        made = tensor.name
+        if tensor.op.type in ("Const", "Placeholder"):
+            made = _Constant()  # or what the function captured
+        buffers[key] = arguments.get(id(tensor), made)
+    return buffers
+
+
+def _bytes(tensor) -> int:
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(
+            "Bytes of activations are known only where all sizes are. "
+            f"Received: a tensor of shape {tensor.shape}. Trace the program "
+            "for a batch that num_microbatches divides."
+        )
+    return math.prod(tensor.shape) * tensor.dtype.size

@@ -1,0 +1,266 @@
+"""What is decided before a step runs: stages, homes of variables, schedule."""
+
+import dataclasses
+import functools
+import math
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.pipeline.planning import balance as balance_lib
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.planning.simulate import Simulation
+from tfscale.pipeline.planning.simulate import peak_in_flight
+from tfscale.pipeline.planning.simulate import simulate
+from tfscale.pipeline.stages import composite
+from tfscale.pipeline.stages import memory as memory_lib
+from tfscale.pipeline.stages.graph import Graph
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.stages import Stage
+from tfscale.pipeline.stages.stages import cut
+from tfscale.pipeline.stages.survey import survey
+from tfscale.pipeline.tracing import statistics
+
+# How many times the work of a stage a layer has to have, to be too large.
+LARGE = 1.25
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """A model cut for a schedule.
+
+    Attributes:
+        graph: The model.
+        stages: The stages.
+        schedule: The schedule.
+        flops: Forward FLOPs of each call of the model, for one example.
+        recompute: Whether backwards compute their forwards again.
+        microbatch_size: Rows of a microbatch that memory is estimated for.
+        length: What unknown sizes of inputs are taken to be, see `survey`.
+    """
+
+    graph: Graph
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    flops: tuple[int, ...]
+    recompute: bool
+    microbatch_size: int = 1
+    length: int | None = None
+
+    @functools.cached_property
+    def variables(self) -> tuple[keras.Variable, ...]:
+        """All variables of the stages, each once: the n-th has number n."""
+        found = {id(v): v for stage in self.stages for v in stage.variables}
+        return tuple(found.values())
+
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of each variable, by `id(variable)`."""
+        return {id(v): number for number, v in enumerate(self.variables)}
+
+    @functools.cached_property
+    def homes(self) -> tuple[int, ...]:
+        """The stage in which each variable lives.
+
+        One that several stages use (tied weights) lives in the first.
+        """
+        homes = {}
+        for stage in self.stages:
+            for variable in stage.variables:
+                homes.setdefault(self.numbers[id(variable)], stage.index)
+        return tuple(homes[number] for number in range(len(homes)))
+
+    @functools.cached_property
+    def statistics(self) -> tuple[statistics.Statistics, ...]:
+        """Moving averages that are updated once per step."""
+        return tuple(statistics.find_statistics(self.graph.calls, self.numbers))
+
+    @property
+    def made(self) -> set[Value]:
+        """The values that calls make: all but the inputs of the model."""
+        return set(self.graph.specs) - set(self.graph.inputs)
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """What a step will be like, with FLOPs as time.
+
+        The unit is the mean forward of a stage.
+        """
+        costs = self.stage_sums(self.flops)
+        mean = sum(costs) / len(costs)
+        return simulate(
+            self.schedule,
+            forward=[cost / mean for cost in costs],
+            recompute=self.recompute,
+        )
+
+    def stage_sums(self, of_calls) -> list:
+        """Sums over the calls of each stage of one number per call."""
+        per_call = iter(of_calls)
+        return [
+            sum(next(per_call) for _ in stage.calls) for stage in self.stages
+        ]
+
+
+def make_plan(
+    model: keras.Model,
+    schedule: Schedule,
+    balance,
+    *,
+    recompute: bool = False,
+    memory_limit: float | None = None,
+    microbatch_size: int = 1,
+    measure=None,
+) -> PipelinePlan:
+    """Cuts a model into the stages of a schedule.
+
+    Args:
+        model: A built Sequential or functional model.
+        schedule: The schedule that it is cut for.
+        balance: `"params"`, `"flops"`, `"time"` or a list with the names of
+            the layers that begin stages 1, 2, ...
+        recompute: Whether backwards compute their forwards again.
+        memory_limit: Bytes of each device, or None.
+        microbatch_size: Rows of a microbatch, for estimates of memory.
+        measure: Times the calls of a graph, for `balance="time"`: a function
+            of the `Graph` that returns a number for each of its calls.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If the model cannot be cut, has fewer layers than there
+            are stages, or a `BatchNormalization(synchronized=True)`, or a
+            stateful recurrent layer and several microbatches; if
+            `balance` is no known name or names no layers; if nothing fits
+            `memory_limit`.
+    """
+    graph = flatten_model(model)
+    statistics.check_synchronized(graph.calls)
+    if schedule.num_microbatches > 1:
+        _check_stateful(graph.calls, schedule.num_microbatches)
+    num_stages = schedule.num_stages
+    opens = not isinstance(balance, (list, tuple)) and not _has_ranks()
+    surveyed = _survey(graph, num_stages if opens else 1)
+    graph = surveyed.graph
+    if num_stages > len(graph.calls):
+        raise ValueError(
+            "A pipeline must have at most as many stages as the model has "
+            f"layers. Received: {num_stages} stages, and the model "
+            f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
+            f"pipeline={len(graph.calls)} or less."
+        )
+    costs, allowed_cuts = surveyed.flops, None
+    if balance == "params":
+        costs = parameters(graph)
+    elif balance == "time":
+        costs = measure(graph)
+    elif isinstance(balance, (list, tuple)):
+        names = [call.name for call in graph.calls]
+        allowed_cuts = balance_lib.cuts_from_names(names, balance, num_stages)
+    elif balance != "flops":
+        raise ValueError(
+            "`balance` must be 'params', 'flops', 'time' or a list of layer "
+            f"names. Received: balance={balance!r}."
+        )
+    limits = {}
+    if memory_limit is not None:
+        limits = {
+            "memory": _layer_memory(graph, microbatch_size),
+            # Of a device that stages share, each gets its part.
+            "memory_limit": int(
+                memory_limit * schedule.num_devices / num_stages
+            ),
+            "in_flight": peak_in_flight(schedule),
+            "recompute": recompute,
+        }
+    cuts = balance_lib.partition(
+        costs, num_stages, allowed_cuts=allowed_cuts, **limits
+    )
+    stages = tuple(cut(graph, cuts))
+    return PipelinePlan(
+        graph,
+        stages,
+        schedule,
+        surveyed.flops,
+        recompute,
+        microbatch_size,
+        surveyed.length,
+    )
+
+
+def _check_stateful(calls, num_microbatches):
+    for call in calls:
+        if not isinstance(call.operation, keras.layers.Layer):
+            continue
+        for layer in _internals.flatten_layers(call.operation):
+            if getattr(layer, "stateful", False):
+                raise ValueError(
+                    "A layer that hands a state for each row on to the next "
+                    "batch cannot be cut into microbatches, which are other "
+                    f"rows and fewer. Received: layer {layer.name!r} with "
+                    f"stateful=True, num_microbatches={num_microbatches}. Use "
+                    "stateful=False, or num_microbatches=1."
+                )
+
+
+def _survey(graph, num_stages):
+    """Surveys a model, and opens layers that no stage can take."""
+    while True:
+        surveyed = survey(graph)
+        too_much = sum(surveyed.flops) * LARGE / num_stages
+        large = [
+            (cost, -index)
+            for index, cost in enumerate(surveyed.flops)
+            if num_stages > 1 and cost > too_much
+        ]
+        for _, index in sorted(large, reverse=True):
+            if (opened := composite.opened(graph, -index)) is not None:
+                graph = opened
+                break
+        else:
+            return surveyed
+
+
+def _has_ranks():
+    """Whether layers are analysed as the model calls them."""
+    extended = tf.distribute.get_strategy().extended
+    return getattr(extended, "num_model_ranks", 1) > 1
+
+
+def parameters(graph: Graph) -> list[int]:
+    """Parameters of each call's layer; of a layer called twice, once."""
+    seen, counts = set(), []
+    for call in graph.calls:
+        new = [v for v in call.variables if id(v) not in seen]
+        seen.update(map(id, new))
+        counts.append(sum(math.prod(v.shape) for v in new))
+    return counts
+
+
+def _layer_memory(graph, rows):
+    """Per call, what `partition` wants to know of memory."""
+    memory = memory_lib.call_memory(graph, rows)
+    kept = set().union(*(each.values for each in memory))
+    counted, result = set(), []
+    for call, own in zip(graph.calls, memory):
+        variables = [v for v in call.variables if id(v) not in counted]
+        counted.update(map(id, variables))
+        # A tensor that several calls keep belongs to the one that makes it;
+        # what is fed to the model, to the first that keeps it.
+        values = {*call.outputs, *own.values} & kept
+        kept -= values
+        activation = own.internal + memory_lib.value_bytes(graph, values, rows)
+        if call is graph.calls[-1]:
+            # The loss keeps as much as it is given.
+            activation += memory_lib.value_bytes(graph, graph.outputs, rows)
+        result.append(
+            balance_lib.LayerMemory(
+                fixed=sum(memory_lib.training_bytes(variables)),
+                activation=activation,
+                stage_input=memory_lib.value_bytes(
+                    graph, set(call.inputs), rows
+                ),
+            )
+        )
+    return result

@@ -1,0 +1,112 @@
+"""Each call of a model as a stage by itself, for whoever measures calls."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.stages import flops
+from tfscale.pipeline.stages.graph import Graph
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.stages import Stage
+from tfscale.pipeline.stages.survey import UNKNOWN_LENGTH
+from tfscale.pipeline.stages.survey import described
+from tfscale.pipeline.tracing import keys
+from tfscale.pipeline.tracing import trace
+from tfscale.pipeline.tracing.stage_graph import StageGraph
+from tfscale.pipeline.tracing.stage_graph import TraceOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleCall:
+    """A call with the functions of its forward and backward.
+
+    Attributes:
+        stage: The stage that has this call only.
+        traced: Its functions.
+        variables: Variable n of the functions.
+    """
+
+    stage: Stage
+    traced: trace.TracedStage
+    variables: tuple[keras.Variable, ...]
+
+
+def map_calls(
+    function: Callable[[SingleCall], Any], graph: Graph, rows: int
+) -> list:
+    """`function` of each call of a model; equal calls share one result.
+
+    Args:
+        function: What to do with a call.
+        graph: The model.
+        rows: Examples that the functions of a call are traced for.
+    """
+    differentiable = _differentiable(graph)
+    known, results = {}, []
+    for call in graph.calls:
+        args, kwargs = described(call, graph)
+        key = (
+            flops.call_key(call.operation, args, kwargs),
+            tuple(value in differentiable for value in call.inputs),
+            tuple(variable.trainable for variable in call.variables),
+        )
+        if key not in known:
+            known[key] = function(_trace(graph, call, rows, differentiable))
+        results.append(known[key])
+    return results
+
+
+def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
+    """The spec of a tensor of the model with `rows` examples.
+
+    Raises:
+        ValueError: If another size than that of the batch is unknown.
+    """
+    spec = graph.with_rows(value, rows)
+    if None in spec.shape:
+        raise ValueError(
+            "Memory and time can be estimated where sizes are known. Received: "
+            f"a tensor of shape {graph.specs[value].shape}, and no length "
+            f"from 1 to {UNKNOWN_LENGTH} that the layers of the model work "
+            "with. Give its inputs sizes: `keras.Input((77,))`."
+        )
+    return tf.TensorSpec(spec.shape, spec.dtype)
+
+
+def _trace(graph, call, rows, differentiable):
+    variables = tuple({id(v): v for v in call.variables}.values())
+    stage = Stage(
+        index=0,
+        calls=(call,),
+        inputs=tuple(dict.fromkeys(call.inputs)),
+        outputs=call.outputs,
+        variables=variables,
+    )
+    stage_graph = StageGraph(
+        stage,
+        {id(v): number for number, v in enumerate(variables)},
+        {
+            keys.Activation(value): tensor_spec(graph, value, rows)
+            for value in stage.inputs
+        },
+        differentiable,
+        None,
+        # What nothing trainable leads to has no backward.
+        TraceOptions(training=call.outputs[0] in differentiable),
+    )
+    with tf.init_scope():
+        return SingleCall(stage, trace.trace_stage(stage_graph), variables)
+
+
+def _differentiable(graph):
+    """The values that depend on something trainable."""
+    found = set()
+    for call in graph.calls:
+        if found.intersection(call.inputs) or any(
+            variable.trainable for variable in call.variables
+        ):
+            found.update(call.outputs)
+    return found

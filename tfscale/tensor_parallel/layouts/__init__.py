@@ -1,0 +1,3 @@
+"""Which variables are sharded on which dim: given by a map, or found."""
+
+__all__: list[str] = []

@@ -1,0 +1,180 @@
+"""Finds heads, hidden units, experts and vocabularies that can be sharded.
+
+What is found is seen in types, shapes, names and the order of layers; no choice
+changes what the model computes.
+"""
+
+import math
+import re
+
+import keras
+
+from tfscale import _internals
+from tfscale.tensor_parallel.layouts.chains import Chains
+from tfscale.tensor_parallel.layouts.chains import functional_of
+from tfscale.tensor_parallel.layouts.layout_plan import LayoutPlan
+from tfscale.tensor_parallel.layouts.projections import projection_of
+
+_INTO_HEADS = re.compile("query|key|value", re.IGNORECASE)
+_NOT_A_VOCABULARY = re.compile("position|segment|token_type", re.IGNORECASE)
+
+
+def plan_layouts(model: keras.Model, plan: LayoutPlan) -> None:
+    """Decides on all that is in a model, from the outside to the inside."""
+    _visit(model, plan, set())
+    _shard_head(plan)
+
+
+def _visit(layer, plan, seen):
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    sublayers = _internals.sublayers(layer)
+    projections = [p for p in map(projection_of, sublayers) if p is not None]
+    _shard_heads(projections, plan)
+    graph = functional_of(layer)
+    if graph is None:
+        _shard_flat_heads(layer, projections, plan)
+        _shard_experts(layer, plan)
+        _shard_siblings(projections, plan)
+    else:
+        _shard_chains(graph, plan)
+    matrices = {id(p.layer): p for p in projections if p.is_matrix}
+    for sublayer in sublayers:
+        if isinstance(sublayer, keras.layers.Embedding):
+            _shard_embedding(sublayer, plan)
+        plan.last_matrix = matrices.get(id(sublayer), plan.last_matrix)
+        _visit(sublayer, plan, seen)
+
+
+def _shard_heads(projections, plan):
+    """By the heads, first of `(heads, head_dim)` in outputs and in inputs."""
+    into = [
+        (p, p.kernel.shape[p.outputs[0]])
+        for p in projections
+        if len(p.outputs) == 2
+    ]
+    out_of = [
+        (p, p.kernel.shape[p.inputs[0]])
+        for p in projections
+        if len(p.inputs) == 2
+    ]
+    matrices = [p for p in projections if p.is_matrix]
+    if into and not out_of and len(matrices) == 1:
+        # Heads may be made one dim again before the projection from there.
+        query, count = into[0]
+        units = query.sizes[1]
+        # A third of the units where queries, keys and values are made as one.
+        if matrices[0].sizes[0] in (units, units / 3):
+            out_of = [(matrices[0], count)]
+    queries = {count for _, count in into} & {count for _, count in out_of}
+    for p, count in out_of:
+        if count in queries and plan.divides(count, f"heads of {_name(p)}"):
+            plan.shard_rows(p)
+    for p, count in into:
+        # Fewer heads than the queries have, that groups of these share, come
+        # with them; their being replicated is worth no warning.
+        if count % plan.size == 0 and any(n % count == 0 for n in queries):
+            plan.shard_columns(p)
+
+
+def _shard_flat_heads(layer, projections, plan):
+    """Heads that are one dim of the layers around them, as in T5."""
+    count = getattr(layer, "num_heads", None)
+    matrices = [p for p in projections if p.is_matrix]
+    into = [p for p in matrices if _INTO_HEADS.search(p.layer.name)]
+    out_of = [p for p in matrices if p not in into]
+    if not isinstance(count, int) or len(into) != 3 or len(out_of) != 1:
+        return
+    width = {p.sizes[1] for p in into} | {out_of[0].sizes[0]}
+    what = f"heads of {_name(out_of[0])}"
+    if len(width) == 1 and plan.divides(count, what):
+        for p in into:
+            plan.shard_columns(p)
+        plan.shard_rows(out_of[0])
+
+
+def _shard_experts(layer, plan):
+    """Weights of a layer itself, of which each expert has a matrix."""
+    banks = [v for v in _internals.own_variables(layer) if len(v.shape) == 3]
+    experts = [
+        v
+        for v in banks
+        for other in banks
+        if v is not other
+        and (_are_mlps(v.shape, other.shape) or _are_mlps(other.shape, v.shape))
+    ]
+    if experts and plan.divides(
+        experts[0].shape[0], f"experts of {experts[0].path}"
+    ):
+        for variable in experts:
+            plan.shard(variable, 0)
+
+
+def _are_mlps(up, down):
+    """Whether these are as many matrices to hidden units as back from there."""
+    experts, width, hidden = up
+    # Twice as many units where a gate and what it gates are made as one.
+    return tuple(down) in (
+        (experts, hidden, width),
+        (experts, hidden / 2, width),
+    )
+
+
+def _shard_siblings(projections, plan):
+    """MLPs of a parent whose call cannot be seen, by shapes and order."""
+    run = []
+    for p in projections:
+        if not p.is_matrix or not plan.is_free(p):
+            continue
+        if run and p.sizes != run[0].sizes and p.sizes[0] == run[0].sizes[1]:
+            _shard_pair(run, p, plan)
+            run = []
+            continue
+        if run and p.sizes != run[0].sizes:
+            run = []
+        if p.sizes[0] != p.sizes[1] and p.is_elementwise:
+            run.append(p)
+
+
+def _shard_chains(graph, plan):
+    """MLPs of a functional model, by what is computed from what."""
+    chains = Chains(graph)
+    for ups, down in sorted(chains.pairs(), key=_num_weights, reverse=True):
+        _shard_pair(ups, down, plan)
+
+
+def _num_weights(pair):
+    ups, down = pair
+    return sum(math.prod(p.kernel.shape) for p in [*ups, down])
+
+
+def _shard_pair(ups, down, plan):
+    if not all(map(plan.is_free, [*ups, down])):
+        return
+    if plan.divides(down.sizes[0], f"units of {_name(ups[0])}"):
+        for up in ups:
+            plan.shard_columns(up)
+        plan.shard_rows(down)
+
+
+def _shard_embedding(layer, plan):
+    if _NOT_A_VOCABULARY.search(layer.name):
+        return
+    weights = {v.name: v for v in layer.weights}
+    if not weights or layer.quantization_mode:
+        return
+    if plan.divides(layer.input_dim, f"rows of {layer.name}"):
+        plan.embedding_rows.add(layer.input_dim)
+        plan.shard(weights.get("embeddings"), 0)
+        plan.shard(weights.get("reverse_embeddings"), 1)
+
+
+def _shard_head(plan):
+    p = plan.last_matrix
+    if p and plan.is_free(p) and p.sizes[1] in plan.embedding_rows:
+        plan.shard_columns(p)
+
+
+def _name(projection):
+    return projection.kernel.path.removesuffix("/kernel")

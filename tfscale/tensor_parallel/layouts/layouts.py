@@ -1,0 +1,211 @@
+"""From a layout map to the dim of each variable that the model axis divides."""
+
+import re
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
+
+from tfscale.tensor_parallel.layouts.layout_entries import AXIS
+from tfscale.tensor_parallel.layouts.layout_entries import axes_of
+from tfscale.tensor_parallel.layouts.layout_entries import check_map
+from tfscale.tensor_parallel.layouts.layout_entries import check_pattern
+from tfscale.tensor_parallel.layouts.layout_entries import split_dim_of
+from tfscale.tensor_parallel.layouts.layout_hints import hint
+
+_DATA_AXIS = "data"
+_NO_PATHS = (
+    " No layer has made a variable yet: a model with a `call` of its own must "
+    "not be left to `fit` to build. Call it on a batch in the scope first."
+)
+
+
+class Layouts:
+    """Which dim of which variable is sharded over the `"model"` axis.
+
+    Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the
+    path of a variable decides; otherwise the one key that matches the whole
+    path as a regular expression (`re.fullmatch`; `re.search` in older Keras).
+
+    Only axis names count. The mesh that the map itself was made with may have
+    another shape, or be missing, because a layout holds names and no sizes:
+    one map serves a mesh of two ranks and of four, and what was written for a
+    mesh of `("data", "model")` needs no pipeline axis. Whether sizes divide is
+    checked against `mesh`, for each variable.
+
+    Ask for variables of the model only. A pattern such as `".*kernel"` also
+    matches the path of an optimizer slot, `"adam/dense_kernel_momentum"`
+    does not; slots follow their variable and are never looked up here.
+
+    Args:
+        layout_map: Mapping from pattern to `keras.distribution.TensorLayout`
+            or tuple, one entry per dim: `"model"` for the dim that is sharded,
+            `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
+            weights over the replicas too, is read as `None`; see `ignored`.
+            `None` if layers have to say themselves what they divide.
+        mesh: The `keras.distribution.DeviceMesh` to train on. If its
+            `"model"` axis has size 1, every variable is replicated and the
+            map is not looked at.
+
+    Raises:
+        TypeError: If `layout_map` is no map, or a layout neither a
+            `TensorLayout` nor a tuple.
+        ValueError: If a key is no regular expression, or a layout names an
+            axis that the mesh does not have, the pipeline axis, or the model
+            axis twice.
+
+    Example:
+
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> mesh = tfscale.device_mesh(model=4)
+    >>> layouts = Layouts({".*up/kernel": (None, "model")}, mesh)
+    >>> layouts.split_dim("mlp/up/kernel", (512, 2048))
+    1
+    """
+
+    def __init__(self, layout_map: Mapping[str, Any] | None, mesh):
+        check_map(layout_map)
+        sizes = dict(zip(mesh.axis_names, mesh.shape))
+        self._size = sizes.get(AXIS)
+        self._may_be_idle = layout_map is not None or self.size == 1
+        self._axes = {}
+        self._dims = {}
+        self._found = set()
+        self._matched = set()
+        self._ignored = {}
+        if self._size == 1:
+            return
+        for pattern, layout in (layout_map or {}).items():
+            check_pattern(pattern)
+            axes = axes_of(pattern, layout)
+            self._axes[pattern] = axes
+            self._dims[pattern] = split_dim_of(pattern, axes, sizes)
+            if getattr(layout, "is_found", False):
+                self._found.add(pattern)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks that a variable is sharded over."""
+        return self._size or 1
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Paths of variables whose layout names the data axis, as asked for.
+
+        They are whole on each replica, where `keras.distribution` on JAX
+        would have them sharded over the replicas.
+        """
+        return tuple(self._ignored)
+
+    def is_found(self, path: str) -> bool:
+        """Whether a variable is sharded because `auto_layout_map` says so."""
+        return self._pattern_for(path) in self._found
+
+    def split_dim(
+        self, path: str, shape: tuple[int, ...], declared: int | None = None
+    ) -> int | None:
+        """The dim of a variable that is sharded, or None if it is replicated.
+
+        Args:
+            path: Path of a variable of the model, `variable.path`.
+            shape: Its full shape.
+            declared: The dim that its layer divides, whatever the map says, if
+                it is one of those made for it (`tfscale.layers`).
+
+        Raises:
+            ValueError: If several patterns match, if the layout has not one
+                entry per dim, if the number of ranks does not divide the dim,
+                or if the layout says something else than the layer.
+        """
+        pattern = self._pattern_for(path)
+        if pattern is None:
+            if declared is not None and shape[declared] % (self._size or 1):
+                before, behind = shape[:declared], shape[declared + 1 :]
+                axes = (*[None] * len(before), AXIS, *[None] * len(behind))
+                raise self._not_divisible(path, shape, declared, axes)
+            self._may_be_idle |= declared is not None
+            return declared
+        self._matched.add(pattern)
+        axes = self._axes[pattern]
+        if len(axes) != len(shape):
+            raise ValueError(
+                "A layout must have one entry per dim of its variable. "
+                f"Received: {axes} (of {pattern!r}), that is {len(axes)}, for "
+                f"{path!r} of shape {tuple(shape)}, that is {len(shape)}. "
+                "Add or remove `None`s, or make the pattern narrower."
+            )
+        if _DATA_AXIS in axes:
+            self._ignored[path] = axes
+        dim = self._dims[pattern]
+        if declared not in (None, dim):
+            raise ValueError(
+                "A layout map must leave the variables of `tfscale.layers` as "
+                f"they divide themselves. Received: {axes} (of {pattern!r}) "
+                f"for {path!r}, which is sharded along dim {declared}. Make "
+                "the pattern narrower, or use the layer of Keras."
+            )
+        if dim is not None and shape[dim] % self.size:
+            raise self._not_divisible(path, shape, dim, axes)
+        return dim
+
+    def unmatched(self) -> list[str]:
+        """Patterns that have matched no variable so far, in their order."""
+        return [p for p in self._axes if p not in self._matched]
+
+    def check_all_matched(self, variables: Iterable) -> None:
+        """Raises if a pattern has matched no variable so far.
+
+        Args:
+            variables: The variables of the model, or their paths, among which
+                the message looks for what may have been meant.
+
+        Raises:
+            ValueError: If there is such a pattern; if there is no layout map
+                and no layer has sharded a variable either.
+        """
+        if not self._may_be_idle:
+            raise ValueError(
+                "Something must be sharded over a 'model' axis. Received: an "
+                f"axis of size {self._size}, layout_map=None, and no layer of "
+                "`tfscale.layers` made in the scope of the strategy. Pass a "
+                "`keras.distribution.LayoutMap`, as "
+                "`tfscale.auto_layout_map` makes one."
+            )
+        unmatched = self.unmatched()
+        if not unmatched:
+            return
+        paths = [getattr(v, "path", v) for v in variables]
+        lines = [f"  {p!r}{hint(p, paths)}" for p in unmatched]
+        raise ValueError(
+            "Every pattern of a layout map must match the whole path of a "
+            "variable (`re.fullmatch`). Received patterns that match none:\n"
+            + "\n".join(lines)
+            + "\nCorrect them or leave them out; `variable.path` is what they "
+            "are matched with." + ("" if paths else _NO_PATHS)
+        )
+
+    def _pattern_for(self, path):
+        if path in self._axes:
+            return path
+        matches = [p for p in self._axes if re.fullmatch(p, path)]
+        if len(matches) > 1:
+            raise ValueError(
+                "A variable must match one pattern of a layout map at most. "
+                f"Received: {path!r}, which matches "
+                f"{', '.join(map(repr, matches))}. Make them narrower, or give "
+                f"the variable the key {path!r}, which comes first."
+            )
+        return matches[0] if matches else None
+
+    def _not_divisible(self, path, shape, dim, axes):
+        length, size = shape[dim], self._size
+        divisors = [n for n in range(1, length + 1) if length % n == 0]
+        return ValueError(
+            "The model axis must divide the dim that is split over it. "
+            f"Received: {path!r} of shape {tuple(shape)} with the layout "
+            f"{axes}: dim {dim} has size {length}, the axis {AXIS!r} has size "
+            f"{size}. Use a model axis of {', '.join(map(str, divisors))}, or "
+            f"make the dim {length + -length % size}, or leave the variable "
+            f"whole: give {path!r} a key of its own with `None`s, which comes "
+            "first, or start from `tfscale.auto_layout_map`."
+        )

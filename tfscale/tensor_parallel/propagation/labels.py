@@ -1,0 +1,87 @@
+"""The language of the rules: a label for each dim of an operation.
+
+A label says that the operation treats the entries along this dim apart from
+each other, so that it may run on a part of them: the output is then the same
+part of the whole output, and each gradient is the same part of the whole
+gradient. Dims that an operation mixes, drops or makes have the label None on
+the side where they have no partner, and cannot be sharded.
+
+    Softmax      (0, 1, 2)                      -> (0, 1, None)
+    MatMul       (row, inner), (inner, column)  -> (row, column)
+    Sum over 1   (0, 1, 2)                      -> (0, 2)
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.tensor_parallel.propagation.placements import NoRule
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """Labels of all dims of an operation.
+
+    Attributes:
+        inputs: For each input a tuple with a label for each dim, or None for
+            an operand that has to be whole (an axis, a permutation).
+        outputs: For each output a tuple with a label for each dim.
+    """
+
+    inputs: tuple
+    outputs: tuple
+
+
+def elements(tensor: tf.Tensor) -> list[int | None] | None:
+    """Entries of an integer vector, None for those that are not constant."""
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return [int(entry) for entry in value.reshape([-1])]
+    op = tensor.op
+    if op.type == "Pack" and op.inputs[0].shape.rank == 0:
+        return [_scalar(part) for part in op.inputs]
+    if op.type == "ConcatV2":
+        parts = [elements(part) for part in list(op.inputs)[:-1]]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            return [entry for part in known for entry in part]
+    if tensor.shape.rank == 1 and tensor.shape[0] is not None:
+        return [None] * tensor.shape[0]
+    return None
+
+
+def _scalar(tensor):
+    value = tf.get_static_value(tensor)
+    return None if value is None else int(value)
+
+
+def rank_of(tensor: tf.Tensor) -> int:
+    """The number of dims, or `NoRule` where it is not known."""
+    if tensor.shape.rank is None:
+        raise NoRule("the number of dims of a tensor is not known")
+    return tensor.shape.rank
+
+
+def constant(tensor: tf.Tensor) -> np.ndarray:
+    """The value of a tensor, or `NoRule` where it is not constant."""
+    value = tf.get_static_value(tensor)
+    if value is None:
+        raise NoRule(f"its operand {tensor.name!r} is not constant")
+    return value
+
+
+def dims_of(tensor: tf.Tensor) -> tuple[int, ...]:
+    """Labels of all dims, counted from the left."""
+    return tuple(range(rank_of(tensor)))
+
+
+def dims_from_right(tensor: tf.Tensor) -> tuple[int, ...]:
+    """Labels of all dims, counted from the right as in broadcasting."""
+    return tuple(range(-rank_of(tensor), 0))
+
+
+def without(dims: tuple, *blocked: int) -> tuple:
+    """The same labels with None at some places (negative ones are allowed)."""
+    removed = {dims[place] for place in blocked}
+    return tuple(None if dim in removed else dim for dim in dims)

@@ -1,0 +1,136 @@
+"""A traced model, and the calls in it of layers that can run sharded.
+
+Such a layer knows how to run on each rank's part of its weights. What it does
+inside is its own affair: an analysis of the graph only sees which outputs it
+could leave sharded and which inputs it could take so.
+"""
+
+import dataclasses
+from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel.propagation import custom_gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An output of a layer that could stay sharded.
+
+    Attributes:
+        tensor: The output, in full shape.
+        dim: The dim that would be sharded, from 0.
+    """
+
+    tensor: tf.Tensor
+    dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """An input that a layer can take sharded.
+
+    Attributes:
+        tensor: The input, in full shape.
+        dim: The dim along which the layer takes it sharded, from 0.
+        propagates_to: The output that is sharded if the input is (a depthwise
+            convolution, a BatchNormalization); None if the output is whole.
+    """
+
+    tensor: tf.Tensor
+    dim: int
+    propagates_to: Source | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer that has its own way to run sharded.
+
+    Attributes:
+        key: Name of the call in the result.
+        operations: The operations that the call made, as a range of places in
+            `graph.get_operations()`. They are not looked at: they take part in
+            nothing but what is declared here.
+        sources: Outputs that could stay sharded.
+        sinks: Inputs that can be taken sharded, all of them together.
+        inputs: Inputs that are taken whole.
+        outputs: Outputs that are whole however the layer runs.
+    """
+
+    key: Hashable
+    operations: range
+    sources: tuple[Source, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    inputs: tuple[tf.Tensor, ...] = ()
+    outputs: tuple[tf.Tensor, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A model as it was traced.
+
+    Attributes:
+        graph: The graph, with nothing in it but this model.
+        calls: The layer calls in it that can run sharded.
+        outputs: The tensors that leave the model.
+    """
+
+    graph: tf.Graph
+    calls: Sequence[LayerCall]
+    outputs: Sequence[tf.Tensor] = ()
+
+    @property
+    def operations(self) -> list:
+        """The operations of the model, in the order in which it made them."""
+        return custom_gradients.model_operations(self.graph)
+
+
+def check_calls(trace: Trace, num_ranks: int) -> None:
+    """Raises a `ValueError` if a call does not fit the graph."""
+    operations = trace.operations
+    if num_ranks < 2:
+        raise ValueError(
+            "Tensors are sharded over two ranks or more. "
+            f"Received: num_ranks={num_ranks}."
+        )
+    made_at = {op.name: place for place, op in enumerate(operations)}
+    end = 0
+    for call in sorted(trace.calls, key=lambda call: call.operations.start):
+        if call.operations.start < end or call.operations.step != 1:
+            raise ValueError(
+                "Layer calls cannot overlap: each operation belongs to one. "
+                f"Received: operations={call.operations} of {call.key!r}, where"
+                f" another call ends at {end}. Record outermost calls only."
+            )
+        end = max(end, call.operations.stop)
+        made = [
+            *call.sources,
+            *(s.propagates_to for s in call.sinks if s.propagates_to),
+        ]
+        parts: list[Any] = [*made, *call.sinks]
+        for part in parts:
+            size = part.tensor.shape[part.dim]
+            if not size or size % num_ranks:
+                raise ValueError(
+                    "A sharded dim has a known size that the number of ranks "
+                    f"divides. Received: {call.key!r}, dim {part.dim} of shape "
+                    f"{part.tensor.shape}, num_ranks={num_ranks}."
+                )
+        for sink in call.sinks:
+            place = made_at.get(sink.tensor.op.name)
+            if place is None or place >= call.operations.start:
+                raise ValueError(
+                    "An input of a layer call is made before its operations. "
+                    f"Received: {sink.tensor.name!r}, made at {place}, and "
+                    f"operations={call.operations} of {call.key!r}."
+                )
+        for part in made:
+            place = made_at.get(part.tensor.op.name)
+            if place not in call.operations:
+                raise ValueError(
+                    "An output of a layer call is made by its operations. "
+                    f"Received: {part.tensor.name!r}, made at {place}, and "
+                    f"operations={call.operations} of {call.key!r}."
+                )

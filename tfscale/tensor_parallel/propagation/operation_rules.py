@@ -1,0 +1,177 @@
+"""Labels of operations that compute, and where to find those of any other.
+
+Operations that make or take shapes, whose operand itself depends on the
+division, are in `shape_rules.py`.
+"""
+
+import re
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel.propagation import labels
+from tfscale.tensor_parallel.propagation import moving_rules
+from tfscale.tensor_parallel.propagation.labels import Labels
+from tfscale.tensor_parallel.propagation.placements import NoRule
+
+# Entry by entry, operands of fewer dims broadcast from the right.
+ELEMENTWISE = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        Abs Acos Acosh Add AddN AddV2 ApproximateEqual Asin Asinh Atan Atan2
+        Atanh BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics
+        ClipByValue Cos Cosh Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv
+        Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv
+        Invert IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p
+        LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri
+        Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal
+        ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad EluGrad LeakyReluGrad
+        SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad TanhGrad SqrtGrad
+        RsqrtGrad Rint Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Sinh
+        Snapshot Softplus Softsign Sqrt Square SquaredDifference StopGradient
+        Sub Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
+        """,
+    )
+)
+
+
+def labels_of(op: tf.Operation) -> Labels:
+    """Returns the labels of an operation, or raises `NoRule`."""
+    if op.type in ELEMENTWISE:
+        return _elementwise(op)
+    if op.type in _RULES:
+        return _RULES[op.type](op)
+    raise NoRule("there is no rule for this type of operation")
+
+
+def _elementwise(op):
+    return Labels(
+        tuple(labels.dims_from_right(tensor) for tensor in op.inputs),
+        tuple(labels.dims_from_right(tensor) for tensor in op.outputs),
+    )
+
+
+def _bias_add(op):
+    dims = labels.dims_of(op.inputs[0])
+    channels = 1 if op.get_attr("data_format") == b"NCHW" else -1
+    return Labels((dims, (dims[channels],)), (dims,))
+
+
+def _matmul(op):
+    names = ("transpose_a", "transpose_b")
+    if op.type != "MatMul":
+        names = ("adj_x", "adj_y")
+    left, right = ("row", "inner"), ("inner", "column")
+    if op.get_attr(names[0]):
+        left = left[::-1]
+    if op.get_attr(names[1]):
+        right = right[::-1]
+    return Labels(
+        (
+            (*labels.dims_from_right(op.inputs[0])[:-2], *left),
+            (*labels.dims_from_right(op.inputs[1])[:-2], *right),
+        ),
+        ((*labels.dims_from_right(op.outputs[0])[:-2], "row", "column"),),
+    )
+
+
+def _einsum(op):
+    # Batch dims of a matmul count from the right, and so does an ellipsis.
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    if not arrow:
+        raise NoRule(f"its equation {equation!r} names no output")
+
+    def expand(term, tensor):
+        letters = re.findall(r"\.\.\.|\w", term)
+        if len(set(letters)) < len(letters):
+            raise NoRule(f"its equation {equation!r} takes a diagonal")
+        if "..." in letters:
+            at = letters.index("...")
+            hidden = labels.rank_of(tensor) - len(letters) + 1
+            letters[at : at + 1] = range(-hidden, 0)
+        if len(letters) != labels.rank_of(tensor):
+            raise NoRule(f"its equation {equation!r} does not fit its operands")
+        return tuple(letters)
+
+    terms = terms.split(",")
+    return Labels(
+        tuple(map(expand, terms, op.inputs)),
+        (expand(result, op.outputs[0]),),
+    )
+
+
+def _reduction(op):
+    dims = labels.dims_of(op.inputs[0])
+    axes = labels.constant(op.inputs[1]).reshape([-1])
+    reduced = {dims[axis] for axis in axes}
+    if "keep_dims" in op.node_def.attr and op.get_attr("keep_dims"):
+        kept = tuple(None if dim in reduced else dim for dim in dims)
+    else:
+        kept = tuple(dim for dim in dims if dim not in reduced)
+    return Labels((dims, None), (kept,))
+
+
+def _last_dim_mixed(op, count=1):
+    dims = labels.dims_of(op.inputs[0])
+    kept = labels.without(dims, *range(-count, 0))
+    operands = (None,) * (len(op.inputs) - 1)
+    return Labels((dims, *operands), (kept,) * len(op.outputs))
+
+
+def _axis_mixed(op):
+    # Cumsum and its like: the axis is the second input.
+    dims = labels.dims_of(op.inputs[0])
+    axes = labels.constant(op.inputs[1]).reshape([-1])
+    return Labels((dims, None), (labels.without(dims, *axes),))
+
+
+def _pool(op):
+    dims = labels.dims_of(op.inputs[0])
+    ksize, strides = op.get_attr("ksize"), op.get_attr("strides")
+    # Explicit padding could be along a dim of no window.
+    if len(ksize) != len(dims) or op.get_attr("padding") == b"EXPLICIT":
+        raise NoRule("its data format or padding is not supported")
+    windows = zip(dims, ksize, strides)
+    mixed = [dim for dim, size, stride in windows if (size, stride) != (1, 1)]
+    return Labels((dims,), (labels.without(dims, *mixed),))
+
+
+def _resize(op):
+    dims = labels.dims_of(op.inputs[0])
+    return Labels((dims, None), (labels.without(dims, 1, 2),))
+
+
+_RULES = {
+    **moving_rules.RULES,
+    "All": _reduction,
+    "Any": _reduction,
+    "ArgMax": _reduction,
+    "ArgMin": _reduction,
+    "AvgPool": _pool,
+    "AvgPool3D": _pool,
+    "BatchMatMul": _matmul,
+    "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
+    "BiasAdd": _bias_add,
+    "Cumprod": _axis_mixed,
+    "Cumsum": _axis_mixed,
+    "CumulativeLogsumexp": _axis_mixed,
+    "Einsum": _einsum,
+    "LogSoftmax": _last_dim_mixed,
+    "MatMul": _matmul,
+    "MatrixBandPart": lambda op: _last_dim_mixed(op, 2),
+    "Max": _reduction,
+    "MaxPool": _pool,
+    "MaxPool3D": _pool,
+    "Mean": _reduction,
+    "Min": _reduction,
+    "Prod": _reduction,
+    "ResizeBicubic": _resize,
+    "ResizeBilinear": _resize,
+    "ResizeNearestNeighbor": _resize,
+    "ReverseV2": _axis_mixed,
+    "Softmax": _last_dim_mixed,
+    "Sum": _reduction,
+    "TopKV2": _last_dim_mixed,
+}

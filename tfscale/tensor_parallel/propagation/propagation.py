@@ -1,0 +1,141 @@
+"""Finds the activations of a traced model that can stay sharded over ranks.
+
+In Megatron-LM a column-split layer leaves its output sharded, and a row-split
+one takes it so; nothing is sent in between. Here the model is any graph, and
+what lies between the two is looked at operation by operation:
+
+    column-split        Reshape  Transpose  BatchMatMul  ...        row-split
+    source (b, t, 8*) -> (b, t, 4*, 2) -> ... -> (b, t, 4*, 2) -> sink (dim 2)
+
+A tensor is whole, the same on all ranks, or sharded along one dim (*). An
+operation may take a sharded tensor if, run on each rank's part, it makes this
+rank's part of what the whole operation makes. Where one may not, the sources
+that its input came from are gathered, and the analysis begins anew, because
+what joined them may depend on it. A type of operation without a rule fails:
+to gather is always right.
+
+Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language
+Models Using Model Parallelism" (2019), section 3.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel.propagation import generator_rules
+from tfscale.tensor_parallel.propagation import graph_facts
+from tfscale.tensor_parallel.propagation import layer_calls
+from tfscale.tensor_parallel.propagation import propagation_walk
+from tfscale.tensor_parallel.propagation.layer_calls import Source
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
+from tfscale.tensor_parallel.propagation.placements import Sharded
+
+
+@dataclasses.dataclass(frozen=True)
+class Propagation:
+    """What can stay sharded.
+
+    Attributes:
+        sharded: Keys of the calls whose sources stay sharded.
+        gathered: For each other call with sources, why they are gathered.
+        sink_sharded: Keys of the calls whose sinks arrive sharded.
+        states: For each tensor that differs between ranks, by name, how it does
+            and the keys of the sources that it depends on.
+        sharded_generators: Names of those generators of random numbers that
+            draw for sharded tensors.
+    """
+
+    sharded: frozenset
+    gathered: dict
+    sink_sharded: frozenset
+    states: dict
+    sharded_generators: frozenset = frozenset()
+
+    def dim(self, tensor: tf.Tensor) -> int | None:
+        """The dim along which a tensor is sharded, None if it is whole."""
+        state, _ = self.states.get(tensor.name, (None, None))
+        return state.dim if isinstance(state, Sharded) else None
+
+
+def propagate(
+    trace: Trace,
+    *,
+    num_ranks: int,
+    sharded_outputs: Iterable[Source] = (),
+    differentiable: Iterable[tf.Tensor] = (),
+    generators: Iterable[tf.Tensor] | None = None,
+    retraced: bool = False,
+) -> Propagation:
+    """Decides which sources stay sharded.
+
+    Args:
+        trace: A model traced on one device, all shapes in full. Trace it with
+            an unknown batch size, so that shapes are read as the model runs.
+        num_ranks: Number of model ranks, at least 2.
+        sharded_outputs: Those among the outputs that may be sharded, each along
+            the dim that is given, as logits for a vocabulary-parallel loss.
+        differentiable: Parameters, and inputs of the model, whose gradients
+            are needed: a tensor made from these that every rank uses with a
+            part of another one would get a part of its gradient on each.
+        generators: States of the generators of random numbers whose seeds can
+            differ between ranks; see `generator_rules`. None if those of all
+            can.
+        retraced: Whether ranks trace the model's Python anew with their parts.
+            Constants that are the full size of a sharded dim in a shape are
+            then taken to have been read from the tensor, and the decision has
+            to be confirmed on the new trace (`retrace.differences`).
+
+    Returns:
+        The decision, along with reasons.
+
+    Raises:
+        ValueError: If a call or a tensor of it does not fit the graph.
+
+    Example:
+
+    >>> from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+    >>> from tfscale.tensor_parallel.propagation.layer_calls import Sink
+    >>> with tf.Graph().as_default() as graph:
+    ...     hidden = tf.compat.v1.placeholder("float32", (None, 8))
+    ...     relu = tf.nn.relu(hidden)
+    >>> up = LayerCall("up", range(0, 1), sources=(Source(hidden, 1),))
+    >>> down = LayerCall("down", range(2, 2), sinks=(Sink(relu, 1),))
+    >>> trace = Trace(graph, [up, down])
+    >>> propagate(trace, num_ranks=2).sink_sharded
+    frozenset({'down'})
+    """
+    operations, calls = trace.operations, trace.calls
+    layer_calls.check_calls(trace, num_ranks)
+    may_leave = {
+        source.tensor.name: Sharded(source.dim) for source in sharded_outputs
+    }
+    facts = graph_facts.GraphFacts(
+        num_ranks=num_ranks,
+        retraced=retraced,
+        needs_gradient=graph_facts.needs_gradient(operations, differentiable),
+        insides=graph_facts.insides(operations, calls),
+    )
+    inside = {place for call in calls for place in call.operations}
+    looked_at = [op for i, op in enumerate(operations) if i not in inside]
+    gathered, drawing = {}, frozenset()
+    while True:
+        walk = propagation_walk.Walk(facts, gathered)
+        walk.run(operations, calls)
+        for tensor in trace.outputs:
+            walk.leave(tensor, may_leave.get(tensor.name))
+        failures = walk.failures
+        if not failures and generators is not None:
+            drawing, failures = generator_rules.sharded_generators(
+                looked_at, walk.states, generators
+            )
+        if not failures:
+            break
+        gathered |= failures
+    return Propagation(
+        sharded=frozenset(c.key for c in calls if c.sources) - set(gathered),
+        gathered=gathered,
+        sink_sharded=frozenset(walk.taken),
+        states=walk.states,
+        sharded_generators=drawing,
+    )

@@ -1,0 +1,206 @@
+"""Shapes of sharded tensors, and operations that take such a shape.
+
+`tf.shape` of a sharded tensor is not the same on all ranks as in the whole
+model: the entry of the sharded dim is local. It may be used where that is
+what makes the result a part of the whole one: to reshape a tensor that is
+sharded itself, to make a tensor of a part's shape. All other uses fail.
+
+A reshape keeps a tensor sharded if a dim of the output begins where the
+sharded dim begins, and is divisible by the number of ranks:
+
+    (2, 4*, 6) -> (2, 24*)      (2, 8*) -> (2, 4*, 2)      (4*, 6) -> (4*, 2, 3)
+
+Rows in memory order then fall into the same parts before and after.
+"""
+
+import math
+import re
+
+import tensorflow as tf
+
+from tfscale.tensor_parallel.propagation import labels
+from tfscale.tensor_parallel.propagation import size_rules
+from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.placements import Sizes
+
+RANDOM = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        RandomStandardNormal RandomUniform StatelessRandomNormal
+        StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2
+        StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal
+        """,
+    )
+)
+
+
+def is_shape_rule(op: tf.Operation, states: list) -> bool:
+    """Whether the rule for an operation is here."""
+    return op.type in _RULES or any(
+        isinstance(state, Sizes) for state in states
+    )
+
+
+def apply(
+    op: tf.Operation, states: list, *, num_ranks: int, retraced: bool
+) -> list:
+    """States of the outputs of an operation.
+
+    Args:
+        op: An operation of the whole model.
+        states: For each input `Sharded`, `Sizes`, or None if it is whole.
+        num_ranks: Number of parts of a sharded tensor.
+        retraced: Whether a constant size of a dim may be one that was read from
+            the static shape of a sharded tensor.
+
+    Returns:
+        For each output `Sharded`, `Sizes`, or None if it is whole.
+
+    Raises:
+        NoRule: If ranks cannot run it on their parts.
+    """
+    place = _SHAPE_OPERANDS.get(op.type)
+    if place is not None and isinstance(states[place], Sharded):
+        raise NoRule("its shape is itself a sharded tensor")
+    if op.type in _RULES:
+        return _RULES[op.type](op, states, num_ranks, retraced)
+    return size_rules.sizes(op, states)
+
+
+def _shape(op, states, num_ranks, retraced):
+    made = []
+    for tensor, state in zip(op.inputs, states):
+        # A vector of sizes is as long on every rank.
+        if not isinstance(state, Sharded):
+            made.append(None)
+        else:
+            rank = labels.rank_of(tensor)
+            made.append(Sizes(tuple(dim == state.dim for dim in range(rank))))
+    return made
+
+
+def _size(op, states, num_ranks, retraced):
+    return [Sizes((True,)) if isinstance(states[0], Sharded) else None]
+
+
+def _rank(op, states, num_ranks, retraced):
+    return [None]
+
+
+def _reshape(op, states, num_ranks, retraced):
+    data, shape = states
+    if isinstance(data, Sizes):
+        # As `tf.repeat` and others do to be sure of a scalar or a vector.
+        if shape is None and op.outputs[0].shape.rank in (0, 1):
+            return [data]
+        raise NoRule("it reshapes a vector of sizes")
+    if data is None:
+        raise NoRule("its operand is whole, its shape is not")
+    dim = _reshaped_dim(
+        op.inputs[0].shape, op.outputs[0].shape, data, num_ranks
+    )
+    _check_local(op, shape, dim, retraced, infer=True)
+    return [Sharded(dim)]
+
+
+def _reshaped_dim(before, after, state, num_ranks):
+    """The dim of the output that begins where the sharded one begins."""
+    if before.rank is None or after.rank is None:
+        raise NoRule("the number of dims of a tensor is not known")
+    before, after = before.as_list(), after.as_list()
+    for dim, size in enumerate(after):
+        if size in (None, 1):
+            continue
+        if size % num_ranks == 0 and (
+            _same_size(before[state.dim :], after[dim:])
+            or _same_size(before[: state.dim], after[:dim], before, after)
+        ):
+            return dim
+    raise NoRule(f"the sharded dim is lost from {before} to {after}")
+
+
+def _same_size(left, right, left_whole=(), right_whole=()):
+    """Whether two runs of dims certainly have as many entries."""
+    sizes = [_known_size(run) for run in (left, right)]
+    if 0 in (*left, *right) or sizes[0] != sizes[1]:
+        return False
+    unknown = [run.count(None) for run in (left, right)]
+    if unknown == [0, 0]:
+        return True
+    # One unknown size on each side is the same one if all else is.
+    return (
+        unknown == [1, 1]
+        and left_whole.count(None) == right_whole.count(None) == 1
+        and _known_size(left_whole) == _known_size(right_whole)
+    )
+
+
+def _known_size(dims):
+    return math.prod(dim for dim in dims if dim is not None)
+
+
+def _check_local(op, shape, dim, retraced, infer):
+    """Refuses a shape operand that does not ask each rank for its part."""
+    local = [] if shape is None else list(shape.local)
+    if any(is_local for place, is_local in enumerate(local) if place != dim):
+        raise NoRule("its shape has a local size of another dim")
+    if local and local[dim]:
+        return
+    entries = labels.elements(op.inputs[1])
+    entry = entries[dim] if entries else None
+    if infer and entry == -1:
+        return
+    if not (retraced and entry == op.outputs[0].shape[dim]):
+        raise NoRule(
+            f"its shape asks for the whole dim {dim}, where a rank has a part"
+        )
+
+
+def _broadcast_to(op, states, num_ranks, retraced):
+    value, shape = states
+    after = labels.rank_of(op.outputs[0])
+    offset = after - labels.rank_of(op.inputs[0])
+    if isinstance(value, Sizes):
+        raise NoRule("it takes a size that is not the same on each rank")
+    if value is not None:
+        dim = value.dim + offset
+    else:
+        dim = _only_local(shape)
+        if dim >= offset and op.inputs[0].shape[dim - offset] != 1:
+            raise NoRule("its operand is whole, its shape is not")
+    _check_local(op, shape, dim, retraced, infer=False)
+    return [Sharded(dim)]
+
+
+def _made_of_shape(op, states, num_ranks, retraced):
+    shape, *others = states
+    if any(others):
+        raise NoRule("only its shape may differ between ranks")
+    return [Sharded(_only_local(shape))]
+
+
+def _only_local(shape):
+    if shape.local.count(True) != 1:
+        raise NoRule("its shape has more than one local size")
+    return shape.local.index(True)
+
+
+# With a sharded tensor, or made to the shape of one.
+_RULES = {
+    "BroadcastTo": _broadcast_to,
+    "Fill": _made_of_shape,
+    "Rank": _rank,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "ShapeN": _shape,
+    "Size": _size,
+    **dict.fromkeys(RANDOM, _made_of_shape),
+}
+_SHAPE_OPERANDS = {
+    "BroadcastTo": 1,
+    "Fill": 0,
+    "Reshape": 1,
+    **dict.fromkeys(RANDOM, 0),
+}

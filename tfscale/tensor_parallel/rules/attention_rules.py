@@ -1,0 +1,260 @@
+"""Attention on shards of its heads, where analysis cannot find the way.
+
+Queries and the output projection are sharded over the ranks by heads. Of
+grouped-query attention with fewer key/value heads than ranks, the kernels of
+keys and values are whole on all ranks, and each rank computes the heads that
+its own query heads need, each as often as these share it:
+
+    query heads      0 1 | 2 3 | 4 5 | 6 7      4 ranks
+    key/value heads   0  |  0  |  1  |  1       2 heads
+
+Source: Ainslie et al., GQA: Training Generalized Multi-Query Transformer
+Models from Multi-Head Checkpoints (2023), section 2.2, on sharding.
+"""
+
+import functools
+import inspect
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel.rules import dense_rules
+from tfscale.tensor_parallel.rules import rules
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+# What counts heads, or is a number of entries for each, in Gemma's `call`.
+_COUNTS = ("num_query_heads", "num_key_value_heads", "hidden_dim")
+_GEMMA = ("gemma", "gemma3")
+_HUB_FAMILIES = ("llama", "mistral", "qwen", *_GEMMA)
+_HEADS = -2
+_PARTS = _internals.ATTENTION_PARTS
+_dense = _internals.attention_dense
+
+
+def is_attention(layer) -> bool:
+    """Whether a layer is an attention that runs by a rule as one.
+
+    Its `call` projects queries, keys and values, may repeat keys and values
+    along dim 2, and ends with the output projection.
+    """
+    if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
+        # What Keras' own leaves sharded is found by analysis.
+        return hasattr(layer, "model_parallel_dims")
+    if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
+        return True
+    return _internals.is_hub_attention(layer, _HUB_FAMILIES)
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of an attention whose heads are sharded."""
+    if not is_attention(layer):
+        return None
+    row = dense_rules.make_rule(_dense(layer, "output"))
+    if row is None or row.sink_dim != _HEADS:
+        return None
+    queries = [_dense(layer, "query")]
+    gate = _internals.attention_gate(layer)
+    if gate is not None:
+        queries.append(gate)
+    keys = [_dense(layer, "key"), _dense(layer, "value")]
+    if not all(_gives_heads(dense) for dense in queries):
+        return None
+    if all(_gives_heads(dense) for dense in keys):
+        return _Attention(layer, queries + keys)
+    if all(_is_whole(dense) for dense in keys):
+        return _GroupedAttention(layer, queries)
+    return None
+
+
+def _gives_heads(dense):
+    rule = dense_rules.make_rule(dense)
+    return (
+        rule is not None and rule.source_dim == _HEADS and rule.divides((), {})
+    )
+
+
+def _is_whole(dense):
+    return (
+        all(sharding_of(v).model_dim is None for v in dense.weights)
+        and dense.activity_regularizer is None
+        and not dense.lora_enabled
+        and dense.quantization_mode is None
+    )
+
+
+class _Attention(rules.Rule):
+    """Every rank has its part of all heads."""
+
+    shares_input = True
+
+    def __init__(self, layer, columns):
+        super().__init__(layer)
+        self._row = dense_rules.make_rule(_dense(layer, "output"))
+        self._columns = columns
+        for dense in columns:
+            rule = dense.sharded_call.rule
+            rule.stays_sharded = rule.is_inner = True
+        # Of dropped-out scores, whose heads are sharded.
+        for generator in rank_seeds.generators(layer):
+            rank_seeds.attach(generator)
+
+    @property
+    def collectives(self):
+        """What ranks exchange beside what they do in the projections."""
+        return ()
+
+    @property
+    def sum_layer(self):
+        """See `Rule`."""
+        return _dense(self.layer, "output")
+
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        layer = self.layer
+        return (
+            kwargs.get("cache") is None
+            and not kwargs.get("return_attention_scores")
+            and layer.activity_regularizer is None
+            and self._row.scatters((), {})
+        )
+
+    def run(self, *args, **kwargs):
+        layer = self.layer
+        if kwargs.get("cache") is not None:
+            # The cache has all heads.
+            changed = {
+                name: dense_rules.make_rule(dense).run
+                for name, dense in _internals.attributes_of(layer).items()
+                if any(dense is column for column in self._columns)
+            }
+            return _call(layer, changed, args, kwargs)
+        args, kwargs = self._with_own_mask(args, kwargs)
+        with rank_seeds.of_shards():
+            outputs = _call(layer, self.own_heads(), args, kwargs)
+        if not isinstance(outputs, tuple):
+            return outputs
+        outputs, scores = outputs
+        dim = scores.shape.rank - self._num_positions() - 1
+        return outputs, collectives.gather_from_ranks(scores, dim)
+
+    def _num_positions(self):
+        """How many dims of scores come after batch and heads."""
+        return 2 * _internals.num_attention_axes(self.layer)
+
+    def _with_own_mask(self, args, kwargs):
+        """The arguments, with those masks of heads that are this rank's."""
+        call = self.layer.__class__.call
+        given = inspect.signature(call).bind(self.layer, *args, **kwargs)
+        mask = given.arguments.get("attention_mask")
+        if mask is not None and len(mask.shape) == self._num_positions() + 2:
+            query = _dense(self.layer, "query")
+            if mask.shape[1] == query.kernel.shape[_heads_dim(query)] > 1:
+                mask = collectives.own_shard(mask, 1)
+                given.arguments["attention_mask"] = mask
+        return given.args[1:], given.kwargs
+
+    def own_heads(self):
+        """Attributes of the layer that are others for a part of the heads."""
+        layer, changed = self.layer, {}
+        if _internals.is_hub_attention(layer, _GEMMA):
+            ranks = collectives.num_ranks()
+            changed = {name: getattr(layer, name) // ranks for name in _COUNTS}
+        # Weights that all heads have in common.
+        for name in ("query_norm", "key_norm"):
+            if hasattr(layer, name):
+                norm = getattr(layer, name)
+                changed[name] = functools.partial(_call_for_parts, norm)
+        return changed
+
+
+class _GroupedAttention(_Attention):
+    """Every rank has its part of the query heads, and all others."""
+
+    @property
+    def collectives(self):
+        """What ranks exchange beside what they do in the projections."""
+        return (
+            "all-reduce of the keys' and values' input gradient",
+            "all-reduce of the keys' and values' weight gradients",
+        )
+
+    def own_heads(self):
+        layer, changed = self.layer, super().own_heads()
+        keys = _dense(layer, "key"), _dense(layer, "value")
+        for name, dense in _internals.attributes_of(layer).items():
+            if any(dense is key for key in keys):
+                changed[name] = functools.partial(self._project, dense)
+        changed.update(
+            {
+                name: 1
+                for name in _internals.ATTENTION_REPEATS
+                if hasattr(layer, name)
+            }
+        )
+        if "num_key_value_heads" in changed:
+            changed["num_key_value_heads"] = changed["num_query_heads"]
+        return changed
+
+    def _project(self, dense, inputs):
+        """A key or value for each of this rank's query heads."""
+        first, count, heads = self._heads()
+
+        def needed(variable, dim):
+            # Each rank uses other heads of what is the same on all of them.
+            whole = collectives.copy_to_ranks(tf.convert_to_tensor(variable))
+            window = slice(first, first + count)
+            return whole[(slice(None),) * dim + (window,)]
+
+        x = keras.ops.einsum(
+            dense.equation,
+            sequence.enter(inputs),
+            needed(dense.kernel, _heads_dim(dense)),
+        )
+        if dense.bias is not None:
+            x = keras.ops.add(x, needed(dense.bias, 0))
+        if dense.activation is not None:
+            x = dense.activation(x)
+        return tf.gather(x, [head - first for head in heads], axis=2)
+
+    def _heads(self):
+        """The first key/value head, how many, and that of each query head.
+
+        As many on all ranks, even if some do not need the last one: in the
+        gradients of unlike shapes the ranks would not meet in the same order.
+        """
+        layer, ranks = self.layer, collectives.num_ranks()
+        total, num_keys = (
+            dense.kernel.shape[_heads_dim(dense)]
+            for dense in (_dense(layer, "query"), _dense(layer, "key"))
+        )
+        of_queries = [head // (total // num_keys) for head in range(total)]
+        size = total // ranks
+        needed = [of_queries[i : i + size] for i in range(0, total, size)]
+        count = max(heads[-1] - heads[0] + 1 for heads in needed)
+        heads = needed[collectives.rank()]
+        return min(heads[0], num_keys - count), count, heads
+
+
+def _heads_dim(dense):
+    """The dim of the kernel along which it has the heads."""
+    operands, output = dense.equation.split("->")
+    return operands.split(",")[1].index(output[_HEADS])
+
+
+def _call_for_parts(layer, x):
+    # The sequence is whole in here, and it is the heads that are sharded.
+    with sequence.following(None), collectives.gradients_are_partial(True):
+        return layer(x)
+
+
+def _call(layer, changed, args, kwargs):
+    """Calls a layer as it would be with some other attributes.
+
+    They are those of a copy, because the threads of all ranks call the layer.
+    """
+    copy = _internals.altered(layer, **changed)
+    return layer.__class__.call(copy, *args, **kwargs)

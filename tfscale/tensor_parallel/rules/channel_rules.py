@@ -1,0 +1,217 @@
+"""Convolutions and normalisations on shards of their channels.
+
+A convolution whose kernel is split along its output channels computes its part
+of them, one that is split along its input channels a term of their sum. A
+depthwise convolution and a BatchNormalization take each channel by itself. A
+LayerNormalization needs mean and variance of all channels, and sums over ranks
+for them.
+"""
+
+import abc
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.elementwise import acts_on_elements
+from tfscale.tensor_parallel.rules import low_rank
+from tfscale.tensor_parallel.rules import rules
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_PARTS = _internals.NORMALIZATION_PARTS
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of a layer that has sharded channels."""
+    if rules.runs_as(layer, _CONVOLUTIONS, "kernel", "convolution_op"):
+        return _convolution(layer)
+    if rules.runs_as(layer, _DEPTHWISE):
+        if sharding_of(layer.kernel).model_dim == len(
+            layer.kernel.shape
+        ) - 2 and acts_on_elements(layer.activation):
+            return _Depthwise(layer, _channel_dim(layer))
+        return None
+    if rules.runs_as(layer, [keras.layers.BatchNormalization], *_PARTS):
+        return _batch_normalization(layer)
+    if rules.runs_as(layer, [keras.layers.LayerNormalization]):
+        return _layer_normalization(layer)
+    return None
+
+
+def _convolution(layer):
+    if layer.groups != 1:
+        return None
+    dim = sharding_of(_internals.weight_of(layer)).model_dim
+    rank = len(_internals.weight_of(layer).shape)
+    if dim == rank - 1:
+        return _OutputChannels(layer, _channel_dim(layer))
+    if dim == rank - 2:
+        return _InputChannels(layer, _channel_dim(layer))
+    return None
+
+
+def _batch_normalization(layer):
+    variables = layer.weights
+    if layer.renorm or layer.synchronized or layer.axis != -1:
+        return None
+    if any(sharding_of(v).model_dim != 0 for v in variables):
+        return None
+    return _BatchNormalization(layer)
+
+
+def _layer_normalization(layer):
+    variables = layer.weights
+    last = layer.axis in (-1, [-1])
+    if not last or any(sharding_of(v).model_dim != 0 for v in variables):
+        return None
+    return _LayerNormalization(layer)
+
+
+def _channel_dim(layer):
+    if layer.data_format == "channels_last":
+        return -1
+    return -layer.rank - 1
+
+
+def _convolve(layer, inputs):
+    """What `call` does before the bias, with this rank's shard."""
+    padding = layer.padding
+    if padding == "causal":
+        inputs = keras.ops.pad(inputs, _internals.causal_padding(layer))
+        padding = "valid"
+    return keras.ops.conv(
+        inputs,
+        low_rank.shard_of(layer, "kernel"),
+        strides=list(layer.strides),
+        padding=padding,
+        dilation_rate=layer.dilation_rate,
+        data_format=layer.data_format,
+    )
+
+
+def _add_bias(layer, x, bias):
+    shape = [1] * x.shape.rank
+    shape[_channel_dim(layer)] = -1
+    return keras.ops.add(x, keras.ops.reshape(bias, shape))
+
+
+class _OutputChannels(rules.Rule):
+    def __init__(self, layer, source_dim):
+        super().__init__(layer)
+        self.source_dim = source_dim
+
+    def run(self, inputs):
+        layer = self.layer
+        x = _convolve(layer, collectives.copy_to_ranks(inputs))
+        if layer.use_bias:
+            x = _add_bias(layer, x, rules.own_shard_along(layer.bias, 0))
+        return self.activate(x)
+
+
+class _InputChannels(rules.Rule):
+    def __init__(self, layer, sink_dim):
+        super().__init__(layer)
+        self.sink_dim = sink_dim
+
+    def whole_size(self):
+        return _internals.weight_of(self.layer).shape[-2]
+
+    def run(self, inputs):
+        layer = self.layer
+        x = collectives.reduce_from_ranks(_convolve(layer, self.take(inputs)))
+        if layer.use_bias:
+            x = _add_bias(layer, x, layer.bias)
+        return x if layer.activation is None else layer.activation(x)
+
+
+class _Local(rules.Rule):
+    """Takes each channel by itself: sharded if its input is."""
+
+    propagates = True
+
+    def __init__(self, layer, dim=-1):
+        super().__init__(layer)
+        self.source_dim = self.sink_dim = dim
+
+    def run(self, inputs, *args, **kwargs):
+        if self.is_sharded(inputs):
+            return self.run_locally(inputs, *args, **kwargs)
+        # Its variables are small: rather they are gathered.
+        return self.layer.__class__.call(self.layer, inputs, *args, **kwargs)
+
+    @abc.abstractmethod
+    def run_locally(self, inputs, *args, **kwargs):
+        """What the layer does, for this rank's channels."""
+
+
+class _Depthwise(_Local):
+    def whole_size(self):
+        return self.layer.kernel.shape[-2]
+
+    def run_locally(self, inputs):
+        layer = self.layer
+        x = keras.ops.depthwise_conv(
+            inputs,
+            rules.shard_of(layer.kernel),
+            strides=layer.strides,
+            padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+            data_format=layer.data_format,
+        )
+        if layer.use_bias:
+            x = _add_bias(layer, x, rules.own_shard_along(layer.bias, 0))
+        return x if layer.activation is None else layer.activation(x)
+
+
+class _BatchNormalization(_Local):
+    def whole_size(self):
+        return self.layer.moving_mean.shape[0]
+
+    def run_locally(self, inputs, training=None, mask=None):
+        layer = self.layer
+        x = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        old = layer.moving_mean, layer.moving_variance
+        moments = [tf.cast(rules.shard_of(v), x.dtype) for v in old]
+        if training and layer.trainable:
+            moving, moments = moments, _internals.moments(layer, x, mask)
+            for variable, before, new in zip(old, moving, moments):
+                rules.assign_shard(
+                    variable,
+                    before * layer.momentum + new * (1.0 - layer.momentum),
+                )
+        gamma, beta = (
+            None if v is None else tf.cast(rules.shard_of(v), x.dtype)
+            for v in (layer.gamma, layer.beta)
+        )
+        x = keras.ops.batch_normalization(
+            x, *moments, layer.axis, beta, gamma, layer.epsilon
+        )
+        return tf.cast(x, layer.compute_dtype)
+
+
+class _LayerNormalization(_Local):
+    collectives = ("all-reduce of sums for mean and variance",)
+
+    def whole_size(self):
+        return self.layer.weights[0].shape[0]
+
+    def run_locally(self, inputs):
+        layer = self.layer
+        x = tf.cast(inputs, "float32")
+        size = tf.cast(self.whole_size(), x.dtype)
+
+        def mean(x):
+            total = tf.reduce_sum(x, axis=-1, keepdims=True)
+            return collectives.total_over_ranks(total) / size
+
+        if not layer.rms_scaling:
+            x -= mean(x)
+        x *= tf.math.rsqrt(mean(tf.square(x)) + layer.epsilon)
+        if layer.gamma is not None:
+            x *= tf.cast(rules.shard_of(layer.gamma), x.dtype)
+        if layer.beta is not None:
+            x += tf.cast(rules.shard_of(layer.beta), x.dtype)
+        return tf.cast(x, layer.compute_dtype)

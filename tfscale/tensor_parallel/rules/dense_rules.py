@@ -1,0 +1,142 @@
+"""Dense and EinsumDense on shards: column- and row-parallel contractions.
+
+With the kernel split along an output dim each rank computes its part of the
+output (column-parallel); split along a contracted dim, each rank computes a
+term of the sum that the output is (row-parallel):
+
+    Y = [X A1, X A2]          Y = X1 A1 + X2 A2
+
+Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.elementwise import acts_on_elements
+from tfscale.tensor_parallel.rules import low_rank
+from tfscale.tensor_parallel.rules import rules
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+_KINDS = (keras.layers.Dense, keras.layers.EinsumDense)
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of a Dense or EinsumDense layer with a sharded kernel."""
+    if not rules.runs_as(layer, _KINDS, "kernel"):
+        return None
+    if layer.quantization_mode is not None:
+        return None
+    dim = sharding_of(_internals.weight_of(layer)).model_dim
+    if dim is None:
+        return None
+    inputs, kernel, output = _subscripts(layer)
+    letter = kernel[dim]
+    if letter in output and letter not in inputs:
+        return _Column(layer, output.index(letter) - len(output), letter)
+    if letter in inputs and letter not in output:
+        return _Row(layer, inputs.index(letter) - len(inputs), dim)
+    return None
+
+
+def _subscripts(layer):
+    """Letters of input, kernel and output; `.` for all that "..." stands for.
+
+    Dims are counted from the right, past it, so one place is enough.
+    """
+    if isinstance(layer, keras.layers.Dense):
+        return ".x", "xy", ".y"
+    equation = layer.equation.replace(" ", "").replace("...", ".")
+    operands, output = equation.split("->")
+    inputs, kernel = operands.split(",")
+    return inputs, kernel, output
+
+
+def _contract(layer, inputs, kernel):
+    if isinstance(layer, keras.layers.Dense):
+        return keras.ops.matmul(inputs, kernel)
+    return keras.ops.einsum(layer.equation, inputs, kernel)
+
+
+class _Column(rules.Rule):
+    shares_input = True
+
+    def __init__(self, layer, source_dim, letter):
+        super().__init__(layer)
+        self.source_dim = source_dim
+        self._letter = letter
+
+    def run(self, inputs, training=None):
+        layer = self.layer
+        x = _contract(
+            layer,
+            sequence.enter(inputs),
+            low_rank.shard_of(layer, "kernel"),
+        )
+        if layer.bias is not None:
+            x = keras.ops.add(x, self._bias())
+        return self.activate(x)
+
+    def _bias(self):
+        letters = (
+            "y"
+            if isinstance(self.layer, keras.layers.Dense)
+            else self.layer.bias_axes
+        )
+        bias = self.layer.bias
+        rank = len(bias.shape)
+        # The bias has the dims from the first one with a letter on.
+        dim = rank + self.source_dim
+        if self._letter in letters and dim >= 0:
+            return rules.own_shard_along(bias, dim)
+        whole = tf.convert_to_tensor(bias)
+        return collectives.copy_to_ranks(whole)
+
+
+class _Row(rules.Rule):
+    def __init__(self, layer, input_dim, kernel_dim):
+        super().__init__(layer)
+        self._input_dim = input_dim
+        self._kernel_dim = kernel_dim
+        # None, True or False: inferred, or what the user says.
+        self._comes_sharded = getattr(layer, "input_is_parallel", None)
+        if self._comes_sharded is not False:
+            self.sink_dim = input_dim
+
+    def whole_size(self):
+        return _internals.weight_of(self.layer).shape[self._kernel_dim]
+
+    def take(self, inputs):
+        if self.sink_dim is None:
+            dim = inputs.shape.rank + self._input_dim
+            return collectives.scatter_to_ranks(inputs, dim)
+        if self._comes_sharded and not self.is_sharded(inputs):
+            raise ValueError(
+                "The input of a layer with input_is_parallel=True must be this "
+                f"rank's part of {self.whole_size()} entries. Received: shape "
+                f"{inputs.shape} in {self.layer.name!r}, which is all of it. "
+                "Set input_is_parallel=False, or let the layer follow a "
+                "`ColumnParallelDense` with gather_output=False."
+            )
+        return super().take(inputs)
+
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        layer = self.layer
+        return layer.activity_regularizer is None and (
+            acts_on_elements(layer.activation)
+            or layer.activation is keras.activations.softmax
+        )
+
+    def run(self, inputs, training=None):
+        layer = self.layer
+        kernel = low_rank.shard_of(layer, "kernel")
+        x = _contract(layer, self.take(inputs), kernel)
+        scatters = sequence.scatters(layer, x)
+        x = sequence.sum_over_ranks(layer, x)
+        if layer.bias is not None:
+            with collectives.gradients_are_partial(scatters):
+                x = keras.ops.add(x, layer.bias)
+        return x if layer.activation is None else layer.activation(x)

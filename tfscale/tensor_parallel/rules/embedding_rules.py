@@ -1,0 +1,124 @@
+"""Embeddings on shards: each rank has some rows of the table, or some columns.
+
+With the vocabulary split, a rank looks up the tokens whose rows it has and
+zeros for the others; the sum over ranks is the embedding. The reverse, logits
+of an output projection, is column-parallel in the vocabulary.
+
+Source: Shoeybi et al., Megatron-LM (2019), section 3, on input and output
+embedding.
+"""
+
+import keras
+
+from tfscale import _internals
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.rules import low_rank
+from tfscale.tensor_parallel.rules import rules
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+_REVERSIBLE = keras.layers.ReversibleEmbedding
+
+
+def make_rule(layer) -> rules.Rule | None:
+    """The rule of an Embedding or ReversibleEmbedding with a sharded table."""
+    kinds = (keras.layers.Embedding, _REVERSIBLE)
+    if not rules.runs_as(layer, kinds, "embeddings", "compute_mask"):
+        return None
+    if layer.quantization_mode is not None:
+        return None
+    dim = sharding_of(_internals.weight_of(layer, "embeddings")).model_dim
+    if dim is None:
+        return None
+    if layer.__class__.call is _REVERSIBLE.call:
+        tied = layer.tie_weights
+        if dim == 0 and (
+            tied or sharding_of(layer.reverse_embeddings).model_dim == 1
+        ):
+            return _VocabularyParallel(layer)
+        return None
+    return _VocabularyParallel(layer) if dim == 0 else _ColumnEmbedding(layer)
+
+
+class _VocabularyParallel(rules.Rule):
+    # Of logits only; `divides` says so.
+    source_dim = -1
+    shares_input = True
+    # Whether a call has made logits, as far as is known.
+    makes_logits = False
+
+    @property
+    def collectives(self):
+        """See `Rule`: of a lookup, and of logits if it makes some."""
+        of_logits = ()
+        if self.makes_logits:
+            of_logits = super().collectives
+        return ("all-reduce of the output", *of_logits)
+
+    def divides(self, args, kwargs):
+        """Whether this call's output can be sharded."""
+        reverse = kwargs.get("reverse", args[1] if len(args) > 1 else False)
+        self.makes_logits |= bool(reverse)
+        return bool(reverse)
+
+    def scatters(self, args, kwargs):
+        """See `Rule`."""
+        if self.divides(args, kwargs):
+            return None
+        return self.layer.activity_regularizer is None
+
+    def run(self, inputs, reverse=False):
+        if reverse:
+            self.makes_logits = True
+            return self._logits(inputs)
+        layer = self.layer
+        table = low_rank.shard_of(layer, "embeddings")
+        if inputs.dtype not in ("int32", "int64"):
+            inputs = keras.ops.cast(inputs, "int32")
+        rows = table.shape[0]
+        own = inputs - rows * collectives.rank()
+        here = keras.ops.logical_and(own >= 0, own < rows)
+        outputs = keras.ops.take(table, keras.ops.where(here, own, 0), axis=0)
+        outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
+        outputs = sequence.sum_over_ranks(
+            layer, keras.ops.cast(outputs, layer.compute_dtype)
+        )
+        mask = layer.compute_mask(inputs)
+        if mask is not None and isinstance(layer, _REVERSIBLE):
+            _internals.set_keras_mask(outputs, mask)
+        return outputs
+
+    def _logits(self, inputs):
+        layer = self.layer
+        if layer.tie_weights:
+            table = low_rank.shard_of(layer, "embeddings")
+            kernel = keras.ops.transpose(table)
+        else:
+            kernel = rules.shard_of(layer.reverse_embeddings)
+        inputs = sequence.enter(inputs)
+        if layer.reverse_dtype is not None:
+            inputs = keras.ops.cast(inputs, layer.reverse_dtype)
+            kernel = keras.ops.cast(kernel, layer.reverse_dtype)
+        logits = keras.ops.matmul(inputs, kernel)
+        cap = layer.logit_soft_cap
+        if cap is not None:
+            logits = keras.ops.multiply(
+                keras.ops.tanh(keras.ops.divide(logits, cap)), cap
+            )
+        return self.give(logits)
+
+
+class _ColumnEmbedding(rules.Rule):
+    source_dim = -1
+
+    @property
+    def collectives(self):
+        """See `Rule`: tokens have no gradient."""
+        return () if self.stays_sharded else ("all-gather of the output",)
+
+    def run(self, inputs):
+        if inputs.dtype not in ("int32", "int64"):
+            inputs = keras.ops.cast(inputs, "int32")
+        table = low_rank.shard_of(self.layer, "embeddings")
+        outputs = keras.ops.take(table, inputs, axis=0)
+        return self.give(keras.ops.cast(outputs, self.layer.compute_dtype))

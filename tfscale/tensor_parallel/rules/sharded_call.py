@@ -1,0 +1,197 @@
+"""A layer that runs by its rule on ranks, in the place of Keras' own."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import in_place
+from tfscale import rank_context
+from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel.not_quantized import NotQuantized
+from tfscale.tensor_parallel.rules.rules import Rule
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A call of a layer with a rule, while a model was traced whole.
+
+    Attributes:
+        rule: The rule.
+        operations: Places of its operations in the graph.
+        inputs: First argument of the call.
+        outputs: What the call returned.
+        divides: Whether the output can be sharded.
+        scatters: See `Rule.scatters`.
+    """
+
+    rule: Rule
+    operations: range
+    inputs: Any
+    outputs: Any
+    divides: bool
+    scatters: bool | None
+
+
+@contextlib.contextmanager
+def recording(num_parts: int = 1):
+    """Within it, calls of layers with rules are noted, and no ranks meet.
+
+    Args:
+        num_parts: 1 for whole tensors; the number of ranks for tensors of the
+            shapes that a rank has, where rules keep them sharded.
+
+    Yields:
+        A list of `Recorded`.
+    """
+    recorded = []
+    with rank_context.within(
+        recorded_calls=recorded,
+        is_inside_recorded=False,
+        num_recorded_parts=num_parts,
+    ):
+        yield recorded
+
+
+def is_inside() -> bool:
+    """Whether this thread is inside of a call that is being noted."""
+    return rank_context.current().is_inside_recorded
+
+
+def attach(layer, make_rule, decide) -> None:
+    """Has a layer with sharded variables run by its rule; once.
+
+    Args:
+        layer: A Keras layer, in its `build`.
+        make_rule: Makes a `Rule` for the built layer, or None.
+        decide: Called with the rule before each call on ranks; sets what it
+            is to keep sharded.
+    """
+    if not isinstance(layer, ShardedLayer):
+        call = ShardedCall(layer, make_rule, decide)
+        in_place.put(layer, ShardedLayer, sharded_call=call)
+
+
+def call_of(layer) -> "ShardedCall | None":
+    """How a layer runs, if it has sharded variables."""
+    return layer.sharded_call if isinstance(layer, ShardedLayer) else None
+
+
+class ShardedLayer(NotQuantized):
+    """A layer with sharded variables, put in the place of Keras' class.
+
+    Attributes:
+        sharded_call: How it runs.
+    """
+
+    sharded_call: "ShardedCall"
+
+    def call(self, *args, **kwargs):
+        """See `keras.Layer`; by the layer's rule on ranks."""
+        return self.sharded_call.run(super().call, args, kwargs)
+
+
+class ShardedCall:
+    """How a layer with sharded variables runs.
+
+    Attributes:
+        is_decided: Whether analysis of a model has seen the layer.
+        is_found: Whether all of its layouts were found, not asked for.
+        reason: Why it gathers its output at once, if the last analysis
+            has one.
+    """
+
+    def __init__(self, layer, make_rule, decide):
+        self._layer = layer
+        self._make_rule = make_rule
+        self._decide = decide
+        self._kind = self._rule = None
+        self.is_decided = False
+        self.is_found = True
+        self.reason = None
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule of the layer, None if its weights are gathered.
+
+        It is another one, and has to be decided on, once the layer or a part
+        of it has been quantized or has got LoRA.
+        """
+        kind = tuple(map(_kind_of, _internals.flatten_layers(self._layer)))
+        if kind != self._kind:
+            rule = self._make_rule(self._layer)
+            if rule is not None and rule.sink_dim is not None:
+                # It names the size of the whole input, and says no to a part.
+                self._layer.input_spec = None
+            self._kind, self._rule = kind, rule
+            self.is_decided, self.reason = False, None
+        return self._rule
+
+    def run(self, call, args, kwargs):
+        """Calls the layer by its rule on ranks, and as it is elsewhere.
+
+        Args:
+            call: What the layer does as it is.
+            args: What the layer is called with.
+            kwargs: Likewise.
+        """
+        rule = self.rule
+        if rule is None:
+            return call(*args, **kwargs)
+        if rank_context.current().recorded_calls is not None:
+            return self._record(call, args, kwargs)
+        if collectives.num_ranks() == 1:
+            return call(*args, **kwargs)
+        self._decide(rule)
+        return rule.run(*args, **kwargs)
+
+    def _record(self, call, args, kwargs):
+        if is_inside():
+            return call(*args, **kwargs)
+        rule, graph = self.rule, tf.compat.v1.get_default_graph()
+        divides = rule.divides(args, kwargs)
+        scatters = rule.scatters(args, kwargs)
+        inputs = args[0] if args else next(iter(kwargs.values()))
+        start = len(graph.get_operations())
+        with rank_context.within(is_inside_recorded=True):
+            outputs = self._call_on_parts(
+                call, inputs, args, kwargs, divides, scatters
+            )
+        operations = range(start, len(graph.get_operations()))
+        rank_context.current().recorded_calls.append(
+            Recorded(rule, operations, inputs, outputs, divides, scatters)
+        )
+        return outputs
+
+    def _call_on_parts(self, call, inputs, args, kwargs, divides, scatters):
+        """The shapes of a rank's call; the values are of no interest."""
+        count, rule = rank_context.current().num_recorded_parts, self.rule
+        came_sharded = (
+            count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs)
+        )
+        if came_sharded:
+            dim = inputs.shape.rank + rule.sink_dim
+            args = (tf.concat([inputs] * count, axis=dim), *args[1:])
+        outputs = call(*args, **kwargs)
+        # An output that is not kept is whole.
+        is_part = came_sharded if rule.propagates else rule.stays_sharded
+        if count > 1 and divides and is_part:
+            dim = outputs.shape.rank + rule.source_dim
+            outputs = tf.split(outputs, count, axis=dim)[0]
+        if (
+            count > 1
+            and scatters
+            and sequence.scatters(rule.sum_layer, outputs)
+        ):
+            outputs = tf.split(outputs, count, axis=1)[0]
+        return outputs
+
+
+def _kind_of(layer):
+    return (
+        getattr(layer, "quantization_mode", None),
+        getattr(layer, "lora_enabled", False),
+    )
