@@ -49,6 +49,10 @@ class PaceTest(absltest.TestCase):
         found = self.begins(1 << 30, 5.0, 0.25, delay=1.0)
         np.testing.assert_allclose(found, [1.0, 2.0, 3.0, 4.0], atol=1e-6)
 
+    def test_it_does_not_rest_beside_accelerators(self):
+        found = self.begins(1 << 30, 5.0, 0.25, delay=1.0, rests=False)
+        np.testing.assert_allclose(found, [1.0, 1.25, 1.5, 1.75], atol=1e-6)
+
     def test_work_that_is_late_does_not_rest(self):
         self.assertEqual(self.begins(1 << 30, 4.0, 2.0), [0.0, 2.0, 4.0, 6.0])
 

@@ -58,6 +58,11 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("no_match", {"middle/kernel": (None, "model")}, "'middle/kernel'"),
         ("a_part", {"up": (None, "model")}, "'up' .*only a part.*'up/kernel'"),
+        (
+            "many",
+            {f"other{i}/kernel": (None, "model") for i in range(9)},
+            "'other2/kernel'[^\\n]*\\n  and 6 more\\nCorrect them",
+        ),
     )
     def test_a_pattern_of_nothing_is_refused_at_the_first_step(
         self, layouts, message

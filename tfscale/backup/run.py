@@ -289,6 +289,10 @@ class Run:
             2 * sum(part.sharding.local_bytes for part in parts),
             seconds,
             delay=min(2 * self._schedule.seconds_per_step, seconds / 2),
+            rests=all(
+                device.device_type == "CPU"
+                for device in tf.config.list_logical_devices()
+            ),
         )
         self._saved_at = start
         self._writer.start(

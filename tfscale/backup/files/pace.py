@@ -23,12 +23,23 @@ class Pace:
         num_bytes: All that is to be done.
         seconds: In which it shall be done at the latest, if it can be.
         delay: Seconds before it begins.
+        rests: Whether it rests at all after that: where training computes on
+            the processors that do the work. Accelerators leave them free.
     """
 
-    def __init__(self, num_bytes: int, seconds: float, delay: float = 0.0):
-        self._seconds_per_byte = min(
-            1 / _BYTES_PER_SECOND, (seconds - delay) / max(num_bytes, 1)
-        )
+    def __init__(
+        self,
+        num_bytes: int,
+        seconds: float,
+        delay: float = 0.0,
+        *,
+        rests: bool = True,
+    ):
+        self._seconds_per_byte = 0.0
+        if rests:
+            self._seconds_per_byte = min(
+                1 / _BYTES_PER_SECOND, (seconds - delay) / max(num_bytes, 1)
+            )
         self._start = time.monotonic() + delay
         self._done = 0
         self._is_waited_for = threading.Event()

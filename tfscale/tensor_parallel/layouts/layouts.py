@@ -13,6 +13,8 @@ from tfscale.tensor_parallel.layouts.layout_entries import split_dim_of
 from tfscale.tensor_parallel.layouts.layout_hints import hint
 
 _DATA_AXIS = "data"
+# Of patterns that match nothing; a model that was built twice has dozens.
+_MAX_TOLD = 3
 _NO_PATHS = (
     " No layer has made a variable yet: a model with a `call` of its own must "
     "not be left to `fit` to build. Call it on a batch in the scope first."
@@ -175,7 +177,10 @@ class Layouts:
         if not unmatched:
             return
         paths = [getattr(v, "path", v) for v in variables]
-        lines = [f"  {p!r}{hint(p, paths)}" for p in unmatched]
+        told, others = unmatched[:_MAX_TOLD], unmatched[_MAX_TOLD:]
+        lines = [f"  {p!r}{hint(p, paths)}" for p in told]
+        if others:
+            lines.append(f"  and {len(others)} more")
         raise ValueError(
             "Every pattern of a layout map must match the whole path of a "
             "variable (`re.fullmatch`). Received patterns that match none:\n"
