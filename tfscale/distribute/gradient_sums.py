@@ -7,11 +7,10 @@ import tensorflow as tf
 
 from tfscale import rank_context
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.optimizers.mesh_optimizer import warn_of_changed
+from tfscale.distribute.optimizers.mesh_optimizer import origins_of
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import by_hand
-from tfscale.whole_batch import part
 
 
 def sum_gradients(
@@ -100,10 +99,7 @@ def sum_gradients(
             "Leave out run_eagerly=True, or put `strategy.run` into a "
             "`tf.function`."
         )
-    origins = [by_hand.Origin(gradient) for gradient in gradients]
-    unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
-    part.warn_of_undivided(unsummed)
-    warn_of_changed(origins, variables, extended)
+    _, unsummed = origins_of(gradients, variables, extended)
     sums = extended.sum_gradients(unsummed, variables)
     return [
         gradient if total is None else by_hand.as_sum(_dense(total))

@@ -138,7 +138,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(valid.position.value, (5, epoch, 0))
         self.assertEqual(train.position.value, (5, 0, 12))
         # Of what is being trained on, too, and then training goes on.
-        self.assertAllClose(model.evaluate(train, verbose=0), whole, rtol=1e-3)
+        self.assertAllClose(model.evaluate(train, verbose=0), whole, rtol=1e-6)
         self.assertLen(model.predict(train, verbose=0), ROWS)
         self.assertEqual(train.position.value, (5, 0, 12))
 

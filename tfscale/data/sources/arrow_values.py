@@ -35,49 +35,23 @@ def number_dtype(kind: Any) -> np.dtype | None:
 
 def is_time(kind: Any) -> bool:
     """Whether a pyarrow type is one of dates or times: stored as integers."""
-    import pyarrow
-
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_date,
-            types.is_time,
-            types.is_timestamp,
-            types.is_duration,
-        )
-    )
+    return _is_any(kind, "date", "time", "timestamp", "duration")
 
 
 def is_string(kind: Any) -> bool:
     """Whether a pyarrow type is one of strings, of text or bytes."""
-    import pyarrow
-
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_string,
-            types.is_large_string,
-            types.is_binary,
-            types.is_large_binary,
-        )
-    )
+    return _is_any(kind, "string", "large_string", "binary", "large_binary")
 
 
 def is_list(kind: Any) -> bool:
     """Whether a pyarrow type is one of lists, of whatever."""
+    return _is_any(kind, "list", "large_list", "fixed_size_list")
+
+
+def _is_any(kind, *names):
     import pyarrow
 
-    types = pyarrow.types
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            types.is_list,
-            types.is_large_list,
-            types.is_fixed_size_list,
-        )
-    )
+    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
 
 
 def numbers(column: Any, dtype: np.dtype) -> np.ndarray:

@@ -118,10 +118,7 @@ class MeshOptimizer(in_place.Mixin):
         extended = extended_of(self)
         if extended.gradients_are_reduced:
             return grads
-        origins = [by_hand.Origin(gradient) for gradient in grads]
-        unsummed = [None if o.is_sum else g for o, g in zip(origins, grads)]
-        part.warn_of_undivided(unsummed)
-        warn_of_changed(origins, variables, extended)
+        origins, unsummed = origins_of(grads, variables, extended)
         sums = extended.sum_gradients(unsummed, variables)
         return [
             extended.shard_gradient(gradient, variable) if o.is_sum else total
@@ -131,21 +128,29 @@ class MeshOptimizer(in_place.Mixin):
         ]
 
 
-def warn_of_changed(
-    origins: Sequence[by_hand.Origin],
+def origins_of(
+    gradients: Sequence[Any],
     variables: Sequence[keras.Variable],
     extended: Any,
-) -> None:
-    """Warns if gradients were changed by hand that are not summed.
+) -> tuple[list[by_hand.Origin], list[Any]]:
+    """Which gradients are sums already, and those that are not.
+
+    Warns if the latter were changed by hand.
 
     Args:
-        origins: Of the gradients that a `train_step` gives away.
+        gradients: Those that a `train_step` gives away.
         variables: The trainable variables that they are of.
         extended: The `MeshExtended` that these belong to.
+
+    Returns:
+        For each gradient its origin; and itself, or None if it is a sum.
 
     Raises:
         ValueError: If some were summed, and added to others that were not.
     """
+    origins = [by_hand.Origin(gradient) for gradient in gradients]
+    unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
+    part.warn_of_undivided(unsummed)
     for origin, variable in zip(origins, variables):
         if origin.is_sum and origin.is_of_tape:
             raise ValueError(
@@ -161,3 +166,4 @@ def warn_of_changed(
         "Sum them before, `tfscale.sum_gradients(gradients, variables)`, or "
         "clip by `clipnorm` or `global_clipnorm` of the optimizer.",
     )
+    return origins, unsummed

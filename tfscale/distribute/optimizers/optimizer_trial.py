@@ -7,7 +7,6 @@ and then the first halves of those that are sharded, and the halves have to come
 out alike.
 """
 
-import concurrent.futures
 import itertools
 from collections.abc import Iterable
 
@@ -16,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.sharding.sharding import Sharding
+from tfscale.whole_batch import trial
 
 # Small enough for nothing to be clipped, and so large that everything is.
 _MAGNITUDES = (1e-2, 1.0, 1e2)
@@ -58,8 +58,7 @@ def is_elementwise(
         parts = _updates(optimizer, take(values), map(take, gradients))
         return list(map(take, whole)), parts
 
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        expected, found = thread.submit(updated).result()
+    expected, found = trial.alone(updated)
     before = take(values)
     for old, new, part in zip(
         itertools.chain(before, *expected),

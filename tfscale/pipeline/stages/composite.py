@@ -17,7 +17,7 @@ from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Flattener
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.tracing.noted_reads import NotedReads
+from tfscale.pipeline.stages.noted_reads import NotedReads
 
 
 def opened(graph: Graph, index: int) -> Graph | None:

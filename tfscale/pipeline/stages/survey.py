@@ -16,7 +16,7 @@ from tfscale.pipeline.stages import flops
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.tracing.noted_reads import NotedReads
+from tfscale.pipeline.stages.noted_reads import NotedReads
 
 # What a dimension of an input counts that is unknown and not the batch.
 UNKNOWN_LENGTH = 128
