@@ -273,7 +273,7 @@ class PythonFunctionTest(parameterized.TestCase):
             self.fit(2)
 
 
-class KerasFaceTest(tf.test.TestCase):
+class WrappedModelTest(tf.test.TestCase):
     def test_summary_is_that_of_the_plain_model(self):
         lines = []
         _pipeline().summary(print_fn=lines.append)

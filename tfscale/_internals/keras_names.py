@@ -46,7 +46,7 @@ KERAS = {
         "_layers": "the layers right below one",
         "_seed_generators": "the generators that ranks draw apart from",
         "_trainable_variables": "a layer's own variables, without sublayers'",
-        "_non_trainable_variables": "likewise",
+        "_non_trainable_variables": "those of them that do not learn",
     },
     "keras.src.models.functional": {
         "Functional": "what `keras.Model(inputs, outputs)` makes",
@@ -78,7 +78,7 @@ KERAS = {
     },
     "keras.src.backend": {
         "get_keras_mask": "the mask of a tensor, which a stage passes on",
-        "set_keras_mask": "likewise",
+        "set_keras_mask": "the mask of a tensor, which a stage passes on",
     },
     "keras.src.saving.keras_saveable.KerasSaveable": {
         "_obj_type": "a pipeline is saved as the model inside would be",
@@ -148,10 +148,14 @@ KERAS = {
     },
     # --- layers that run by a rule ---------------------------------------
     f"{_CORE}dense.Dense.build": {"_kernel": "without what LoRA adds"},
-    f"{_CORE}einsum_dense.EinsumDense.build": {"_kernel": "likewise"},
-    f"{_CORE}embedding.Embedding.build": {"_embeddings": "likewise"},
+    f"{_CORE}einsum_dense.EinsumDense.build": {
+        "_kernel": "without what LoRA adds"
+    },
+    f"{_CORE}embedding.Embedding.build": {
+        "_embeddings": "without what LoRA adds"
+    },
     "keras.src.layers.convolutional.base_conv.BaseConv.build": {
-        "_kernel": "likewise",
+        "_kernel": "without what LoRA adds",
     },
     "keras.src.layers.convolutional.base_conv.BaseConv": {
         "convolution_op": "a subclass that overrides it has no rule",
@@ -165,13 +169,13 @@ KERAS = {
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention": {
         "_compute_attention": "a subclass that overrides it has no rule",
-        "_masked_softmax": "likewise",
+        "_masked_softmax": "a subclass that overrides it has no rule",
         "_compute_attention_mask": "looks at whole shapes",
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention.build": {
         "_query_dense": "whose heads are sharded",
-        "_key_dense": "likewise",
-        "_value_dense": "likewise",
+        "_key_dense": "whose heads are sharded",
+        "_value_dense": "whose heads are sharded",
         "_output_dense": "which adds up over heads",
     },
     f"{_ATTENTION}multi_head_attention.MultiHeadAttention.__init__": {
@@ -179,13 +183,13 @@ KERAS = {
     },
     f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention": {
         "_compute_attention": "a subclass that overrides it has no rule",
-        "_masked_softmax": "likewise",
+        "_masked_softmax": "a subclass that overrides it has no rule",
         "_compute_attention_mask": "looks at whole shapes",
     },
     f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention.build": {
         "_query_dense": "whose heads are sharded",
-        "_key_dense": "likewise",
-        "_value_dense": "likewise",
+        "_key_dense": "whose heads are sharded",
+        "_value_dense": "whose heads are sharded",
         "_output_dense": "which adds up over heads",
     },
     # --- a fit that runs ---------------------------------------------------
@@ -261,22 +265,22 @@ KERAS = {
     },
     "keras.src.utils.progbar.Progbar.__init__": {
         "_start": "a bar that goes on counts the steps before",
-        "_time_after_first_step": "likewise",
+        "_time_after_first_step": "a bar that goes on counts the steps before",
     },
     # --- what callbacks keep ----------------------------------------------
     "keras.src.callbacks.model_checkpoint.ModelCheckpoint.__init__": {
         "_batches_seen_since_last_saving": "kept in a backup",
-        "_last_batch_seen": "likewise",
+        "_last_batch_seen": "kept in a backup",
     },
     "keras.src.callbacks.model_checkpoint.ModelCheckpoint.on_epoch_begin": {
-        "_current_epoch": "likewise",
+        "_current_epoch": "kept in a backup",
     },
     "keras.src.callbacks.swap_ema_weights.SwapEMAWeights.__init__": {
-        "_ema_weights_in_model": "likewise",
+        "_ema_weights_in_model": "kept in a backup",
     },
     "keras.src.callbacks.tensorboard.TensorBoard.__init__": {
-        "_global_train_batch": "likewise",
-        "_global_test_batch": "likewise",
-        "_previous_epoch_iterations": "likewise",
+        "_global_train_batch": "kept in a backup",
+        "_global_test_batch": "kept in a backup",
+        "_previous_epoch_iterations": "kept in a backup",
     },
 }

@@ -20,7 +20,7 @@ TENSORFLOW = {
         "_call_for_each_replica": "ranks are called as replicas are",
         "_create_variable": "of a single device; others are made here",
         "_distribute_datasets_from_function": "an ordinary iterator",
-        "_experimental_distribute_dataset": "likewise",
+        "_experimental_distribute_dataset": "an ordinary iterator",
         "_gather_to_implementation": "ranks count once",
         "_get_cross_device_ops": "sums on each device that needs them",
         "_get_local_replica_id": "the component of a thread",
@@ -47,7 +47,7 @@ TENSORFLOW = {
     },
     _EXTENDED: {
         "_batch_gather_to": "each value by itself: ranks count once",
-        "_gather_to": "likewise",
+        "_gather_to": "each value by itself: ranks count once",
         "_container_strategy": "the strategy of an extended",
         "_local_results": "a value of each replica",
     },
@@ -72,22 +72,22 @@ TENSORFLOW = {
     },
     f"{_DISTRIBUTE}input_lib.DistributedIteratorBase.__init__": {
         "_input_workers": "one for each replica, of the same iterator",
-        "_iterators": "likewise",
+        "_iterators": "one for each replica, of the same iterator",
     },
     f"{_DISTRIBUTE}input_lib.DistributedIteratorSpec": {
         "_component_specs": "a function takes that iterator once",
-        "_from_components": "likewise",
-        "_to_components": "likewise",
+        "_from_components": "a function takes that iterator once",
+        "_to_components": "a function takes that iterator once",
     },
     f"{_DISTRIBUTE}input_lib.DistributedDataset.__init__": {
         "_original_dataset": "whose pipelines Keras looks at in `fit`",
     },
     f"{_DISTRIBUTE}input_lib.DistributedDatasetsFromFunction.build": {
-        "_datasets": "likewise",
+        "_datasets": "whose pipelines Keras looks at in `fit`",
     },
     f"{_DISTRIBUTE}input_util": {
         "get_distributed_dataset": "with options that the public one refuses",
-        "get_distributed_datasets_from_function": "likewise",
+        "get_distributed_datasets_from_function": "with the same options",
     },
     f"{_DISTRIBUTE}numpy_dataset": {
         "SingleDevice": "the host of the first replica",
@@ -110,7 +110,7 @@ TENSORFLOW = {
         "PerReplicaSpec": "what the replicas get of a step",
     },
     f"{_VALUES}.PerReplicaSpec.__init__": {
-        "_value_specs": "likewise, each of them",
+        "_value_specs": "the specs of a value on each replica",
     },
     f"{_VALUES}.DistributedValues": {
         "_devices": "on which a slot is made",
@@ -186,7 +186,7 @@ TENSORFLOW = {
     },
     "tensorflow.core.protobuf.device_properties_pb2": {
         "DeviceProperties": "what Grappler is told of a device",
-        "NamedDevice": "likewise",
+        "NamedDevice": "what Grappler is told of a device",
     },
     "tensorflow.python.grappler.cluster": {
         "Cluster": "a machine that is described, not looked at in a session",
@@ -209,13 +209,13 @@ TENSORFLOW = {
     },
     "tensorflow.python.data.ops.shuffle_op._ShuffleDataset.__init__": {
         "_seed": "whether all workers shuffle in the same way",
-        "_seed2": "likewise",
+        "_seed2": "whether all workers shuffle in the same way",
     },
     "tensorflow.python.data.ops.batch_op._BatchDataset.__init__": {
         "_batch_size": "whether all workers make the same batches",
     },
     "tensorflow.python.data.ops.batch_op._ParallelBatchDataset.__init__": {
-        "_batch_size": "likewise",
+        "_batch_size": "whether all workers make the same batches",
     },
     "tensorflow.python.data.ops.map_op._ParallelMapDataset.__init__": {
         "_deterministic": "whether records may overtake each other",

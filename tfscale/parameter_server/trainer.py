@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
-from tfscale.distribute.models.keras_face import KerasFace
+from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
 from tfscale.parameter_server.summed_rows import SummedRows
@@ -17,7 +17,7 @@ from tfscale.parameter_server.worker_dataset import WorkerIterator
 from tfscale.parameter_server.worker_scope import WorkerScope
 
 
-class ParameterServerTrainer(KerasFace):
+class ParameterServerTrainer(WrappedModel):
     """The steps of a `ParameterServerModel`, which Keras' loops call.
 
     Args:

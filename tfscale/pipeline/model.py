@@ -22,7 +22,7 @@ from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
-# What is saved as this class loads as the plain model, see keras_face.py.
+# What is saved as this class loads as the plain model, see wrapped_model.py.
 @keras.saving.register_keras_serializable(package="tfscale")
 class PipelineModel(PipelineTrainer):
     """Trains a Keras model over the pipeline axis of a mesh.

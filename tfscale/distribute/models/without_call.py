@@ -8,7 +8,7 @@ something else, such as noisy images and a time: these are built by parts.
 import keras
 
 from tfscale import _internals
-from tfscale.distribute.models.keras_face import KerasFace
+from tfscale.distribute.models.wrapped_model import WrappedModel
 
 
 def build(model: keras.Model) -> None:
@@ -45,7 +45,7 @@ def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
     parts = [x for x in _internals.flatten_layers(model) if x is not model]
     if (
         not isinstance(error, RuntimeError | ValueError)
-        or isinstance(model, KerasFace)
+        or isinstance(model, WrappedModel)
         or model.__class__.train_step is keras.Model.train_step
         or not parts
         or not all(part.built for part in parts)

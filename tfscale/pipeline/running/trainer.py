@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.distribute.models.keras_face import KerasFace
+from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import wrapping
@@ -21,7 +21,7 @@ from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 
 
-class PipelineTrainer(KerasFace):
+class PipelineTrainer(WrappedModel):
     """The steps of a `PipelineModel`, which Keras' loops call.
 
     Args:

@@ -6,7 +6,7 @@ import numbers
 import keras
 
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.models.keras_face import KerasFace
+from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.pipeline.stages.plan import PipelinePlan
 
 # What of a model Keras' loops would call, and those of a pipeline do not: they
@@ -82,7 +82,7 @@ def is_own(model: keras.Model, name: str) -> bool:
 
 def check_steps(model: keras.Model) -> None:
     """Refuses a model with steps of its own, which would not be taken."""
-    if isinstance(model, KerasFace):
+    if isinstance(model, WrappedModel):
         raise ValueError(
             "A model is wrapped once. Received: "
             f"{model.name!r} of type {type(model).__name__}. Wrap the plain "

@@ -43,7 +43,7 @@ def pipeline(build=functional):
     return model
 
 
-class KerasFaceTest(tf.test.TestCase, parameterized.TestCase):
+class WrappedModelTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = self.create_tempdir().full_path

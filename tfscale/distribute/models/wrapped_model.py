@@ -1,4 +1,4 @@
-"""What a model that wraps another shows of it, and hands to it."""
+"""The base class of models that wrap a plain Keras model."""
 
 from typing import Any
 
@@ -9,11 +9,10 @@ from tfscale import _internals
 from tfscale.distribute.models import loading
 
 
-class KerasFace(keras.Model):
-    """The part of a `PipelineModel` or its like that is the plain model's.
+class WrappedModel(keras.Model):
+    """A model that trains another one, and saves, copies and pickles as it.
 
-    Its layers, inputs and outputs are those of `model`, and so is what is
-    saved, copied or pickled: all of these give the plain model.
+    Its layers, inputs and outputs are those of `model`.
 
     Attributes:
         model: The plain Keras model.
