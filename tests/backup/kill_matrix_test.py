@@ -80,7 +80,7 @@ class KillMatrixTest(parameterized.TestCase):
     @parameterized.parameters(
         "arrays", "shuffle", "unknown", "repeat", "tfscale"
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_between_batches(self, data):
         self.assert_same_end(BATCHES, data=data)
 
@@ -94,6 +94,7 @@ class KillMatrixTest(parameterized.TestCase):
         data=("by number shuffled", "workers shuffled"),
         mesh=(None, {"data": 2}),
     )
+    @pytest.mark.crossing(every=3)
     def test_the_order_that_keras_draws_of_a_py_dataset(self, data, mesh):
         # With Python's `random`, before the epoch that is gone on with.
         self.assert_same_end(("batch 9",), data=data, mesh=mesh)
@@ -155,7 +156,7 @@ class KillMatrixTest(parameterized.TestCase):
             if cell != ("data", "tfscale")  # as on ZeRO
         ),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=7)
     def test_on_a_mesh(self, mesh, data):
         # Strategies read each kind of data ahead in another way. In the second
         # epoch: it has validated, on data that is shuffled anew.

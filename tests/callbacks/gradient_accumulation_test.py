@@ -14,6 +14,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -170,6 +171,7 @@ def accumulating(job, num_microbatches, num_replicas, num_ranks):
 
 class SameNumbersTest(parameterized.TestCase):
     @parameterized.parameters(*CROSSED)
+    @pytest.mark.crossing(every=2)
     def test_whole_batch(self, name, *sizes):
         expected = _on_one_device(name)
         actual = accumulating(JOBS[name], *sizes)

@@ -276,7 +276,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (2,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "pad"), (4,)),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=10)
     def test_same_order_at_any_number_of_workers(
         self, name, remainder, workers
     ):
@@ -293,6 +293,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, many)
 
     @parameterized.parameters(*SOURCES)
+    @pytest.mark.crossing(every=4)
     def test_replicas_of_a_worker_share_its_slice(self, name):
         kwargs = {"batch_size": 8, "remainder": "pad"}
         alone = _batches(_pipeline(name, **kwargs))
@@ -304,7 +305,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, joined)
 
     @parameterized.parameters(*itertools.product(SPLIT, ("drop", "pad")))
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_workers_with_files_of_their_own_have_equal_batches(
         self, name, remainder
     ):
@@ -339,6 +340,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(pipeline.position.value, (3, 3, 0))
 
     @parameterized.parameters(*SOURCES)
+    @pytest.mark.crossing(every=4)
     def test_resume_in_a_new_pipeline_and_with_other_workers(self, name):
         kwargs = {"batch_size": 4, "remainder": "drop"}
         whole = _batches(_pipeline(name, seed=3, **kwargs))
@@ -356,7 +358,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         # A mixture is not cached, and says so.
         *itertools.product((n for n in SOURCES if n != "mix"), _CACHES)
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_a_cache_changes_nothing(self, name, cache):
         plain = _pipeline(name, batch_size=8)
         cached = _pipeline(

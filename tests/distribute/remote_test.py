@@ -8,11 +8,11 @@ import io
 import json
 import os
 import signal
-import sys
 import time
 
 from absl.testing import absltest
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale.launch.child import Child
 from tfscale.launch.warden import Warden
@@ -24,7 +24,7 @@ class RemoteTest(absltest.TestCase):
     def test_rows(self):
         results = self.create_tempfile().full_path
         module = "tests.distribute.remote_rows"
-        command = [sys.executable, "-W", "ignore", "-m", module, results]
+        command = [forked_python.executable(), "-m", module, results]
         environ = {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",

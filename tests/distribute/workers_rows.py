@@ -209,9 +209,19 @@ ROWS = {
 }
 # On four workers.
 SHORT = {
-    "data": Row(JOBS["plain"], plainly(4)),
-    "pipeline in each": Row(JOBS["no rows"], _pipeline(4)),
+    "data of four": Row(JOBS["plain"], plainly(4)),
+    "pipeline in each of four": Row(JOBS["no rows"], _pipeline(4)),
 }
+# What other rows show too: for `--exhaustive`.
+CROSSED = (
+    "steps per execution",
+    "loss scaling",
+    "bfloat16",
+    "data 2 in each",
+    "model ranks in each",
+    "pipeline in each of four",
+)
+ALWAYS = tuple(name for name in (*ROWS, *SHORT, "cases") if name not in CROSSED)
 
 
 def result(row, outcome):

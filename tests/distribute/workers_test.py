@@ -4,13 +4,16 @@ One program runs all rows in two workers, and some in four; here each row is
 trained once more, alone.
 """
 
+import functools
 import glob
 import os
 import pickle
 import tempfile
 
 import numpy as np
+import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_python
 from tests import same_numbers
@@ -21,33 +24,39 @@ from tests.source_files import REPOSITORY
 _SECONDS = 1_200
 
 
-class WorkersTest(absltest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        with tempfile.TemporaryDirectory() as folder:
-            process = forked_python.run(
-                ["-m", "tests.distribute.workers_program", folder],
-                cwd=REPOSITORY,
-                timeout=_SECONDS,
-            )
-            if process.returncode:
-                raise RuntimeError(process.stdout + process.stderr)
-            cls.results = {}
-            for name in glob.glob("[24]_?", root_dir=folder):
-                with open(os.path.join(folder, name), "rb") as file:
-                    cls.results[name] = pickle.load(file)
+@functools.cache
+def results_of(names):
+    """What each worker found, by number of workers and index; or an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = forked_python.run(
+            ["-m", "tests.distribute.workers_program", folder, *names],
+            cwd=REPOSITORY,
+            timeout=_SECONDS,
+        )
+        if process.returncode:
+            return process.stdout + process.stderr
+        found = {}
+        for name in glob.glob("[24]_?", root_dir=folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                found[name] = pickle.load(file)
+        return found
 
-    def assert_all(self, rows, count):
-        for name, row in rows.items():
+
+class WorkersTest(parameterized.TestCase):
+    def results(self, names=workers_rows.ALWAYS):
+        found = results_of(names)
+        self.assertIsInstance(found, dict, found)
+        return found
+
+    def assert_all(self, rows, names, count):
+        results = self.results(names)
+        for name in set(rows).intersection(names):
             with self.subTest(f"{count} workers: {name}"):
-                found = [
-                    self.results[f"{count}_{i}"][name] for i in range(count)
-                ]
+                found = [results[f"{count}_{i}"][name] for i in range(count)]
                 for one in found:
                     # A traceback, if there was an error.
                     self.assertIsInstance(one, dict, one)
-                self.assert_same(row, found)
+                self.assert_same(rows[name], found)
 
     def assert_same(self, row, found):
         outcome = row.reference(row.job)
@@ -78,24 +87,30 @@ class WorkersTest(absltest.TestCase):
             for other in found[1:]:
                 np.testing.assert_array_equal(other["variables"][name], value)
 
-    def test_two_workers(self):
-        self.assert_all(workers_rows.ROWS, 2)
+    @parameterized.parameters(workers_rows.ALWAYS, workers_rows.CROSSED)
+    @pytest.mark.crossing(every=2)
+    def test_two_workers(self, *names):
+        self.assert_all(workers_rows.ROWS, names, 2)
+
+    @parameterized.parameters(workers_rows.ALWAYS, workers_rows.CROSSED)
+    @pytest.mark.crossing(every=2)
+    def test_four_workers(self, *names):
+        self.assert_all(workers_rows.SHORT, names, 4)
 
     def test_cases(self):
+        results = self.results()
         for name in workers_cases.CASES:
             with self.subTest(name):
-                found = [self.results[f"2_{i}"]["cases"][name] for i in (0, 1)]
+                found = [results[f"2_{i}"]["cases"][name] for i in (0, 1)]
                 workers_cases.assert_case(self, name, found)
 
     def test_what_would_go_wrong_is_an_error(self):
+        results = self.results()
         for name, (_, message) in workers_cases.REFUSED.items():
             for index in range(2):
                 with self.subTest(f"{name}, worker {index}"):
-                    found = self.results[f"2_{index}"]["cases"][name]
+                    found = results[f"2_{index}"]["cases"][name]
                     self.assertRegex(found, message)
-
-    def test_four_workers(self):
-        self.assert_all(workers_rows.SHORT, 4)
 
 
 if __name__ == "__main__":

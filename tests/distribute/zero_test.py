@@ -144,12 +144,13 @@ def check_parts(test, outcome, data, model=1):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(name for name in JOBS if name != "block_whole")
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_of_one_device_on_two_replicas(self, name):
         outcome = sharded(name, 2)
         same_numbers.assert_same(self, one_device(name), outcome)
 
     @parameterized.parameters(*ON_RANKS)
+    @pytest.mark.crossing(every=2)
     def test_of_one_device_on_two_replicas_of_two_ranks(self, name):
         outcome = sharded(name, 2, model=2)
         same_numbers.assert_same(self, one_device(name), outcome)
@@ -157,7 +158,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             check_parts(self, outcome, 2, 2)
 
     @parameterized.parameters(*PIPELINES)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_of_one_device_in_pipelines(self, name, size):
         outcome = sharded(name, *size)
         same_numbers.assert_same(self, one_device(name), outcome)
@@ -174,6 +175,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         check_parts(self, outcome, data)
 
     @parameterized.parameters("adam", "sgd_scheduled", "clipvalue")
+    @pytest.mark.crossing(every=3)
     def test_elementwise_updates_are_equal_to_the_last_bit(self, name):
         """To those of replicas that all have whole slots."""
         whole = same_numbers.on_zero(JOBS[name], 2, zero_stage=0)

@@ -45,7 +45,7 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         ("gpt_3d", True, True, "--num_microbatches=2"),
         ("gpt_packed", True, False, "--num_microbatches=2"),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_it_learns_and_saves_a_plain_model(
         self, config, in_stages, sharded, *small
     ):

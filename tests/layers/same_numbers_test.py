@@ -148,7 +148,7 @@ def one_device(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(job=list(JOBS), size=SIZES)
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=7)
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(
@@ -177,6 +177,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(found, 2)
 
     @parameterized.parameters(2, 4)
+    @pytest.mark.crossing(every=2)
     def test_mixed_precision_is_as_far_from_float32_as_on_one_device(
         self, num_ranks
     ):

@@ -403,7 +403,7 @@ def job(name):
 
 class ModelsTest(parameterized.TestCase):
     @parameterized.named_parameters((name, name) for name in MODELS)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_three_steps(self, name):
         cuts = MODELS[name][-1]
         stages = 3 if isinstance(cuts, str) else 1 + len(cuts)

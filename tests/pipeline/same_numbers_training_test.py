@@ -115,7 +115,7 @@ OPTIMIZERS = dict(
 
 class OptimizersTest(parameterized.TestCase):
     @parameterized.named_parameters(every_optimizer())
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_every_optimizer(self, kind):
         # Larger than the gradients' rounding errors, where one divides.
         options = {"learning_rate": 0.01}
@@ -128,6 +128,7 @@ class OptimizersTest(parameterized.TestCase):
         self.check(job(functools.partial(kind, **options)))
 
     @parameterized.named_parameters(OPTIMIZERS.items())
+    @pytest.mark.crossing(every=2)
     def test_options(self, optimizer):
         self.check(job(optimizer))
 
@@ -166,7 +167,7 @@ class LossesTest(parameterized.TestCase):
         ),
         ("ignored_class", lambda: crossentropy(ignore_class=1), {}),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_losses_and_weights(self, loss, data):
         one = job(loss=loss, data=data)
         one = dataclasses.replace(one, compile=metrics)

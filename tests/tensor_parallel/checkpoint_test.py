@@ -7,6 +7,7 @@ import tempfile
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -54,6 +55,7 @@ def saved(size):
 
 class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(source=ALL, target=ALL)
+    @pytest.mark.crossing(every=4)
     def test_is_loaded_on(self, source, target):
         path, expected, loss = saved(source)
         with scope_of(target):

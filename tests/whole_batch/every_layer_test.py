@@ -9,6 +9,7 @@ import inspect
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -247,7 +248,12 @@ class EveryLayerTest(parameterized.TestCase):
         self.assertLen(tables, len(aliases))
         self.assertContainsSubset(WITH_ARGUMENTS, _table())
 
-    def test_all_are_those_of_one_device(self):
+    @parameterized.parameters(
+        lambda job: same_numbers.on_mesh(job, 1, 2),
+        lambda job: same_numbers.on_zero(job, data=2, zero_stage=0),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_all_are_those_of_one_device(self, train):
         x = {
             name: RANDOM.normal(size=(ROWS, *shape)).astype("float32")
             for name, shape in SHAPES.items()
@@ -261,17 +267,10 @@ class EveryLayerTest(parameterized.TestCase):
             lambda: keras.optimizers.SGD(1e-3),
         )
         expected = _without_seeds(same_numbers.on_one_device(job))
-        for train in (
-            lambda: same_numbers.on_mesh(job, 1, 2),
-            lambda: same_numbers.on_zero(job, data=2, zero_stage=0),
-        ):
-            # Attention does not depend on the bias of its keys.
-            same_numbers.assert_same(
-                self,
-                expected,
-                _without_seeds(train()),
-                unmoved=("key_bias",),
-            )
+        # Attention does not depend on the bias of its keys.
+        same_numbers.assert_same(
+            self, expected, _without_seeds(train(job)), unmoved=("key_bias",)
+        )
 
 
 def _without_seeds(outcome):

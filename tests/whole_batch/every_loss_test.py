@@ -7,6 +7,7 @@ import inspect
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from tests import same_numbers
@@ -87,11 +88,12 @@ class EveryLossTest(parameterized.TestCase):
         self.assertEqual(names - {"Loss"}, {*LOSSES, *OTHER_BY_NATURE})
         self.assertContainsSubset(REDUCED_BY_DEFAULT, LOSSES)
 
-    def test_all_are_those_of_one_device(self):
+    @parameterized.parameters(
+        lambda job: same_numbers.on_ranks(job, 1, 2, layouts={}),
+        lambda job: same_numbers.on_mesh(job, 1, 2, 2),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_all_are_those_of_one_device(self, train):
         every = job(LOSSES)
         expected = same_numbers.on_one_device(every)
-        for actual in (
-            same_numbers.on_ranks(every, 1, 2, layouts={}),
-            same_numbers.on_mesh(every, 1, 2, 2),
-        ):
-            same_numbers.assert_same(self, expected, actual)
+        same_numbers.assert_same(self, expected, train(every))
