@@ -169,7 +169,6 @@ class StrategyTest(tf.test.TestCase):
         "MirroredExtended",
         "_experimental_distribute_dataset",
         "_distribute_datasets_from_function",
-        "_input_workers_with_options",
     )
     @holds(
         "MirroredExtended._initialize_single_worker",
@@ -189,8 +188,6 @@ class StrategyTest(tf.test.TestCase):
         extended = Recording([]).extended
         ((host, devices),) = extended._input_workers_devices
         self.assertEqual(devices, extended._devices)
-        workers = extended._input_workers_with_options()
-        self.assertLen(workers.compute_devices_for_worker(0), 2)
         del host
 
     @holds("MirroredExtended", "_initialize_single_worker")
@@ -233,45 +230,45 @@ class StrategyTest(tf.test.TestCase):
         self.assertEqual(host, "/job:localhost/replica:0/task:0/device:CPU:0")
         self.assertEqual(Recording([]).extended._devices[1], name)
 
-    @holds(
-        "input_util",
-        "get_distributed_dataset",
-        "get_distributed_datasets_from_function",
-    )
-    def test_one_replica_can_have_an_ordinary_iterator(self):
+    @holds("input_lib", "DistributedDataset", "DistributedDatasetsFromFunction")
+    def test_replicas_can_have_an_ordinary_iterator(self):
         strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
-        workers = strategy.extended._input_workers_with_options()
-        options = tf.distribute.InputOptions(
-            experimental_fetch_to_device=False,
-            experimental_replication_mode=(
-                tf.distribute.InputReplicationMode.PER_REPLICA
-            ),
-        )
+        host = _internals.device_util.canonicalize("/CPU:0")
+        workers = _internals.InputWorkers([(host, (host,))])
+        options = _internals.ORDINARY_ITERATOR
         dataset = tf.data.Dataset.range(2)
         for made in (
-            _internals.get_distributed_dataset(
-                dataset,
+            _internals.DistributedDataset(
                 workers,
                 strategy,
+                dataset,
                 num_replicas_in_sync=1,
                 options=options,
             ),
-            _internals.get_distributed_datasets_from_function(
-                lambda _: dataset,
+            _internals.DistributedDatasetsFromFunction(
                 workers,
-                [tf.distribute.InputContext()],
                 strategy,
-                options=options,
+                [tf.distribute.InputContext()],
+                lambda _: dataset,
+                options,
             ),
         ):
             self.assertEqual([int(x) for x in made], [0, 1])
 
-    @holds("input_lib", "InputWorkers")
+    @holds(
+        "input_lib",
+        "DistributedIterator",
+        "DistributedIteratorSpec",
+        "InputWorkers",
+    )
     @holds("DistributedIterator", "_type_spec")
     @holds(
         "DistributedIteratorBase.__init__",
+        "_cardinality",
+        "_enable_get_next_as_optional",
         "_input_workers",
         "_iterators",
+        "_strategy",
     )
     @holds(
         "DistributedIteratorSpec",
@@ -284,6 +281,11 @@ class StrategyTest(tf.test.TestCase):
         dataset = tf.data.Dataset.range(4).batch(2)
         iterator = iter(strategy.experimental_distribute_dataset(dataset))
         spec = iterator._type_spec
+        self.assertIsInstance(spec, symbols.DistributedIteratorSpec)
+        self.assertIsInstance(iterator, symbols.DistributedIterator)
+        self.assertIs(iterator._strategy, strategy)
+        self.assertEqual(iterator._cardinality, 2)
+        self.assertTrue(iterator._enable_get_next_as_optional)
         parts = spec._to_components(iterator)
         self.assertLen(spec._component_specs, 1)
         self.assertIs(parts, iterator._iterators)

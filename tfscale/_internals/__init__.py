@@ -9,6 +9,10 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 """
 
 from tfscale._internals import check  # refuses, so first
+from tfscale._internals.attributes import COLOCATED_WITH
+from tfscale._internals.attributes import GRADIENT_TYPE
+from tfscale._internals.attributes import LOWERED
+from tfscale._internals.attributes import OUTPUT_SHAPES
 from tfscale._internals.attributes import asks_for_xla
 from tfscale._internals.attributes import autocast
 from tfscale._internals.attributes import automatic_names
@@ -76,6 +80,8 @@ from tfscale._internals.fitting import tell_steps
 from tfscale._internals.fitting import unwatch
 from tfscale._internals.fitting import validation_epochs
 from tfscale._internals.fitting import watch
+from tfscale._internals.inputs import ORDINARY_ITERATOR
+from tfscale._internals.inputs import SharedIterator
 from tfscale._internals.instances import altered
 from tfscale._internals.instances import attributes_of
 from tfscale._internals.instances import held_by
@@ -93,14 +99,12 @@ from tfscale._internals.layers import is_of_keras
 from tfscale._internals.layers import moments
 from tfscale._internals.layers import num_attention_axes
 from tfscale._internals.layers import weight_of
-from tfscale._internals.nodes import COLOCATED_WITH
-from tfscale._internals.nodes import GRADIENT_TYPE
-from tfscale._internals.nodes import LOWERED
-from tfscale._internals.nodes import OUTPUT_SHAPES
 from tfscale._internals.py_datasets import first_batches_from_python
 from tfscale._internals.py_datasets import keep_order
 from tfscale._internals.py_datasets import order_of
 from tfscale._internals.py_datasets import set_order
+from tfscale._internals.symbols import DistributedDataset
+from tfscale._internals.symbols import DistributedDatasetsFromFunction
 from tfscale._internals.symbols import DistributedVariable
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import FuncGraph
@@ -119,8 +123,6 @@ from tfscale._internals.symbols import device_util
 from tfscale._internals.symbols import distribute_utils
 from tfscale._internals.symbols import eager_context
 from tfscale._internals.symbols import get_current_replica_id_as_int
-from tfscale._internals.symbols import get_distributed_dataset
-from tfscale._internals.symbols import get_distributed_datasets_from_function
 from tfscale._internals.symbols import get_keras_mask
 from tfscale._internals.symbols import get_update_replica_id
 from tfscale._internals.symbols import global_seed_generator
@@ -143,9 +145,12 @@ __all__ = [
     "METHODS_OF_SHAPES",
     "MODEL_CHECKPOINT_COUNTERS",
     "NORMALIZATION_PARTS",
+    "ORDINARY_ITERATOR",
     "OUTPUT_SHAPES",
     "SWAP_EMA_STATE",
     "TENSORBOARD_STEPS",
+    "DistributedDataset",
+    "DistributedDatasetsFromFunction",
     "DistributedVariable",
     "EpochIterator",
     "FuncGraph",
@@ -155,6 +160,7 @@ __all__ = [
     "MirroredExtended",
     "MirroredVariable",
     "ResourceVariable",
+    "SharedIterator",
     "StructuredFunctionWrapper",
     "SyncOnReadVariable",
     "Watcher",
@@ -189,8 +195,6 @@ __all__ = [
     "flatten_layers",
     "functional_in",
     "get_current_replica_id_as_int",
-    "get_distributed_dataset",
-    "get_distributed_datasets_from_function",
     "get_keras_mask",
     "get_key_value",
     "get_update_replica_id",

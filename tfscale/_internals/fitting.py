@@ -282,8 +282,8 @@ def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
     None for arrays, a `PyDataset` or a generator.
     """
     dataset = _given_to(epochs)
-    if hasattr(dataset, "placed_source"):  # of our own strategy
-        return dataset.placed_source
+    if hasattr(dataset, "given_dataset"):  # of our own strategy
+        return dataset.given_dataset
     return getattr(dataset, "_original_dataset", dataset)
 
 

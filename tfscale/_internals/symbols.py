@@ -30,16 +30,21 @@ from tensorflow.python.distribute.distribute_lib import (
     get_update_replica_id as get_update_replica_id,
 )
 
-# Which devices get their batches from which host.
+# Datasets of replicas, of a dataset and of a function, and their iterator; and
+# which devices get their batches from which host.
+from tensorflow.python.distribute.input_lib import (
+    DistributedDataset as DistributedDataset,
+)
+from tensorflow.python.distribute.input_lib import (
+    DistributedDatasetsFromFunction as DistributedDatasetsFromFunction,
+)
+from tensorflow.python.distribute.input_lib import (
+    DistributedIterator as DistributedIterator,
+)
+from tensorflow.python.distribute.input_lib import (
+    DistributedIteratorSpec as DistributedIteratorSpec,
+)
 from tensorflow.python.distribute.input_lib import InputWorkers as InputWorkers
-
-# Makes distributed datasets with options that the public method refuses.
-from tensorflow.python.distribute.input_util import (
-    get_distributed_dataset as get_distributed_dataset,
-)
-from tensorflow.python.distribute.input_util import (
-    get_distributed_datasets_from_function as get_distributed_datasets_from_function,  # noqa: E501
-)
 
 # The extended class of `MirroredStrategy`: one traced thread per replica.
 from tensorflow.python.distribute.mirrored_strategy import (

@@ -27,7 +27,6 @@ TENSORFLOW = {
         "_in_multi_worker_mode": "a worker out of data goes on with no rows",
         "_initialize_single_worker": "without a line for each strategy",
         "_get_replica_id_in_sync_group": "ranks of a replica have its number",
-        "_input_workers_with_options": "batches of CPUs stay where they are",
         "_num_replicas_in_sync": "the data axis only; Keras divides by it",
         "_reduce_to": "ranks count once",
         "_replica_ctx_all_reduce": "sums that are made already",
@@ -65,14 +64,21 @@ TENSORFLOW = {
         "VARIABLE_POLICY_MAPPING": "with which policy",
     },
     f"{_DISTRIBUTE}input_lib": {
+        "DistributedDataset": "whose batches replicas take",
+        "DistributedDatasetsFromFunction": "whose batches replicas take",
+        "DistributedIterator": "from which all replicas take batches",
+        "DistributedIteratorSpec": "what a function takes of it",
         "InputWorkers": "which devices have batches of which iterator",
     },
     f"{_DISTRIBUTE}input_lib.DistributedIterator": {
         "_type_spec": "what a function takes of it",
     },
     f"{_DISTRIBUTE}input_lib.DistributedIteratorBase.__init__": {
+        "_cardinality": "what a function takes of it",
+        "_enable_get_next_as_optional": "what a function takes of it",
         "_input_workers": "one for each replica, of the same iterator",
         "_iterators": "one for each replica, of the same iterator",
+        "_strategy": "what a function takes of it",
     },
     f"{_DISTRIBUTE}input_lib.DistributedIteratorSpec": {
         "_component_specs": "a function takes that iterator once",
@@ -84,10 +90,6 @@ TENSORFLOW = {
     },
     f"{_DISTRIBUTE}input_lib.DistributedDatasetsFromFunction.build": {
         "_datasets": "whose pipelines Keras looks at in `fit`",
-    },
-    f"{_DISTRIBUTE}input_util": {
-        "get_distributed_dataset": "with options that the public one refuses",
-        "get_distributed_datasets_from_function": "with the same options",
     },
     f"{_DISTRIBUTE}numpy_dataset": {
         "SingleDevice": "the host of the first replica",

@@ -1,5 +1,8 @@
 """How tensors of replicas are put together: on each device that needs it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from tfscale import _internals
@@ -137,6 +140,28 @@ class SumOverWorkers(SumOnEachDevice):
                 )
             )
         return results
+
+
+def have_mean(parts: Sequence[Any]) -> bool:
+    """Whether the parts of a batch are tensors that can be averaged."""
+    first = parts[0]
+    return (
+        isinstance(first, tf.Tensor)  # and neither sparse nor ragged
+        and first.dtype not in (tf.bool, tf.string)
+        and all(part.shape == first.shape for part in parts)
+    )
+
+
+def part_with_rows(parts: Sequence[Any]) -> Any:
+    """A part of a batch that says what the batch is like.
+
+    Layers are not written for no rows, which all replicas of a worker may have:
+    see `behind_its_data`.
+    """
+    for part in parts:
+        if part.shape[:1] != [0]:
+            return part
+    return tf.zeros([1, *parts[0].shape[1:]], parts[0].dtype)
 
 
 def same_ranks(num_devices: int, num_ranks: int) -> list[range]:

@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.collectives.workers import Workers
+from tfscale.distribute import cross_device
 from tfscale.distribute.cross_device import SumOnEachDevice
-from tfscale.distribute.inputs.inputs import MirroredInputs
+from tfscale.distribute.inputs.mesh_inputs import MeshInputs
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -24,7 +26,7 @@ class Replica(int):
     thread: int
 
 
-class ModelRanks(MirroredInputs):
+class ModelRanks(_internals.MirroredExtended):
     """The `extended` of a strategy whose replicas have model ranks.
 
     Ranks are traced as if they were replicas, a thread for each, and hidden
@@ -42,7 +44,10 @@ class ModelRanks(MirroredInputs):
         sequence_parallel: See above.
         num_gathers: How often replicas have gathered what all of them have.
         sharded_calls: Of the layers so far that have sharded variables.
+        workers: The `Workers` that have replicas, or None for one process.
     """
+
+    workers: Workers | None = None
 
     def __init__(self, strategy, devices, sequence_parallel):
         self.num_replicas = len(devices)
@@ -73,6 +78,19 @@ class ModelRanks(MirroredInputs):
             self._default_device = (
                 f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
             )
+        self._inputs = MeshInputs(
+            self._container_strategy(),
+            host,
+            self._devices,
+            self._first_ranks,
+            self.workers,
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        return self._inputs.of_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        return self._inputs.from_function(dataset_fn, options)
 
     @property
     def worker_devices(self):
@@ -189,7 +207,26 @@ class ModelRanks(MirroredInputs):
             value, len(self._devices)
         ):
             return self._cross_device_ops.reduce_on_each(reduce_op, value)
-        return super()._reduce_to(reduce_op, value, destinations, options)
+
+        def reduce(value):
+            if not isinstance(value, tf.distribute.DistributedValues):
+                return super(ModelRanks, self)._reduce_to(
+                    reduce_op, value, destinations, options
+                )
+            # Keras asks for the mean of a batch to learn what it looks like.
+            # Even if it has none: then a replica's part has to do.
+            if (
+                reduce_op == tf.distribute.ReduceOp.MEAN
+                and not cross_device.have_mean(self._local_results(value))
+            ):
+                return cross_device.part_with_rows(self._local_results(value))
+            if isinstance(value, _internals.Mirrored):
+                return super(ModelRanks, self)._reduce_to(
+                    reduce_op, value, destinations, options
+                )
+            return self._cross_device_ops.reduce(reduce_op, value, destinations)
+
+        return tf.nest.map_structure(reduce, value)
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # A tensor that threads share comes as itself, for all replicas.

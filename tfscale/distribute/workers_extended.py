@@ -23,14 +23,10 @@ from tfscale import in_place
 from tfscale import rank_context
 from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
+from tfscale.distribute import cross_device
 from tfscale.distribute import one_process
 from tfscale.distribute.cross_device import SumOverWorkers
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.inputs import common_order
-from tfscale.distribute.inputs import generator_inputs
-from tfscale.distribute.inputs import inputs
-from tfscale.distribute.inputs import own_data
-from tfscale.distribute.inputs import placed_inputs
 from tfscale.distribute.model_ranks import Replica
 from tfscale.distribute.models import saving
 from tfscale.distribute.models.packed_logs import PackedLogs
@@ -51,6 +47,7 @@ class WorkersExtended(MeshExtended):
     """
 
     has_workers = True
+    workers: Workers
 
     def __init__(
         self,
@@ -101,38 +98,6 @@ class WorkersExtended(MeshExtended):
             self._logs = PackedLogs(results, self._of_replicas, self._means)
         return results
 
-    # --- inputs --------------------------------------------------------
-
-    def _context(self):
-        return tf.distribute.InputContext(
-            num_input_pipelines=self.workers.count,
-            input_pipeline_id=self.workers.index,
-            num_replicas_in_sync=self._num_replicas_in_sync,
-        )
-
-    def _distributed(self, dataset, options):
-        common_order.check(dataset, self.workers.agreement)
-        distributed = self._made(
-            _internals.get_distributed_dataset,
-            placed_inputs.source_of(generator_inputs.copied(dataset)),
-            options,
-            num_replicas_in_sync=self._num_replicas_in_sync,
-            input_context=self._context(),
-        )
-        return placed_inputs.placed(distributed, dataset)
-
-    def _distribute_datasets_from_function(self, dataset_fn, options):
-        def of_worker(context):
-            return own_data.as_long_as_any(dataset_fn(context), self.workers)
-
-        distributed = self._made(
-            _internals.get_distributed_datasets_from_function,
-            of_worker,
-            options,
-            input_contexts=[self._context()],
-        )
-        return inputs.counted_in_steps(distributed, self.num_replicas)
-
     # --- values of all replicas ----------------------------------------
 
     def sum_over_workers(self, tensors):
@@ -169,7 +134,7 @@ class WorkersExtended(MeshExtended):
                 and tf.executing_eagerly()
                 and not self._have_mean(parts)
             ):
-                return inputs.a_part_with_rows(parts)
+                return cross_device.part_with_rows(parts)
             if is_mean:
                 return self._means([parts])[0]
             with tf.device(parts[0].device):
@@ -192,7 +157,7 @@ class WorkersExtended(MeshExtended):
         return means
 
     def _have_mean(self, parts):
-        """Whether tensors of all replicas have one; see `MirroredInputs`."""
+        """Whether tensors of all replicas have one; see `have_mean`."""
         if parts[0].dtype in (tf.bool, tf.string):
             return False
         if not parts[0].shape.rank:

@@ -1,4 +1,4 @@
-"""Datasets with a position, whose batches are read ahead for several replicas.
+"""The position of a pipeline whose batches are read ahead for replicas.
 
 A pipeline of `tfscale.data` moves its position on when it hands out a batch.
 TensorFlow reads up to four batches ahead for replicas, so what has been handed
@@ -8,67 +8,16 @@ the end of an epoch.
 """
 
 import math
-from collections.abc import Iterable
-from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
-from tfscale import in_place
 
-
-def source_of(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """What to distribute, of a dataset that is given to `placed` afterwards."""
-    return dataset.read_ahead if _has_position(dataset) else dataset
-
-
-def placed(distributed: Any, dataset: tf.data.Dataset) -> Any:
-    """A distributed dataset that keeps the position of its source true.
-
-    Args:
-        distributed: A `tf.distribute.DistributedDataset` of `source_of`.
-        dataset: What it was made of; without a position nothing is done.
-    """
-    if _has_position(dataset):
-        in_place.put(
-            distributed, _PlacedDataset, placed_source=dataset, last_taker=None
-        )
-    return distributed
-
-
-def _has_position(dataset):
+def has_position(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is a pipeline of `tfscale.data`."""
     return hasattr(dataset, "position") and hasattr(dataset, "batches_left")
 
 
-# No `in_place.Mixin`: TensorFlow's classes, too, are of these bases first, and
-# without them Python does not put the one in the place of the other.
-class _PlacedDataset(Iterable):
-    def __iter__(self):
-        if not tf.executing_eagerly():
-            return super().__iter__()
-        purpose, epochs = _internals.reader_of(self) or (None, None)
-        if purpose == "look":
-            return super().__iter__()
-        if self.last_taker is not None:
-            self.last_taker.settle()
-        self.last_taker = _Taker(self.placed_source, purpose)
-        iterator = super().__iter__()
-        if epochs is None:
-            in_place.put(iterator, _CountedIterator, taker=self.last_taker)
-        else:
-            _internals.tell_steps(epochs, self.last_taker.taken)
-        return iterator
-
-
-class _CountedIterator(Iterator):
-    def __next__(self):
-        batch = super().__next__()
-        self.taker.taken(1)
-        return batch
-
-
-class _Taker:
+class PositionTracker:
     """Where an iterator began, and how many batches were taken of it.
 
     Args:

@@ -1,4 +1,4 @@
-"""Data that each worker has for itself: they need not be equally long.
+"""Uneven data: each worker has its own, of any number of batches.
 
 A step is of all workers. One that has no batch left goes on with batches of no
 rows, until nobody has any.
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfscale.collectives.workers import Workers
 
 
-def as_long_as_any(dataset: tf.data.Dataset, workers: Workers):
+def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
     """A dataset with as many batches as that of the worker with most.
 
     Keras counts batches where it can, and would end an epoch here while the

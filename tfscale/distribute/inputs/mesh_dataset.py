@@ -1,0 +1,120 @@
+"""A dataset that is distributed over replicas, and its iterator.
+
+    dataset ─► batches of replicas ─► read ahead ─► iterator ─┬─► replica 0
+                                                              ├─► replica 1
+                                                              └─► ...
+
+On CPUs all replicas take batches from one ordinary iterator of tf.data.
+TensorFlow's iterator for several devices has one more for each of them, and in
+it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
+128 KiB (`ApplyPython311MemoryPatch`, TensorFlow 2.21).
+"""
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.distribute.inputs.position_tracker import PositionTracker
+
+
+class MeshIterator(_internals.SharedIterator):
+    """Takes the batches of a step, and counts them.
+
+    Args:
+        iterator: TensorFlow's.
+        is_ordinary: See `SharedIterator`.
+        must_have_batch: Whether data without any batch is an error.
+        tracker: Who is told of each batch, or None.
+    """
+
+    def __init__(self, iterator, is_ordinary, must_have_batch, tracker):
+        super().__init__(iterator, is_ordinary)
+        self._must_have_batch = must_have_batch
+        self._tracker = tracker
+
+    def __next__(self):
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            if self._must_have_batch:
+                raise ValueError(
+                    "There must be a batch to train, evaluate or predict on. "
+                    "Received: data without any. Look for a filter, a `take` "
+                    "or `drop_remainder=True` that leaves nothing, or for a "
+                    "generator that has been used up."
+                ) from None
+            raise
+        self._must_have_batch = False
+        if self._tracker is not None:
+            self._tracker.taken(1)
+        return batch
+
+
+class _MeshData:
+    """What datasets of both kinds do otherwise than TensorFlow's.
+
+    Attributes:
+        batches_for_look: A distributed dataset of batches that Keras may see
+            without taking any of the user's, or None.
+        has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
+        tracked: The `ResumableDataset` whose position is to be kept true, or
+            None if it moves by itself.
+    """
+
+    batches_for_look = None
+    has_ordinary_iterator = False
+    tracked = None
+    _tracker = None
+
+    def __iter__(self):
+        is_ordinary = self.has_ordinary_iterator
+        if not tf.executing_eagerly():
+            return _internals.SharedIterator(super().__iter__(), is_ordinary)
+        purpose, epochs = _internals.reader_of(self) or (None, None)
+        data, tracker = super(), None
+        if purpose == "look" and self.batches_for_look is not None:
+            data = super(_MeshData, self.batches_for_look)
+        elif purpose != "look" and self.tracked is not None:
+            tracker = self._new_tracker(purpose)
+            if epochs is not None:
+                _internals.tell_steps(epochs, tracker.taken)
+                tracker = None
+        return MeshIterator(
+            data.__iter__(),
+            is_ordinary,
+            must_have_batch=purpose in ("look", "predict"),
+            tracker=tracker,
+        )
+
+    def _new_tracker(self, purpose):
+        if self._tracker is not None:
+            self._tracker.settle()
+        self._tracker = PositionTracker(self.tracked, purpose)
+        return self._tracker
+
+
+class MeshDataset(_MeshData, _internals.DistributedDataset):
+    """A `tf.distribute.DistributedDataset` of one dataset.
+
+    Attributes:
+        given_dataset: The dataset, as it was given.
+    """
+
+    given_dataset: tf.data.Dataset
+
+
+class MeshDatasetFromFunction(
+    _MeshData, _internals.DistributedDatasetsFromFunction
+):
+    """A `tf.distribute.DistributedDataset` of batches of replicas.
+
+    Attributes:
+        batches_per_step: How many batches the replicas here take in a step.
+    """
+
+    batches_per_step = 1
+
+    @property
+    def cardinality(self):
+        """In steps. Keras would wait for as many as there are batches."""
+        count = int(super().cardinality)
+        return count if count < 0 else -(-count // self.batches_per_step)
