@@ -10,6 +10,7 @@ A fork is safe as long as TensorFlow has not started. All of them die with the
 test, whatever happens to it.
 """
 
+import atexit
 import functools
 import json
 import os
@@ -110,7 +111,13 @@ def _become(module, cluster, job, index, is_spare, folder, log):
     with open(f"{name}.pid", "w") as pid_file:
         pid_file.write(str(os.getpid()))
     sys.argv = [module, folder]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except Exception:
+        forked_processes.say_error()  # before what follows
+        raise SystemExit(1) from None
+    finally:
+        atexit._run_exitfuncs()  # as at the end of a program
 
 
 def _wait(children, timeout):

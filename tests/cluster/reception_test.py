@@ -147,29 +147,58 @@ class PreflightTest(_StrangersTest):
         self.assertLen(words, 2)
 
 
-class RosterTest(_StrangersTest):
+class PresenceTest(_StrangersTest):
     def test_strangers_do_not_hold_up_a_server(self):
         (address,) = forked_processes.free_addresses(1)
-        roster = Roster(address, "word")
-        waiting = self.begin(roster.wait_for, ["a:1"], 20.0)
-        self.strangers(address, b"here ")
-        for words in (b"here a:1\n", b"here a:1 another\n", b"here b:1 word\n"):
+        found = []
+        waiting = self.begin(
+            lambda: found.append(Presence(address, "c:1", 20.0, "word"))
+        )
+        self.strangers(address, b"chief ")
+        for words in (
+            *(b"chief\n", b"chief another " + address.encode() + b"\n"),
+            *(b"chief word a:1\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00"),
+        ):
             stranger = self.stranger(address, words)
             stranger.settimeout(5.0)
-            self.assertEqual(stranger.recv(10), b"")
-        presence = Presence("a:1", address, 5.0, "word")
+            with contextlib.suppress(ConnectionResetError):
+                self.assertEqual(stranger.recv(10), b"")
+        roster = Roster("word")
+        calling = self.begin(roster.wait_for, [address], 5.0)
         waiting.join(5.0)
-        self.assertFalse(waiting.is_alive())
-        presence.connection.close()
-        roster.connections["a:1"].close()
+        found[0].be_ready()
+        calling.join(5.0)
+        self.assertFalse(calling.is_alive())
+        found[0].connection.close()
+        roster.connections[address].close()
 
     def test_strangers_do_not_put_off_the_end_of_waiting(self):
         (address,) = forked_processes.free_addresses(1)
-        self.begin(self.strangers, address, b"here ")
+        self.begin(self.strangers, address, b"chief ")
         start = time.monotonic()
-        with self.assertRaisesRegex(ConnectionError, "none from a:1"):
-            Roster(address, "word").wait_for(["a:1"], 1.0)
+        with self.assertRaisesRegex(ConnectionError, "no call from c:1"):
+            Presence(address, "c:1", 1.0, "word")
         self.assertLess(time.monotonic() - start, 5.0)
+
+    def test_strangers_at_an_address_are_named_in_time(self):
+        # TensorFlow's server, say, of another job; or one that says nothing.
+        with ports.serve(0) as silent, ports.serve(0) as other:
+            names = [f"localhost:{s.getsockname()[1]}" for s in (silent, other)]
+
+            def answer():
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = other.accept()
+                        with connection:
+                            connection.sendall(b"\x00\x00\x12\x04")
+
+            self.begin(answer)
+            with self.assertRaisesRegex(
+                ConnectionError,
+                f"{names[1]} .something else listens at its port",
+            ):
+                Roster("word").wait_for(names, 1.0)
+            other.shutdown(socket.SHUT_RDWR)
 
 
 class ReceptionTest(_StrangersTest):

@@ -1,20 +1,23 @@
-"""One process runs the program, all others lend it their devices.
+"""One process, the chief, runs the program; all others lend it their devices.
 
-    task 0: the coordinator          tasks 1, 2, ...: servers
+    the chief                        workers and servers
     initialize returns               initialize serves
     the program, its data            ◄── parts of functions, tensors ──►
     atexit: "end"             ─────► exit 0
 
 It is TensorFlow's own runtime: a function is cut by device, each task runs its
-part, and they send each other tensors by gRPC.
+part, and they send each other tensors by gRPC. With parameter servers workers
+may be lost and come back; a coordinator's servers cannot.
 """
 
 import atexit
-import functools
+import hashlib
+import json
 import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -22,6 +25,13 @@ from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
+
+# The chief may do much before it calls.
+_SECONDS_FOR_THE_CHIEF = 600.0
+# A machine that does not answer may come back, where workers may.
+_SECONDS_OF_SILENCE = 60
+# Of a chief with parameter servers.
+_roster: Roster | None = None
 
 
 def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
@@ -43,10 +53,14 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
         SystemExit: In a server, at the end.
     """
     if not cluster.is_chief:
-        serving.serve(cluster, functools.partial(_meet, cluster, timeout, word))
-    others = [a for a in cluster.addresses if a != cluster.address]
-    roster = Roster(cluster.address, word)
-    roster.wait_for(others, timeout)
+        chief = coordinator_of(cluster)
+        presence = Presence(cluster.address, chief, timeout, word)
+        # Who ends a job signals all of its processes, and the coordinator may
+        # want to save what is here before it ends. Then this does.
+        signal.signal(signal.SIGTERM, _note_signal)
+        serving.serve(cluster, presence)
+    roster = Roster(word)
+    roster.wait_for(_others(cluster), timeout)
     tf.config.experimental_connect_to_cluster(
         serving.cluster_spec(cluster),
         job_name=cluster.job,
@@ -68,22 +82,75 @@ def coordinator_of(cluster: Cluster) -> str:
     return cluster.jobs["chief" if "chief" in cluster.jobs else "worker"][0]
 
 
-def _end(roster):
-    """Ends the servers, but after an exception that nobody caught.
+def serve_with_parameters(cluster: Cluster) -> NoReturn:
+    """Serves the chief of parameter servers, in one of its other processes.
 
-    Then the connections close as the process ends, and servers fail too, for
-    whoever started them to start them again.
+    Args:
+        cluster: A cluster with the job "ps".
+
+    Raises:
+        ConnectionError: If the chief does not come, has failed or is lost.
+        SystemExit: With 0, once the chief has ended well.
     """
-    if getattr(sys, "last_value", None) is None:
-        roster.end()
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    presence = Presence(
+        cluster.address,
+        coordinator_of(cluster),
+        _SECONDS_FOR_THE_CHIEF,
+        _word(cluster),
+        _SECONDS_OF_SILENCE,
+    )
+    serving.serve(
+        cluster,
+        presence,
+        # A step takes one as long as it runs elsewhere, and with a single one
+        # nothing goes on.
+        min_threads=max(
+            threads or os.cpu_count() or 1, len(cluster.addresses) + 1
+        ),
+    )
 
 
-def _meet(cluster, timeout, word):
-    presence = Presence(cluster.address, coordinator_of(cluster), timeout, word)
-    # Who ends a job signals all of its processes, and the coordinator may want
-    # to save what is here before it ends. Then this does.
-    signal.signal(signal.SIGTERM, _note_signal)
-    return presence
+def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
+    """Returns once all workers and parameter servers of a chief are there.
+
+    Those that are lost later are taken in when they come back.
+
+    Args:
+        cluster: The cluster; this process is its chief.
+        timeout: Seconds after which one that is not there is an error.
+
+    Raises:
+        ConnectionError: If one is not; says which, and why.
+    """
+    global _roster
+    is_first = _roster is None
+    if is_first:
+        others = "workers and parameter servers"
+        _roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
+    try:
+        _roster.wait_for(_others(cluster), timeout)
+    except ConnectionError:
+        _roster = None
+        raise
+    if is_first:
+        _roster.watch()
+        atexit.register(_end, _roster)
+
+
+def _others(cluster):
+    return [a for a in cluster.addresses if a != cluster.address]
+
+
+def _word(cluster):
+    """Keeps the processes of two clusters apart, without a pre-flight."""
+    addresses = json.dumps([cluster.jobs[job] for job in sorted(cluster.jobs)])
+    return hashlib.sha256(addresses.encode()).hexdigest()
+
+
+def _end(roster):
+    """Ends the others; they fail too after an exception that nobody caught."""
+    roster.end(getattr(sys, "last_value", None))
 
 
 def _note_signal(number, frame):

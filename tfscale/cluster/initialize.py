@@ -2,7 +2,6 @@
 
 import atexit
 import dataclasses
-import functools
 import os
 import signal
 import threading
@@ -12,9 +11,9 @@ import tensorflow as tf
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinate
-from tfscale.cluster.coordinator import coordinator_of
+from tfscale.cluster.coordinator import meet_parameter_servers
+from tfscale.cluster.coordinator import serve_with_parameters
 from tfscale.cluster.environment import cluster_from_environment
-from tfscale.cluster.liveness import ports
 from tfscale.cluster.liveness.failure_detector import FailureDetector
 from tfscale.cluster.liveness.leaving import leave
 from tfscale.cluster.preflight import preflight
@@ -23,8 +22,6 @@ from tfscale.virtual_devices import use_virtual_devices
 
 # Set by the launcher where there are no accelerators to give to a worker.
 _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"
-# The chief may do much before it makes the strategy, by which it answers.
-_SECONDS_FOR_THE_CHIEF = 600.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +74,7 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
 
     In a cluster with parameter servers only the chief goes on, to make a
     `tfscale.ParameterServerStrategy`. Workers and servers serve it and exit
-    with it.
+    with it: with 0 if it ends well, and else with an error.
 
     Where the launcher was given `--devices_per_worker` and there are no
     accelerators, this makes as many virtual devices. A second call does
@@ -90,7 +87,8 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
 
     Raises:
         ConnectionError: If a process is missing; says which, and why. With
-            `coordinator`, in the others, if the first one is lost.
+            `coordinator` or parameter servers, in the others, if the first
+            one fails or is lost.
         OSError: If this process' own port is in use.
         RuntimeError: If TensorFlow has started its devices already.
         ValueError: If what is set makes no cluster of workers, or versions
@@ -114,9 +112,8 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     _check_jobs(cluster, coordinator)
     if "ps" in cluster.jobs:
         if not cluster.is_chief:
-            _serve_with_parameters(cluster)
-        others = [a for a in cluster.addresses if a != cluster.address]
-        ports.wait_for_all(others, timeout)
+            serve_with_parameters(cluster)
+        meet_parameter_servers(cluster, timeout)
         return
     _check_not_started()
     facts = {"`coordinator` of `tfscale.initialize`": str(coordinator)}
@@ -190,22 +187,6 @@ def _check_jobs(cluster, coordinator):
             "devices of theirs. Received: coordinator=True in a cluster with "
             "'ps'. Leave it out, or start the program without --num_ps."
         )
-
-
-def _serve_with_parameters(cluster):
-    """A worker or a parameter server: serves until its chief ends."""
-    threads = tf.config.threading.get_inter_op_parallelism_threads()
-    serving.serve(
-        cluster,
-        functools.partial(
-            ports.ChiefPort, coordinator_of(cluster), _SECONDS_FOR_THE_CHIEF
-        ),
-        # A step takes one as long as it runs elsewhere, and with a single one
-        # nothing goes on.
-        min_threads=max(
-            threads or os.cpu_count() or 1, len(cluster.addresses) + 1
-        ),
-    )
 
 
 def _join(cluster):

@@ -1,33 +1,17 @@
-"""Serving: a process lends its devices to a chief, and ends with it.
-
-There is one way to serve, and two to know that the chief has ended:
-
-    by a coordinator    a connection (`presence.py`): lost processes cannot come
-                        back, so an end without a word is an error, at once
-    parameter servers   the chief's port (`ports.py`): one that was started
-                        again knows as well as one that was there before
-"""
+"""Serving: a process lends its devices to a chief, and ends with it."""
 
 import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.cluster.cluster import Cluster
-from tfscale.cluster.liveness import ports
-from tfscale.cluster.liveness.ports import ChiefPort
 from tfscale.cluster.liveness.presence import Presence
-
-_SECONDS_FOR_THE_PORT = 5.0
 
 
 def serve(
-    cluster: Cluster,
-    meet: Callable[[], Presence | ChiefPort],
-    *,
-    min_threads: int = 0,
+    cluster: Cluster, presence: Presence, *, min_threads: int = 0
 ) -> NoReturn:
     """Serves the chief of a cluster until it ends; does not return.
 
@@ -36,20 +20,18 @@ def serve(
 
     Args:
         cluster: The cluster; this process is not its chief.
-        meet: Waits for the chief; called when the server is there.
+        presence: The connection with the chief.
         min_threads: Between operations it has as many threads, or more.
 
     Raises:
-        ConnectionError: If the chief does not come, or is lost.
-        OSError: If something else has the port of this process.
-        SystemExit: With 0, once the chief has ended.
+        ConnectionError: If the chief has failed, or is lost.
+        SystemExit: With 0, once the chief has ended well.
     """
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(_internals.eager_context.context().config)
     config.inter_op_parallelism_threads = max(
         config.inter_op_parallelism_threads, min_threads
     )
-    ports.listen(cluster.address, _SECONDS_FOR_THE_PORT).close()
     server = tf.distribute.Server(
         cluster_spec(cluster),
         cluster.job,
@@ -57,7 +39,8 @@ def serve(
         protocol="grpc",
         config=config,
     )
-    meet().wait_for_end()
+    presence.be_ready()
+    presence.wait_for_end()
     del server
     sys.exit(0)
 

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.coordinator import meet_parameter_servers
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.liveness import ports
 from tfscale.cluster.serving import cluster_spec
@@ -56,19 +57,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __init__(self, cluster: Cluster | None = None):
         cluster = _checked(cluster or cluster_from_environment())
-        others = [a for a in cluster.addresses if a != cluster.address]
-        ports.wait_for_all(others, _SECONDS_FOR_THE_OTHERS)
+        ports.listen(cluster.address).close()  # TensorFlow's error says less
+        meet_parameter_servers(cluster, _SECONDS_FOR_THE_OTHERS)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             cluster_spec(cluster),
             task_type="chief",
             task_id=0,
             rpc_layer="grpc",
         )
-        try:
-            super().__init__(resolver)
-        except tf.errors.UnknownError:
-            ports.listen(cluster.address).close()  # says so if it is the port
-            raise
+        super().__init__(resolver)
         self._cluster = cluster
         if self.num_replicas_in_sync > 1:
             raise ValueError(

@@ -97,12 +97,13 @@ class FailureDetector:
         first = coordinator_of(cluster)
         self._connections: dict[str, socket.socket]
         if cluster.address == first:
-            roster = Roster(first, word)
+            roster = Roster(word, "workers")
             others = [a for a in cluster.addresses if a != first]
             roster.wait_for(others, timeout)
             self._connections = roster.connections
         else:
             presence = Presence(cluster.address, first, timeout, word)
+            presence.be_ready()
             self._connections = {first: presence.connection}
         for address, connection in self._connections.items():
             threading.Thread(

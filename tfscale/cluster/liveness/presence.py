@@ -1,24 +1,31 @@
-"""Who is still there: a connection from each server to its coordinator.
+"""Who is still there: a connection from the chief to every other process.
 
 When a process ends, the kernel closes its connections, however it ended; when
 a machine is gone, the kernel of the other side asks a few times (TCP's keep
 alive) and gives up. Neither needs a thread that must not be late:
 
-    server                         coordinator
-    "here a:2222 WORD" ──────────► listens at its own port, before TensorFlow
-                  ◄─────────────── "welcome"
+    chief                          another process
+    "chief WORD b:2222" ─────────► listens at its own port, before TensorFlow
+                  ◄─────────────── "here"
     "heard"       ───────────────►
+                  ◄─────────────── "ready", once TensorFlow has the port
         ...                            ...
-                  ◄─────────────── "end", as its program ends
-    closed after "end": exits      and lets go of what it has in servers
-    closed without "end": lost     closed: that server is lost
+    "end", as its program ends ──► exits, as soon as the connection is closed
+    "failed ValueError: ..." ────► exits with an error that says so
+    closed without a word ───────► the chief was killed: an error too
+    calls again   ◄─────────────── closed: that process is lost
+
+The chief calls, since a process that is started again has its port for itself,
+where the chief's has been TensorFlow's for long.
 """
 
 import contextlib
-import functools
+import logging
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from collections.abc import Collection
 
@@ -26,176 +33,259 @@ from tfscale.cluster.liveness import ports
 from tfscale.cluster.reception import Reception
 from tfscale.cluster.reception import read_line
 
-# A machine that is gone is noticed after _IDLE + _TRIES * _BETWEEN seconds.
-_IDLE, _BETWEEN, _TRIES = 4, 2, 3
-# Longer than a server waits for its welcome: it has then let go, or has it.
+# Seconds after which a machine that is gone is noticed, and of its keep alive.
+_SILENCE, _IDLE, _BETWEEN = 10, 4, 2
+_SECONDS_TO_ANSWER = 2.0
+# Longer than the chief waits for an answer: it has then let go, or has it.
 _SECONDS_TO_HEAR = 10.0
+_SECONDS_TO_GET_READY = 60.0
+_SECONDS_BETWEEN_CALLS = 0.1
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_COME_BACK = 10.0
+# After how many it is said who is waited for.
+_SECONDS_WITHOUT_WORDS = 10.0
+_connections: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class Roster:
-    """The coordinator's end of the connections.
+    """The chief's end of the connections.
 
     Args:
-        address: That of the coordinator. Its port is free again once
-            `wait_for` has returned.
-        word: Which only its servers know, and say when they call.
+        word: Which only the processes of this cluster know.
+        others: What the other processes are called.
+        silence: Seconds after which a machine that is silent is gone.
 
     Attributes:
-        connections: With the servers so far, by address.
+        connections: With those that are there, by address.
     """
 
-    def __init__(self, address: str, word: str = ""):
-        self._address = address
+    def __init__(
+        self, word: str = "", others: str = "servers", silence: int = _SILENCE
+    ):
         self._word = word
+        self._others = others
+        self._silence = silence
         self.connections: dict[str, socket.socket] = {}
-        self._has_ended = False
+        self._missing: dict[str, str] = {}  # and why
+        self._lost_at: dict[str, float] = {}
+        self._last_words = ""
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
 
     def wait_for(self, servers: Collection[str], timeout: float) -> None:
-        """Returns once all servers have connected.
+        """Returns once all others are there, and ready.
 
         Args:
             servers: Their addresses.
             timeout: Seconds after which a missing one is an error.
 
         Raises:
-            ConnectionError: If a server is missing; says which.
+            ConnectionError: If one is missing; says which, and why.
         """
-        end = time.monotonic() + timeout
-        greet = functools.partial(self._greet, servers)
-        with Reception(ports.listen(self._address), greet) as reception:
-            self.connections = reception.met
-            while missing := sorted(set(servers) - set(reception.met)):
-                if time.monotonic() > end:
-                    raise ConnectionError(
-                        "All servers must start before the coordinator goes "
-                        f"on. Received: after {timeout:g} s, at "
-                        f"{self._address}, none from {', '.join(missing)}. "
-                        "What they print says why."
-                    )
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        start, is_said = time.monotonic(), False
+        for server in {*servers} - {*self.connections, *self._missing}:
+            self._missing[server] = "not tried yet"
+            _in_a_thread(self._call_until_ready, server)
+        while missing := sorted({*servers} - {*self.connections}):
+            waited = time.monotonic() - start
+            found = "; ".join(f"{a} ({self._missing.get(a)})" for a in missing)
+            if waited > timeout:
+                self._is_over.set()
+                raise ConnectionError(
+                    f"All {self._others} must be there. Received: after "
+                    f"{timeout:g} s, still missing: {found}. What they print "
+                    "says why. Start them, or correct the addresses."
+                )
+            if waited > _SECONDS_WITHOUT_WORDS and not is_said:
+                is_said = True
+                logging.warning("Waiting for %s.", found)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _greet(self, servers, connection):
-        # Those that were greeted already go on, and TensorFlow calls here.
-        words = read_line(connection, 2.0, beginning=b"here ")
-        word, _, found = words.partition(" ")
-        address, _, found = found.partition(" ")
-        if word != "here" or address not in servers or found != self._word:
-            return None
-        connection.sendall(b"welcome\n")
-        # One that has waited too long has let go of this connection, and
-        # calls again.
-        if read_line(connection, _SECONDS_TO_HEAR) != "heard":
-            return None
-        _keep_alive(connection)
-        return address
+    def _call_until_ready(self, server):
+        while not self._is_over.wait(_SECONDS_BETWEEN_CALLS):
+            connection = None
+            try:
+                connection = ports.connect(server)
+                self._greet(server, connection)
+            except (OSError, ValueError) as error:
+                if connection is not None:
+                    connection.close()
+                self._missing[server] = (
+                    ports.reason(error)
+                    if isinstance(error, OSError)
+                    else "something else listens at its port"
+                )
+                continue
+            with self._lock:
+                del self._missing[server]
+                self.connections[server] = connection
+                self._tell(connection)
+            return
 
-    def watch(self, on_lost: Callable[[str, bool], None]) -> None:
-        """Has a thread for each server wait for its end.
+    def _greet(self, server, connection):
+        connection.sendall(f"chief {self._word} {server}\n".encode())
+        connection.settimeout(_SECONDS_TO_ANSWER)
+        answer = read_line(connection, _SECONDS_TO_ANSWER, beginning=b"here")
+        if answer != "here":
+            raise ValueError(f"Not what another process says: {answer[:100]!r}")
+        connection.sendall(b"heard\n")
+        if read_line(connection, _SECONDS_TO_GET_READY) != "ready":
+            raise ConnectionResetError("it has ended before it was ready")
+        _keep_alive(connection, self._silence)
+
+    def watch(self, on_lost: Callable[[str, bool], None] | None = None) -> None:
+        """Has a thread for each of the others wait for its end.
 
         Args:
-            on_lost: Called with the address of a server that is gone before
-                `end` was called, and whether its machine still answers.
+            on_lost: Called with the address of one that is gone before `end`
+                was called, and whether its machine still answers. By default
+                it is called again, until it is back.
         """
-        for address, connection in self.connections.items():
-            threading.Thread(
-                target=self._wait,
-                args=(address, connection, on_lost),
-                daemon=True,
-            ).start()
+        for server in self.connections:
+            _in_a_thread(self._watch, server, on_lost)
 
-    def _wait(self, address, connection, on_lost):
-        with connection:
-            answers = _wait_for_close(connection)
-        if not self._has_ended:
-            on_lost(address, answers)
+    def _watch(self, server, on_lost):
+        while server in self.connections:
+            connection = self.connections[server]
+            with connection:
+                machine_answers = _wait_for_close(connection)
+            with self._lock:
+                if self._last_words:
+                    return
+                if on_lost is None:
+                    self._missing[server] = "it is lost"
+                    self._lost_at[server] = time.monotonic()
+                    del self.connections[server]
+            if on_lost is not None:
+                on_lost(server, machine_answers)
+                return
+            self._call_until_ready(server)
 
-    def end(self) -> None:
-        """Tells all servers that it is over as soon as this process ends."""
-        self._has_ended = True
-        for connection in self.connections.values():
+    def end(self, error: BaseException | None = None) -> None:
+        """Tells all others that this process ends now, and how.
+
+        One that was lost a moment ago may be starting again: it is waited for,
+        for as long as that takes.
+
+        Args:
+            error: What ends it, if it does not end well.
+        """
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        with self._lock:
+            self._last_words = f"failed {lines[0][:1000]}" if error else "end"
+            for connection in self.connections.values():
+                self._tell(connection)
+        latest = max(
+            (self._lost_at[s] for s in self._missing if s in self._lost_at),
+            default=-_SECONDS_TO_COME_BACK,
+        )
+        while (
+            self._missing and time.monotonic() < latest + _SECONDS_TO_COME_BACK
+        ):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _tell(self, connection):
+        if self._last_words:
             with contextlib.suppress(OSError):  # It may be gone already.
-                connection.sendall(b"end\n")
+                connection.sendall(f"{self._last_words}\n".encode())
 
 
 class Presence:
-    """A server's end of the connection.
+    """Another process' end of its connection with the chief.
 
     Args:
-        address: That of the server.
-        coordinator: That of the coordinator.
-        timeout: Seconds in which the coordinator must answer.
+        address: That of this process. Its port is free again afterwards.
+        chief: The address of the chief.
+        timeout: Seconds in which the chief must call.
         word: See `Roster`.
+        silence: See `Roster`.
 
     Attributes:
-        connection: With the coordinator.
+        connection: With the chief.
 
     Raises:
-        ConnectionError: If it does not.
+        ConnectionError: If it does not call.
+        OSError: If something else has the port of this process.
     """
 
     def __init__(
-        self, address: str, coordinator: str, timeout: float, word: str = ""
+        self,
+        address: str,
+        chief: str,
+        timeout: float,
+        word: str = "",
+        silence: int = _SILENCE,
     ):
-        self._coordinator = coordinator
-        end = time.monotonic() + timeout
-        while True:
-            connection = self._call(f"here {address} {word}\n".encode())
-            if connection is not None:
-                break
-            if time.monotonic() > end:
-                raise ConnectionError(
-                    "The coordinator must be there for its servers. Received: "
-                    f"no answer from {coordinator} in {timeout:g} s. What it "
-                    "prints says why."
-                )
-            time.sleep(0.1)
-        self.connection = connection
+        self._chief = chief
+        self._words = f"chief {word} {address}"
+        start, is_said = time.monotonic(), False
+        with Reception(ports.listen(address, 5.0), self._greet) as reception:
+            while chief not in reception.met:
+                waited = time.monotonic() - start
+                if waited > timeout:
+                    raise ConnectionError(
+                        "Workers and servers must have a chief. Received: no "
+                        f"call from {chief} in {timeout:g} s. Start it; what "
+                        "it prints says why it does not call."
+                    )
+                if waited > _SECONDS_WITHOUT_WORDS and not is_said:
+                    is_said = True
+                    logging.warning("Waiting for the chief at %s.", chief)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self.connection = reception.met[chief]
+        _keep_alive(self.connection, silence)
 
-    def _call(self, words):
-        try:
-            connection = ports.connect(self._coordinator)
-        except OSError:
+    def _greet(self, connection):
+        # Strangers, and the chief's TensorFlow, call here as well.
+        words = read_line(connection, _SECONDS_TO_ANSWER, beginning=b"chief ")
+        if words != self._words:
             return None
-        try:
-            connection.sendall(words)
-            if read_line(connection, 2.0) == "welcome":
-                connection.sendall(b"heard\n")
-                _keep_alive(connection)
-                return connection
-        except (OSError, ValueError):
-            pass  # The pre-flight was still listening there.
-        connection.close()
-        return None
+        connection.sendall(b"here\n")
+        # A chief that has waited too long has let go, and calls again.
+        heard = read_line(connection, _SECONDS_TO_HEAR)
+        return self._chief if heard == "heard" else None
+
+    def be_ready(self) -> None:
+        """Says that the chief may go on: what it needs of this process runs."""
+        with contextlib.suppress(OSError):  # Its end is noticed later.
+            self.connection.sendall(b"ready\n")
 
     def wait_for_end(self) -> None:
-        """Returns when the coordinator has ended, and said before that it will.
+        """Returns when the chief has ended well, and said before that it will.
 
         Raises:
-            ConnectionError: If it is gone without having said so.
+            ConnectionError: If it has failed, or is gone without a word.
         """
         with self.connection as connection:
-            try:
+            words = ""
+            with contextlib.suppress(OSError):
                 with connection.makefile() as lines:
-                    word = lines.readline()
+                    words = lines.readline().strip()
                 _wait_for_close(connection)
-            except OSError:
-                word = ""
-        if word != "end\n":
+        if words != "end":
+            _, has_failed, error = words.partition("failed ")
+            how = "is gone, and had not ended: it was killed, or is cut off"
+            if has_failed:
+                how = f"has failed with {error}"
             raise ConnectionError(
-                "A coordinator must stay until its program is over. Received: "
-                f"{self._coordinator} is gone, and had not ended. What it "
-                "printed says why; this server ends with it."
+                "The chief of a cluster must stay until its program is over. "
+                f"Received: the chief at {self._chief} {how}. What it printed "
+                "says why; this process ends with it. Start all of them again."
             )
 
 
-def _keep_alive(connection):
+def _in_a_thread(work, *args):
+    threading.Thread(target=work, args=args, daemon=True).start()
+
+
+def _keep_alive(connection, silence):
+    _connections.add(connection)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _IDLE),
         (socket.TCP_KEEPINTVL, _BETWEEN),
-        (socket.TCP_KEEPCNT, _TRIES),
+        (socket.TCP_KEEPCNT, (silence - _IDLE) // _BETWEEN),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -210,3 +300,12 @@ def _wait_for_close(connection):
     except OSError as error:
         return isinstance(error, ConnectionError)
     return True
+
+
+def _let_go():
+    """A forked child would keep open what ends with its parent."""
+    for connection in list(_connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
