@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-import types
 from unittest import mock
 
 import tensorflow as tf
@@ -20,9 +19,9 @@ import tensorflow as tf
 from tests import forked_processes
 from tests.backup import trainings
 from tfscale import _internals
-from tfscale.backup.company import Company
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.files.parts import Part
+from tfscale.cluster.coordination import Coordination
 from tfscale.sharding.sharding import Sharding
 
 
@@ -34,11 +33,7 @@ def parts_of(index, step):
 
 def commit(folder, index, point):
     """Saves after step 1 and after step 2, in which it may be killed."""
-    workers = types.SimpleNamespace(
-        count=2, index=index, check_all_there=lambda: None
-    )
-    extended = types.SimpleNamespace(workers=workers)
-    company = Company(types.SimpleNamespace(extended=extended))
+    workers = Coordination(2, index)
 
     def path(key):
         return f"{folder}/said/{key.replace('/', '-')}"
@@ -52,7 +47,7 @@ def commit(folder, index, point):
         end = time.monotonic() + timeout_in_ms / 1e3
         while not os.path.exists(path(key)):
             if os.path.exists(f"{folder}/over"):
-                company.leave()
+                workers.stop_waiting()
                 return None
             if time.monotonic() > end:
                 return None
@@ -69,7 +64,7 @@ def commit(folder, index, point):
             if step == 2 and point is not None:
                 trainings.kill_in_saves(f"save {point}")
             backups.commit(
-                step, parts_of(index, step), {"worker": index}, company
+                step, parts_of(index, step), {"worker": index}, workers
             )
 
 

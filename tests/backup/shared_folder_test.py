@@ -3,14 +3,13 @@
 import concurrent.futures
 import os
 import threading
-import types
 from unittest import mock
 
 from absl.testing import absltest
 
 from tfscale import _internals
-from tfscale.backup.company import Company
 from tfscale.backup.files import folder
+from tfscale.cluster.coordination import Coordination
 
 _SECONDS = 60
 
@@ -30,28 +29,18 @@ class SharedFolderTest(absltest.TestCase):
                 is_said.wait_for(lambda: key in said, timeout_in_ms / 1e3)
                 return said.get(key)
 
-        def work(index, company):
-            folder.BackupFolder(paths[index], keep=1).be_seen(company)
+        def work(index, worker):
+            folder.BackupFolder(paths[index], keep=1).be_seen(worker)
 
-        companies = []
-        for index in range(len(paths)):
-            workers = types.SimpleNamespace(
-                count=len(paths), index=index, check_all_there=lambda: None
-            )
-            extended = types.SimpleNamespace(workers=workers)
-            companies.append(Company(types.SimpleNamespace(extended=extended)))
-            # Each is the first of a process of its own.
-            companies[-1]._prefix = "tfscale/backup/0"
+        workers = [Coordination(len(paths), i) for i in range(len(paths))]
         with (
             mock.patch.object(_internals, "put_key_value", put),
             mock.patch.object(_internals, "get_key_value", get),
             mock.patch.object(folder, "_SECONDS_TO_SEE", 0.1),
             concurrent.futures.ThreadPoolExecutor(len(paths)) as threads,
         ):
-            found = [
-                threads.submit(work, *each) for each in enumerate(companies)
-            ]
-            self.addCleanup(lambda: [one.leave() for one in companies])
+            found = [threads.submit(work, *each) for each in enumerate(workers)]
+            self.addCleanup(lambda: [one.stop_waiting() for one in workers])
             return [str(one.exception(_SECONDS)) for one in found]
 
     def test_one_folder(self):

@@ -13,13 +13,13 @@ from absl.testing import parameterized
 
 from tests import forked_processes
 from tfscale.cluster import Cluster
-from tfscale.cluster import agreement
+from tfscale.cluster import coordination
 from tfscale.cluster.liveness import failure_detector
 from tfscale.cluster.liveness.failure_detector import FailureDetector
 
 
 def two():
-    """The companies of two workers."""
+    """The detectors of two workers."""
     jobs = {"worker": tuple(forked_processes.free_addresses(2))}
     found = {}
 
@@ -48,16 +48,16 @@ class FailureDetectorTest(parameterized.TestCase):
         second.leave()
         self.assertTrue(second.is_missed.wait(10.0))
         self.assertTrue(first._knows.wait(10.0))
-        waiting = agreement.Agreement(2, 0, first.check_all_there)
+        waiting = coordination.Coordination(2, 0, first.check_all_there)
         with (
-            mock.patch.object(agreement, "_internals") as shared,
+            mock.patch.object(coordination, "_internals") as shared,
             self.assertRaisesRegex(
                 ConnectionError,
                 "worker 1 at .* has ended while others wait for it",
             ),
         ):
             shared.get_key_value.return_value = None
-            waiting.check("dataset", "64 rows")
+            waiting.check_same("dataset", "64 rows")
         first.leave()
 
     def test_all_may_end_after_the_same_meetings(self):
@@ -134,7 +134,7 @@ class FailureDetectorTest(parameterized.TestCase):
 
     def test_tensors_that_do_not_belong_together_are_explained(self):
         # It was a traceback of some 40 lines of TensorFlow's.
-        companies = two()
+        detectors = two()
         error = tf.errors.InternalError(
             None, None, "Collective instance 32 expected type 0 and data_type 1"
         )
@@ -142,7 +142,7 @@ class FailureDetectorTest(parameterized.TestCase):
         with contextlib.redirect_stderr(said):
             sys.excepthook(type(error), error, None)
         self.assertIn("must do the same things in the same", said.getvalue())
-        for one in companies:
+        for one in detectors:
             one.leave()
 
 

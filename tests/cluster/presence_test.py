@@ -50,8 +50,8 @@ class PresenceTest(absltest.TestCase):
         lost = []
         roster.watch(lambda *what: lost.append(what))
         end_all(roster)
-        for presence in presences.values():
-            presence.wait_for_end()
+        for one in presences.values():
+            one.wait_for_end()
         self.assertEmpty(lost)
 
     def test_a_server_that_ends_is_named_at_once(self):

@@ -168,7 +168,7 @@ def saving(index):
     path = os.path.join(tempfile.gettempdir(), "one_of_all_workers.weights.h5")
     if strategy.is_chief:
         model.save_weights(path)
-    strategy.extended.workers.agreement.check("file", path)
+    strategy.extended.workers.coordination.check_same("file", path)
     if strategy.is_chief:
         model.save_weights(path)
         os.remove(path)
@@ -238,7 +238,7 @@ def _as_few_as_fit(strategy, index):
     )
     model.fit(**fit, callbacks=[callback])
     found = callback.found_num_microbatches
-    strategy.extended.workers.agreement.check("number", str(found))
+    strategy.extended.workers.coordination.check_same("number", str(found))
     return [2 <= found <= 8, *_weights(model)]
 
 

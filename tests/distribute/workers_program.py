@@ -28,7 +28,6 @@ from tests.distribute import workers_cases
 from tests.distribute import workers_rows
 from tfscale.cluster import Cluster
 from tfscale.cluster.initialize import joined
-from tfscale.cluster.liveness.leaving import leave
 
 _SECONDS = 600
 
@@ -88,7 +87,7 @@ def work(index, count, folder):
     with open(os.path.join(folder, f"{count}_{index}"), "wb") as file:
         pickle.dump(results, file)
     # As at the end of a program, which a fork has not.
-    leave(count, index, joined().failure_detector.is_missed)
+    joined().coordination.leave(joined().failure_detector.is_missed)
 
 
 def only(rows):

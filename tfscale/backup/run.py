@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.backup import identity
-from tfscale.backup.company import Company
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
 from tfscale.backup.files import json_arrays
@@ -38,6 +37,7 @@ from tfscale.backup.state import variables
 from tfscale.backup.state.data_place import DataPlace
 from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
+from tfscale.backup.worker_group import WorkerGroup
 from tfscale.sharding.sharding import Sharding
 
 
@@ -50,7 +50,7 @@ class Run:
         schedule: When to save.
         signals: What asks the run to stop.
         exit_code: With what it then ends.
-        company: The workers that it runs in.
+        workers: The workers that it runs in.
 
     Raises:
         ValueError: If the newest backup is of another model, optimizer, other
@@ -64,9 +64,9 @@ class Run:
         schedule: SaveSchedule,
         signals: StopSignals,
         exit_code: int,
-        company: Company,
+        workers: WorkerGroup,
     ):
-        self._company = company
+        self._workers = workers
         self._model = model
         self._folder = folder
         self._schedule = schedule
@@ -77,7 +77,7 @@ class Run:
         self._data = DataPlace(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
-        self._report = Report(None if company.index else folder.path)
+        self._report = Report(None if workers.index else folder.path)
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
@@ -98,7 +98,7 @@ class Run:
         if self._backup is not None:
             spec = _internals.element_spec_of(self._epochs)
             _internals.build(model, spec)
-            identity.check(self._backup, model, company.index, self._identity)
+            identity.check(self._backup, model, workers.index, self._identity)
             _internals.set_initial_epoch(model, self._backup.state["epoch"])
         looks = int(_internals.looks_at_data(model))
         warn_of_inexact(self._epochs, "training", looks)
@@ -121,7 +121,7 @@ class Run:
             found = self._folder.newest()
             return None if found is None else found.path
 
-        path = self._company.from_first("newest", find)
+        path = self._workers.from_first("newest", find)
         if path is not None and found is None:
             return open_backup(path, is_verified=True)
         return found
@@ -181,7 +181,7 @@ class Run:
         """
         self._signals.restore()
         is_asked = self._signals.received is not None
-        if self._company.agree(is_asked, False, is_last=True)[0]:
+        if self._workers.agree(is_asked, False, is_last=True)[0]:
             logging.warning(
                 "%s came after the last step: `fit` has ended, and its backups "
                 "are kept for the same program to go on from.",
@@ -191,8 +191,8 @@ class Run:
 
     def abandon(self) -> None:
         """Ends it, whatever became of it; a save under way is completed."""
-        if self._company.count > 1:
-            self._company.leave()  # others may be gone
+        if self._workers.count > 1:
+            self._workers.stop_waiting()  # others may be gone
         self._writer.join()
         self._report.close()
         _internals.unwatch(self._epochs)
@@ -241,7 +241,7 @@ class Run:
             self._schedule.expect(variables.num_bytes(entries))
         is_due = self._schedule.is_due(is_first=step == 0)
         is_asked = self._signals.received is not None
-        is_stopped, is_agreed = self._company.agree(is_asked, is_due)
+        is_stopped, is_agreed = self._workers.agree(is_asked, is_due)
         if is_stopped:
             self._stop(step)
         if self._schedule.is_timed:
@@ -272,7 +272,7 @@ class Run:
         # One at a time: waits where the one before is not written yet.
         self._writer.wait()
         entries = variables.variables_of(self._model)
-        worker, company = self._company.index, self._company
+        worker, workers = self._workers.index, self._workers
         parts = variables.hold(entries, worker)
         key = f"state{worker}" if worker else "state"
         state, arrays = json_arrays.split(self._state(step), key)
@@ -296,7 +296,7 @@ class Run:
         )
         self._saved_at = start
         self._writer.start(
-            lambda: folder.commit(number, parts, state, company, pace.did),
+            lambda: folder.commit(number, parts, state, workers, pace.did),
             pace,
         )
         stall = time.monotonic() - start
@@ -331,14 +331,14 @@ class Run:
 
     def _restore(self, backup):
         state = json_arrays.join(
-            dict(backup.state_of(self._company.index)),
+            dict(backup.state_of(self._workers.index)),
             lambda key: np.asarray(backup.read_whole(key)),
         )
         variables.restore(
             variables.variables_of(self._model),
             backup,
-            self._company.index,
-            self._company.count,
+            self._workers.index,
+            self._workers.count,
         )
         self._validation_state = state["validation"]
         self._num_steps = state["num_steps"]

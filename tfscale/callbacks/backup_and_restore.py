@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from tfscale import _internals
-from tfscale.backup.company import Company
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
+from tfscale.backup.worker_group import WorkerGroup
 
 # Those whose `fit` runs, or ended in an error, of which callbacks are not told.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -135,20 +135,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Its logs are there before others read them.
         callbacks.callbacks.remove(self)
         callbacks.callbacks.insert(0, self)
-        self._company = Company(self.model.distribute_strategy)
-        self._company.from_first("lock", self._folder.acquire)
+        self._workers = WorkerGroup(self.model.distribute_strategy)
+        self._workers.from_first("lock", self._folder.acquire)
         self._epochs = weakref.ref(epochs)
         _entered.add(self)
         self._stop_signals = StopSignals(self._signals, self._is_over)
         try:
-            self._folder.be_seen(self._company)
+            self._folder.be_seen(self._workers)
             self._run = Run(
                 self.model,
                 self._folder,
                 SaveSchedule(self._save_freq, self._overhead),
                 self._stop_signals,
                 self._exit_code,
-                self._company,
+                self._workers,
             )
         except BaseException:
             self._leave()
@@ -193,7 +193,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._run is not None:
             logging.info("BackupAndRestore: %s.", self._run.end())
             self._run.stop_late()
-        if self._delete_checkpoint and self._company.index == 0:
+        if self._delete_checkpoint and self._workers.index == 0:
             self._folder.clear()
         self._leave()
 

@@ -101,7 +101,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         model = self.model
         workers = _workers_of(model)
         if workers is not None:
-            workers.agreement.check(
+            workers.coordination.check_same(
                 "accumulation", f"num_microbatches={self.num_microbatches!r}"
             )
         if self.num_microbatches == 1:

@@ -124,18 +124,15 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
         ConnectionError: If one is not; says which, and why.
     """
     global _roster
-    is_first = _roster is None
-    if is_first:
+    roster = _roster
+    if roster is None:
         others = "workers and parameter servers"
-        _roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
-    try:
-        _roster.wait_for(_others(cluster), timeout)
-    except ConnectionError:
-        _roster = None
-        raise
-    if is_first:
-        _roster.watch()
-        atexit.register(_end, _roster)
+        roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
+    roster.wait_for(_others(cluster), timeout)
+    if _roster is None:
+        _roster = roster
+        roster.watch()
+        atexit.register(_end, roster)
 
 
 def _others(cluster):

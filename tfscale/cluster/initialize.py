@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
+from tfscale.cluster.coordination import Coordination
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.coordinator import meet_parameter_servers
 from tfscale.cluster.coordinator import serve_with_parameters
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.liveness.failure_detector import FailureDetector
-from tfscale.cluster.liveness.leaving import leave
 from tfscale.cluster.preflight import preflight
 from tfscale.cluster.versions import versions
 from tfscale.virtual_devices import use_virtual_devices
@@ -34,18 +34,13 @@ class Joined:
             making it starts the server of this process, by which workers
             exchange tensors and learn that one of them is gone.
         failure_detector: Knows who of them is still there.
+        coordination: What they tell each other beside collectives.
     """
 
     cluster: Cluster
     strategy: tf.distribute.Strategy
     failure_detector: FailureDetector
-
-    @property
-    def index(self) -> int:
-        """Which of the workers this is, a chief being the first."""
-        is_worker = self.cluster.job == "worker"
-        num_chiefs = len(self.cluster.jobs.get("chief", ()))
-        return self.cluster.index + is_worker * num_chiefs
+    coordination: Coordination
 
 
 # A process is in one cluster, as it has one TensorFlow.
@@ -123,9 +118,15 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         _coordinated = cluster
     else:
         detector = FailureDetector(cluster, timeout, word)
-        _joined = Joined(cluster, _join(cluster), detector)
-        count = len(cluster.addresses)
-        atexit.register(leave, count, _joined.index, detector.is_missed)
+        # A chief is the first worker.
+        num_chiefs = len(cluster.jobs.get("chief", ()))
+        coordination = Coordination(
+            len(cluster.addresses),
+            cluster.index + (cluster.job == "worker") * num_chiefs,
+            detector.check_all_there,
+        )
+        _joined = Joined(cluster, _join(cluster), detector, coordination)
+        atexit.register(coordination.leave, detector.is_missed)
         atexit.register(detector.leave)
 
 

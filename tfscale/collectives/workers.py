@@ -21,13 +21,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.cluster.agreement import Agreement
 from tfscale.cluster.initialize import Joined
 from tfscale.cluster.initialize import joined
 
 # Apart from those of TensorFlow's own strategies, which begin at 1.
 _FIRST_GROUP = 1_000_000
-_WRITERS = "tfscale/writers/"
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _MAX_DEVICES = 10_000
 
@@ -44,15 +42,15 @@ class Workers:
     Attributes:
         count: Number of workers.
         index: Which of them this is; worker 0 is the chief.
-        agreement: Compares what workers are about to do.
+        coordination: What they tell each other beside collectives.
         check_all_there: Raises a `ConnectionError` if one of them is gone.
     """
 
     def __init__(self, found: Joined):
         self.count = len(found.cluster.addresses)
-        self.index = found.index
+        self.index = found.coordination.index
         self.check_all_there = found.failure_detector.check_all_there
-        self.agreement = Agreement(self.count, self.index, self.check_all_there)
+        self.coordination = found.coordination
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
         found.failure_detector.num_meetings = self._num_meetings
@@ -60,7 +58,7 @@ class Workers:
     def _num_meetings(self):
         """How often this one has begun to wait for the others."""
         counts = [p.num_begun() for p in list(self._participants.values())]
-        return sum(counts) + self.agreement.num_checks
+        return sum(counts) + self.coordination.num_checks
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers, of each tensor, where it is.
@@ -114,19 +112,6 @@ class Workers:
             bits = tf.zeros_like(bits)
         (total,) = self.all_reduce([bits])
         return _from_integers(total, value)
-
-    def writer_of(self, path: str) -> int:
-        """Which worker writes to a path: the first that has asked.
-
-        Args:
-            path: Where this worker is about to write.
-        """
-        key = f"{_WRITERS}{path}"
-        _internals.put_key_value(key, str(self.index))
-        found = None
-        while found is None:
-            found = _internals.get_key_value(key, 1_000)
-        return int(found)
 
     def _participant(self, device):
         if device not in self._participants:

@@ -117,7 +117,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         else:
             grid = rows_of_worker(grid, found.index, found.count)
             fact = f"{dict(zip(mesh.axis_names, mesh.shape))}, {zero_stage=}"
-            found.agreement.check("mesh", f"{fact}, {sequence_parallel=}")
+            found.coordination.check_same(
+                "mesh", f"{fact}, {sequence_parallel=}"
+            )
         self._device_grid = grid
         layouts = Layouts(layout_map, mesh)
         arguments = self, grid, layouts, zero_stage, sequence_parallel

@@ -107,7 +107,7 @@ class WorkersExtended(MeshExtended):
     def from_first_worker(self, tensor, path):
         """See `MeshExtended`."""
         fact = f"{path} {tensor.shape} {tensor.dtype.name}"
-        self.workers.agreement.check("variables", fact)
+        self.workers.coordination.check_same("variables", fact)
         return self.workers.from_first(tensor)
 
     def _of_replicas(self, value):

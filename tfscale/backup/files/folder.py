@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfscale.backup.company import Company
 from tfscale.backup.files import committed
 from tfscale.backup.files import storage
 from tfscale.backup.files.lock import FolderLock
 from tfscale.backup.files.pace import at_once
+from tfscale.cluster.coordination import Coordination
 
 # In which what one machine has written is there for the others.
 _SECONDS_TO_SEE = 10.0
@@ -51,20 +51,20 @@ class BackupFolder:
                 "writable, or take another one."
             ) from error
 
-    def be_seen(self, company: Company) -> None:
+    def be_seen(self, workers: Coordination) -> None:
         """Looks whether all workers see one folder: worker 0 writes a file.
 
         Raises:
             OSError: If a worker does not see it, in all of them.
         """
-        if company.count == 1:
+        if workers.count == 1:
             return
-        name = company.from_first("token", self._write_token)
+        name = workers.from_first("token", self._write_token)
         path = storage.join(self.path, name)
-        seen = company.to_first("sees", lambda: self._sees(path))
-        if company.index == 0:
+        seen = workers.to_first("sees", lambda: self._sees(path))
+        if workers.index == 0:
             storage.remove_file(path)
-        company.from_first("all see", lambda: self._check_seen(seen))
+        workers.from_first("all see", lambda: self._check_seen(seen))
 
     def _write_token(self):
         name = f"SEEN-{uuid.uuid4().hex}"
@@ -150,7 +150,7 @@ class BackupFolder:
         step,
         parts,
         state,
-        company: Company | None = None,
+        workers: Coordination | None = None,
         did: Callable[[int], None] = at_once,
     ):
         """Writes a backup, and removes those that are too many after it.
@@ -160,7 +160,7 @@ class BackupFolder:
             parts: Parts of tensors, each once: of this worker. Is empty in the
                 end.
             state: JSON, of this worker.
-            company: The workers that write it together, or None.
+            workers: The workers that write it together; one by default.
             did: See `committed.write_files`.
 
         Raises:
@@ -169,7 +169,7 @@ class BackupFolder:
             OSError: If it cannot be written; those before are as they were.
         """
         try:
-            self._commit(step, parts, state, company, did)
+            self._commit(step, parts, state, workers or Coordination(), did)
         except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
@@ -180,25 +180,19 @@ class BackupFolder:
                 "writable, and start again."
             ) from error
 
-    def _commit(self, step, parts, state, company, did):
-        if company is None:
-            path = self._begin(step)
-            with _removed_if_unfinished(path):
-                contents = [committed.write_files(path, parts, state, did=did)]
-                self._seal(path, step, contents)
-            return
-        path = company.from_first(f"folder/{step}", lambda: self._begin(step))
-        index = company.index
+    def _commit(self, step, parts, state, workers, did):
+        path = workers.from_first(f"folder/{step}", lambda: self._begin(step))
+        index = workers.index
         with _removed_if_unfinished(path if index == 0 else None):
-            contents = company.to_first(
+            contents = workers.to_first(
                 f"files/{step}",
                 lambda: committed.write_files(path, parts, state, index, did),
             )
             # Nobody ends before the backup is there, and worker 0 is the last.
-            company.from_first(
+            workers.from_first(
                 f"sealed/{step}", lambda: self._seal(path, step, contents)
             )
-        company.to_first(f"seen/{step}", lambda: True)
+        workers.to_first(f"seen/{step}", lambda: True)
 
     def _begin(self, step):
         """Makes the folder of a backup, and that of all if it was removed."""

@@ -9,17 +9,17 @@ of 64 rows.
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.cluster.agreement import Agreement
+from tfscale.cluster.coordination import Coordination
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
 
-def check(dataset: tf.data.Dataset, agreement: Agreement) -> None:
+def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
     """Returns if a dataset is the same in all workers, as far as can be known.
 
     Args:
         dataset: What is to be divided over the workers.
-        agreement: Compares it with that of the others.
+        coordination: Compares it with that of the others.
 
     Raises:
         ValueError: If it is shuffled without a seed, or has no order of its
@@ -54,4 +54,4 @@ def check(dataset: tf.data.Dataset, agreement: Agreement) -> None:
             )
         sizes = _internals.batch_sizes(dataset)
         fact += f", batched by {sizes}, seeds of shuffles {seeds}"
-    agreement.check("dataset", fact)
+    coordination.check_same("dataset", fact)

@@ -58,7 +58,7 @@ class MeshInputs:
 
     def _of_dataset(self, dataset, options):
         if self._workers is not None:
-            common_order.check(dataset, self._workers.agreement)
+            common_order.check(dataset, self._workers.coordination)
         source, context = dataset, self._context()
         is_read_ahead = (
             context.num_replicas_in_sync > 1

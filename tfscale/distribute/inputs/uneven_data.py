@@ -27,7 +27,7 @@ def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
     """
     length = int(dataset.cardinality())
     is_infinite = length == tf.data.INFINITE_CARDINALITY
-    workers.agreement.check(
+    workers.coordination.check_same(
         "dataset", f"{dataset.element_spec}, {is_infinite=}"
     )
     lengths = workers.all_gather(tf.constant([length], tf.int64))

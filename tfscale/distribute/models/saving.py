@@ -38,7 +38,7 @@ def check(strategy: Any, filepath: Any) -> None:
     if "://" not in path:
         path = os.path.abspath(path)
     workers = strategy.extended.workers
-    writer = workers.writer_of(path)
+    writer = workers.coordination.first_to_claim(path)
     if writer != workers.index:
         raise ValueError(
             "One worker must write a file, as all have the same weights. "

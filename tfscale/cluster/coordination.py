@@ -1,0 +1,228 @@
+"""What workers tell each other beside their collectives, by name.
+
+Each gives values to TensorFlow's coordination service, which worker 0 has, and
+takes what another one gives:
+
+    worker 0    give "folder" ──► take "files" of worker 1 ──► give "sealed"
+    worker 1    take "folder" ──► give "files" ──────────────► take "sealed"
+
+A value is waited for as long as all workers are there.
+"""
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import _internals
+
+_MILLISECONDS = 200  # between two looks at who is there
+_PATIENCE_SECONDS = 15.0
+
+
+class Coordination:
+    """A worker among others; a process that is alone is one of one.
+
+    Args:
+        count: Number of workers.
+        index: Which of them this is.
+        check_all_there: Raises a `ConnectionError` if one of them is gone.
+        scope: Keeps names apart from those of another `Coordination`.
+        say: Is told who is waited for.
+
+    Attributes:
+        num_checks: How many times `check_same` has begun.
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        index: int = 0,
+        check_all_there: Callable[[], None] = lambda: None,
+        scope: str = "workers",
+        say: Callable[[str], None] = logging.warning,
+    ):
+        self.count = count
+        self.index = index
+        self.scope = scope
+        self.num_checks = 0
+        self._check_all_there = check_all_there
+        self._say = say
+        self._is_over = False
+
+    def give(self, name: str, value: Any) -> None:
+        """Tells the others a value, JSON; the first one of a name counts."""
+        if self.count > 1:
+            key = self._key(name, self.index)
+            _internals.put_key_value(key, json.dumps(value))
+
+    def take(
+        self,
+        name: str,
+        index: int,
+        subject: str | None = None,
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        """What another worker gives; waits for it.
+
+        Args:
+            name: The name of the value.
+            index: Which worker gives it.
+            subject: If it takes long, it is said that this is waited for.
+            gives_up: Whether it is not waited for any more.
+
+        Raises:
+            ConnectionError: If a worker is gone.
+            TimeoutError: If it is not waited for any more.
+        """
+        start = time.monotonic()
+        while not (self._is_over or gives_up()):
+            try:
+                key = self._key(name, index)
+                found = _internals.get_key_value(key, _MILLISECONDS)
+            except tf.errors.OpError:
+                self._check_all_there()
+                raise
+            if found is not None:
+                return json.loads(found)
+            self._check_all_there()
+            if subject and time.monotonic() - start > _PATIENCE_SECONDS:
+                self._say(
+                    f"Worker {self.index} waits for worker {index}, which has "
+                    f"not come as far as this yet: {subject}."
+                )
+                subject = None
+        raise TimeoutError(f"Worker {index} is not waited for any more.")
+
+    def _key(self, name, index):
+        return f"tfscale/{self.scope}/{name}/{index}"
+
+    def from_first(self, name: str, make: Callable[[], Any]) -> Any:
+        """What worker 0 makes, in all workers; JSON.
+
+        Args:
+            name: What it is, once in a scope.
+            make: Called by worker 0. If it raises, all do.
+        """
+        if self.index:
+            return self._take_result(name, 0)
+        return self._give_result(name, make)
+
+    def to_first(self, name: str, make: Callable[[], Any]) -> list[Any]:
+        """What each worker makes, in worker 0; JSON. Its own only in others.
+
+        Args:
+            name: See `from_first`.
+            make: Called by each worker. If it raises, worker 0 does too.
+        """
+        own = self._give_result(name, make)
+        others = range(1, 1 if self.index else self.count)
+        return [own, *(self._take_result(name, i) for i in others)]
+
+    def _give_result(self, name, make):
+        try:
+            value = make()
+        except Exception as error:
+            self.give(name, {"error": str(error)})
+            raise
+        self.give(name, {"value": value})
+        return value
+
+    def _take_result(self, name, index):
+        found = self.take(name, index)
+        if "error" in found:
+            raise OSError(f"Worker {index}: {found['error']}")
+        return found["value"]
+
+    def check_same(self, subject: str, fact: str) -> None:
+        """Returns once all workers have said the same, before they go on.
+
+        Workers whose programs differ would wait for each other for ever, or
+        add up what does not belong together. Worker 0 compares with all, the
+        others with worker 0.
+
+        Args:
+            subject: What it is about, "variables" say.
+            fact: What has to be the same in all workers.
+
+        Raises:
+            ConnectionError: If another worker is gone.
+            ValueError: If another worker says something else.
+        """
+        self.num_checks += 1
+        name = f"check {self.num_checks}"
+        self.give(name, [subject, fact])
+        for other in range(1, self.count) if self.index == 0 else [0]:
+            other_subject, other_fact = self.take(name, other, subject)
+            if other_subject != subject:
+                raise ValueError(
+                    "All workers must do the same things in the same order. "
+                    f"Received: {subject} ({fact}) in worker {self.index}, "
+                    f"{other_subject} ({other_fact}) in worker {other}. What "
+                    "trains or makes variables must not depend on which worker "
+                    "it is."
+                )
+            if other_fact != fact:
+                raise ValueError(
+                    f"All workers must have the same {subject}. Received: "
+                    f"{fact} in worker {self.index}, {other_fact} in worker "
+                    f"{other}. Run the same program with the same settings in "
+                    "all of them."
+                )
+
+    def first_to_claim(self, name: str) -> int:
+        """Which worker has claimed a name first; perhaps this one, now."""
+        key = f"tfscale/{self.scope}/claimed/{name}"
+        _internals.put_key_value(key, str(self.index))
+        found = None
+        while found is None:
+            found = _internals.get_key_value(key, _MILLISECONDS)
+        return int(found)
+
+    def stop_waiting(self) -> None:
+        """Has whatever waits here give up: nobody needs it any more."""
+        self._is_over = True
+
+    def leave(self, is_missed: threading.Event, timeout: float = 30.0) -> None:
+        """Returns once all workers have come to their end.
+
+        At the end of a collective one worker may have its sum while another
+        one still fetches its part. Worker 0, which has the service by which
+        they say that they are done, stays until all know:
+
+            worker 0    "end" ── knows of all ─────────── all are gone ── exits
+            worker 1    "end" ── knows of all ── "gone", exits
+
+        One that ends by an error does not wait for the others, nor one for
+        which they wait somewhere else.
+
+        Args:
+            is_missed: Set if the others are not at their end, and wait for it.
+            timeout: Seconds after which the others are not waited for any more.
+        """
+        if getattr(sys, "last_value", None) is not None:
+            return
+        end = time.monotonic() + timeout
+
+        def gives_up():
+            return is_missed.is_set() or time.monotonic() > end
+
+        try:
+            self._meet("end", range(self.count), gives_up)
+            gone = range(self.count) if self.index == 0 else ()
+            self._meet("gone", gone, gives_up)
+        except (ConnectionError, tf.errors.OpError) as error:
+            logging.info("Another worker has ended before: %s", error)
+
+    def _meet(self, name, others, gives_up):
+        self.give(name, None)
+        try:
+            for other in others:
+                self.take(name, other, gives_up=gives_up)
+        except TimeoutError as error:
+            logging.info("%s", error)
