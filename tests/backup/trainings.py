@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.backup.files import storage
+from tfscale.backup.files.storage import LocalStorage
 
 ROWS, WIDTH = 40, 6
 
@@ -434,7 +434,7 @@ def kill_in_saves(kill):
     if kill is None or kill.split()[0] not in ("save", "restore"):
         return
     if kill == "restore":
-        storage.read = lambda path: die()
+        LocalStorage.read = lambda *args: die()
         return
     count = 0
 
@@ -449,7 +449,7 @@ def kill_in_saves(kill):
         return call
 
     for name in ("make_folder", "flush", "write", "remove_file"):
-        setattr(storage, name, numbered(getattr(storage, name)))
+        setattr(LocalStorage, name, numbered(getattr(LocalStorage, name)))
 
 
 def digest(arrays):

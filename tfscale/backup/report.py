@@ -6,7 +6,7 @@ import time
 import weakref
 from typing import Any
 
-from tfscale.backup.files import storage
+from tfscale.backup.files.storage import storage_of
 
 _DIGITS = 16
 
@@ -30,9 +30,7 @@ class Report:
             "useful_seconds": 0.0,
         }
         self._note: int | None = None
-        self._path: str | None = None
-        if folder is not None and storage.is_local(folder):
-            self._path = storage.join(folder, "PROGRESS")
+        self._path = storage_of(folder).progress_file() if folder else None
         self._open()
 
     def _open(self):

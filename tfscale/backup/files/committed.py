@@ -23,11 +23,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.backup.files import storage
 from tfscale.backup.files.pace import at_once
 from tfscale.backup.files.parts import Part
 from tfscale.backup.files.parts import read_part
 from tfscale.backup.files.parts import write_parts
+from tfscale.backup.files.storage import storage_of
 from tfscale.sharding.sharding import Sharding
 
 FORMAT = 1
@@ -70,12 +70,12 @@ class Backup:
         name = f"{_name('state', worker)}.json"
         if not worker or name not in self.files:
             return self.state
-        return json.loads(storage.read(storage.join(self.path, name)))
+        return json.loads(storage_of(self.path).read(name))
 
     def read(self, key: str, sharding: Sharding, place) -> tf.Tensor:
         """The part of a tensor that a device has; see `read_part`."""
         return read_part(
-            storage.join(self.path, self.tensors[key].get("in", "parts")),
+            storage_of(self.path).path_of(self.tensors[key].get("in", "parts")),
             key,
             tf.as_dtype(self.tensors[key]["dtype"]),
             sharding,
@@ -96,9 +96,10 @@ def begin(folder: str, step: int) -> str:
         folder: Where backups are.
         step: Steps that the run has made.
     """
-    path = storage.join(folder, f"backup-{step:08d}-{uuid.uuid4().hex}")
-    storage.make_folder(path)
-    storage.write(storage.join(path, _UNFINISHED), b"")
+    name = f"backup-{step:08d}-{uuid.uuid4().hex}"
+    path = storage_of(folder).path_of(name)
+    storage_of(path).make_folder()
+    storage_of(path).write(_UNFINISHED, b"")
     return path
 
 
@@ -122,7 +123,7 @@ def write_files(
     Returns:
         What is in them, JSON for `seal`.
     """
-    name = _name("parts", worker)
+    storage, name = storage_of(path), _name("parts", worker)
     tensors = {
         part.key: {
             "shape": list(part.sharding.shape),
@@ -133,15 +134,14 @@ def write_files(
     }
     files = []
     if parts:
-        write_parts(storage.join(path, name), parts, did)
-        files = [n for n in storage.names(path) if n.startswith(f"{name}.")]
-        storage.flush([storage.join(path, n) for n in sorted(files)])
+        write_parts(storage.path_of(name), parts, did)
+        files = [n for n in storage.names() if n.startswith(f"{name}.")]
+        storage.flush(sorted(files))
     text = f"{_name('state', worker)}.json"
-    storage.write(storage.join(path, text), json.dumps(state).encode())
+    storage.write(text, json.dumps(state).encode())
     return {
         "files": {
-            n: storage.size_and_digest(storage.join(path, n), did)
-            for n in [*sorted(files), text]
+            n: storage.size_and_digest(n, did) for n in [*sorted(files), text]
         },
         "tensors": tensors,
     }
@@ -171,18 +171,19 @@ def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
     for content in contents:
         manifest["files"].update(content["files"])
         manifest["tensors"].update(content["tensors"])
+    storage = storage_of(path)
     for name, (size, _) in manifest["files"].items():
-        file = storage.join(path, name)
-        if not storage.is_file(file) or storage.size(file) != size:
+        if not storage.is_file(name) or storage.size(name) != size:
             raise FileNotFoundError(
-                f"{file!r}, which a worker has written, is not there"
+                f"{storage.path_of(name)!r}, which a worker has written, is "
+                "not there"
             )
     text = json.dumps(manifest)
     storage.write(
-        storage.join(path, _MANIFEST),
+        _MANIFEST,
         json.dumps({"digest": _digest(text), "manifest": text}).encode(),
     )
-    storage.remove_file(storage.join(path, _UNFINISHED))
+    storage.remove_file(_UNFINISHED)
 
 
 def open_backup(path: str, *, is_verified: bool = False) -> Backup:
@@ -199,7 +200,7 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
         manifest = _manifest(path)
         if not is_verified:
             _verify(path, manifest["files"])
-        state = json.loads(storage.read(storage.join(path, _STATE)))
+        state = json.loads(storage_of(path).read(_STATE))
         return Backup(
             path,
             manifest["step"],
@@ -219,10 +220,10 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
 
 def _manifest(path):
     """The manifest, of which each name is one that a backup has."""
-    name = storage.join(path, _MANIFEST)
-    if _MANIFEST in storage.names(path) and not storage.is_file(name):
+    storage = storage_of(path)
+    if _MANIFEST in storage.names() and not storage.is_file(_MANIFEST):
         raise DamagedBackupError(f"{_MANIFEST} is no regular file")
-    outer = json.loads(storage.read(name))
+    outer = json.loads(storage.read(_MANIFEST))
     if _digest(outer["manifest"]) != outer["digest"]:
         raise DamagedBackupError("its manifest has another digest")
     manifest = json.loads(outer["manifest"])
@@ -243,14 +244,14 @@ def _manifest(path):
 
 
 def _verify(path, files):
+    storage = storage_of(path)
     for name, (size, digest) in files.items():
-        file = storage.join(path, name)
-        if not storage.is_file(file):
-            is_there = name in storage.names(path)
+        if not storage.is_file(name):
+            is_there = name in storage.names()
             raise DamagedBackupError(
                 f"{name} is {'no regular file' if is_there else 'missing'}"
             )
-        found = storage.size_and_digest(file)
+        found = storage.size_and_digest(name)
         if found[0] != size:
             raise DamagedBackupError(f"{name} has {found[0]} bytes of {size}")
         if found[1] != digest:
@@ -273,8 +274,9 @@ def damaged(folder: str) -> list[str]:
 
 
 def _real_folders(folder, form):
-    named = [name for name in storage.names(folder) if form.fullmatch(name)]
-    return [n for n in named if storage.is_folder(storage.join(folder, n))]
+    storage = storage_of(folder)
+    named = [name for name in storage.names() if form.fullmatch(name)]
+    return [name for name in named if storage.is_folder(name)]
 
 
 def _step_and_name(name):
@@ -283,40 +285,39 @@ def _step_and_name(name):
 
 def is_complete(path: str) -> bool:
     """Whether a manifest is there; it may still not verify."""
-    return _MANIFEST in storage.names(path)
+    return _MANIFEST in storage_of(path).names()
 
 
 def is_unfinished(path: str) -> bool:
     """Whether it is what a kill left: nobody ever had it whole."""
-    names = storage.names(path)
+    names = storage_of(path).names()
     is_begun = _UNFINISHED in names or _STATE not in names
     return _MANIFEST not in names and is_begun
 
 
 def set_aside(folder: str, name: str, reason: str) -> None:
     """Renames a backup that is not what was written, and notes why."""
-    others, aside, number = storage.names(folder), f"damaged-{name}", 1
+    storage = storage_of(folder)
+    others, aside, number = storage.names(), f"damaged-{name}", 1
     while aside in others:
         number += 1
         aside = f"damaged-{name}-{number}"
-    path = storage.join(folder, aside)
-    storage.rename(storage.join(folder, name), path)
-    storage.write(storage.join(path, _REASON), reason.encode())
+    storage.rename(name, aside)
+    storage_of(storage.path_of(aside)).write(_REASON, reason.encode())
 
 
 def reason(path: str) -> str:
     """Why a backup was set aside."""
     try:
-        return storage.read(storage.join(path, _REASON)).decode(
-            errors="replace"
-        )
+        return storage_of(path).read(_REASON).decode(errors="replace")
     except (OSError, tf.errors.OpError):
         return "no reason is noted"
 
 
 def remove(path: str) -> None:
     """Removes a backup; what a kill leaves of it is unfinished."""
-    storage.write(storage.join(path, _UNFINISHED), b"")
+    storage = storage_of(path)
+    storage.write(_UNFINISHED, b"")
     for name in (_MANIFEST, _STATE):
-        storage.remove_file(storage.join(path, name))
-    storage.remove_folder(path)
+        storage.remove_file(name)
+    storage.remove_folder()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfscale.backup.files import committed
-from tfscale.backup.files import storage
 from tfscale.backup.files.lock import FolderLock
 from tfscale.backup.files.pace import at_once
+from tfscale.backup.files.storage import storage_of
 from tfscale.cluster.coordination import Coordination
 
 # In which what one machine has written is there for the others.
@@ -29,6 +29,7 @@ class BackupFolder:
 
     def __init__(self, path: str, keep: int):
         self.path = path
+        self._storage = storage_of(path)
         self._keep = keep
         self._lock: FolderLock | None = None
 
@@ -40,8 +41,8 @@ class BackupFolder:
             OSError: If it cannot be written to.
         """
         try:
-            storage.make_folder(self.path)
-            self._lock = FolderLock(self.path)
+            self._storage.make_folder()
+            self._lock = self._storage.lock()
         except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
@@ -60,22 +61,23 @@ class BackupFolder:
         if workers.count == 1:
             return
         name = workers.from_first("token", self._write_token)
-        path = storage.join(self.path, name)
-        seen = workers.to_first("sees", lambda: self._sees(path))
+        seen = workers.to_first("sees", lambda: self._sees(name))
         if workers.index == 0:
-            storage.remove_file(path)
+            self._storage.remove_file(name)
         workers.from_first("all see", lambda: self._check_seen(seen))
 
     def _write_token(self):
         name = f"SEEN-{uuid.uuid4().hex}"
-        storage.write(storage.join(self.path, name), b"")
+        self._storage.write(name, b"")
         return name
 
-    def _sees(self, path):
+    def _sees(self, name):
         end = time.monotonic() + _SECONDS_TO_SEE
-        while not (found := storage.is_file(path)) and time.monotonic() < end:
+        while not self._storage.is_file(name):
+            if time.monotonic() > end:
+                return False
             time.sleep(_SECONDS)
-        return found
+        return True
 
     def _check_seen(self, seen):
         blind = [index for index, sees in enumerate(seen) if not sees]
@@ -109,15 +111,15 @@ class BackupFolder:
             DamagedBackupError: If there are backups and none verifies.
         """
         reasons = {
-            name: committed.reason(storage.join(self.path, name))
+            name: committed.reason(self._storage.path_of(name))
             for name in committed.damaged(self.path)
         }
         for name in committed.begun(self.path):
-            path = storage.join(self.path, name)
+            path = self._storage.path_of(name)
             if committed.is_unfinished(path):
                 if not leave_damaged:
                     logging.info("Backup %s is unfinished, and removed.", path)
-                    storage.remove_folder(path)
+                    storage_of(path).remove_folder()
                 continue
             try:
                 return committed.open_backup(path)
@@ -138,7 +140,7 @@ class BackupFolder:
         return None
 
     def _set_aside(self, name, reason):
-        path = storage.join(self.path, name)
+        path = self._storage.path_of(name)
         logging.warning("Backup %s is set aside: %s.", path, reason)
         try:
             committed.set_aside(self.path, name, reason)
@@ -206,7 +208,7 @@ class BackupFolder:
         complete = [
             path
             for name in committed.begun(self.path)
-            if committed.is_complete(path := storage.join(self.path, name))
+            if committed.is_complete(path := self._storage.path_of(name))
         ]
         for path in complete[self._keep :]:
             committed.remove(path)
@@ -214,9 +216,9 @@ class BackupFolder:
     def clear(self) -> None:
         """Removes all backups, those set aside too."""
         for name in committed.begun(self.path):
-            committed.remove(storage.join(self.path, name))
+            committed.remove(self._storage.path_of(name))
         for name in committed.damaged(self.path):
-            storage.remove_folder(storage.join(self.path, name))
+            storage_of(self._storage.path_of(name)).remove_folder()
 
 
 @contextlib.contextmanager
@@ -227,5 +229,5 @@ def _removed_if_unfinished(path):
     except BaseException:
         with contextlib.suppress(OSError, tf.errors.OpError):
             if path is not None and committed.is_unfinished(path):
-                storage.remove_folder(path)
+                storage_of(path).remove_folder()
         raise

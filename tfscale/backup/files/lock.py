@@ -10,8 +10,6 @@ import fcntl
 import os
 import weakref
 
-from tfscale.backup.files import storage
-
 _NAME = "LOCK"
 # The open files of the locks that this process holds, by path.
 _held: dict[str, int] = {}
@@ -19,9 +17,6 @@ _held: dict[str, int] = {}
 
 class FolderLock:
     """Keeps a folder for one job; it ends with its process, however that does.
-
-    On object stores there is none, and two jobs with one folder are not
-    noticed.
 
     Args:
         folder: The folder, which is there.
@@ -33,10 +28,8 @@ class FolderLock:
 
     def __init__(self, folder: str):
         self._path = os.path.realpath(folder) + f"/{_NAME}"
-        self._file: int | None = None
-        if not storage.is_local(folder):
-            return
-        while self._file is None:
+        is_locked = False
+        while not is_locked:
             file = _open(self._path)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,24 +47,22 @@ class FolderLock:
             except OSError:
                 os.close(file)
                 raise
-            if _is_at(file, self._path):
-                self._file = file
-            else:  # the one before has just removed it
+            is_locked = _is_at(file, self._path)
+            if not is_locked:  # the one before has just removed it
                 os.close(file)
-        _held[self._path] = self._file
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        self._file = _held[self._path] = file
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
         self._release = weakref.finalize(self, _release, self._path, file)
 
     @property
     def is_held(self) -> bool:
         """Whether the folder is still there with it; removed, it is free."""
-        return self._file is None or _is_at(self._file, self._path)
+        return _is_at(self._file, self._path)
 
     def release(self) -> None:
         """Lets others have the folder, and removes LOCK; once is enough."""
-        if self._file is not None:
-            self._release()
+        self._release()
 
 
 def _open(path):

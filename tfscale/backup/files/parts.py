@@ -8,14 +8,16 @@ They are written a few MB at a time, and joined in the end.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfscale.backup.files import storage
 from tfscale.backup.files.pace import at_once
+from tfscale.backup.files.storage import storage_of
 from tfscale.sharding.sharding import Sharding
 
+_DATA = ".data-00000-of-00001"
 _CHUNK = 8 << 20
 _MAX_CHUNKS = 256  # and files
 
@@ -49,7 +51,8 @@ def write_parts(
         did: Is told of bytes that were written; see `Pace.did`.
     """
     parts.reverse()
-    if not storage.is_local(prefix):  # joining would copy
+    storage = storage_of(os.path.dirname(prefix))
+    if not storage.joins_files:
         _write(prefix, parts, len(parts))
         return
     prefixes = []
@@ -62,7 +65,7 @@ def write_parts(
             size += parts[-count].sharding.local_bytes
         prefixes.append(f"{prefix}.{len(prefixes)}")
         _write(prefixes[-1], parts, count)
-        storage.flush([f"{prefixes[-1]}.data-00000-of-00001"])
+        storage.flush([os.path.basename(prefixes[-1]) + _DATA])
         did(size)
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(

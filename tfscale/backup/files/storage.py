@@ -1,63 +1,189 @@
-"""Files of backups: written so that they are there once it is said they are.
+"""Where the files of backups are: there once it is said that they are.
 
 A path without a scheme is of this machine: data goes to the disk before a name
 refers to it (fsync of file and folder). A path such as `gs://bucket/run` goes
 through `tf.io.gfile`: there a file appears whole or not at all, once it is
-closed.
+closed. A store with a better way is one more subclass, in `storage_of`.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Callable
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale.backup.files.lock import FolderLock
 from tfscale.backup.files.pace import at_once
 
 _CHUNK = 1 << 20
 
 
-def is_local(path: str) -> bool:
-    """Whether a path is of this machine's file systems."""
-    return "://" not in path
+class Storage:
+    """A folder in an object store, or in whatever else `tf.io.gfile` knows.
 
+    Args:
+        path: That of the folder.
 
-def join(folder: str, name: str) -> str:
-    """The path of a name in a folder."""
-    return f"{folder.rstrip('/')}/{name}"
+    Attributes:
+        joins_files: Whether tensors may be written in several files that are
+            joined in the end, which copies where files cannot be renamed.
+    """
 
+    joins_files = False
 
-def make_folder(path: str) -> None:
-    """Makes a folder and those it is in, if they are not there."""
-    tf.io.gfile.makedirs(path)
-    if is_local(path):
-        _sync(os.path.dirname(os.path.abspath(path)))
+    def __init__(self, path: str):
+        self._path = path
 
+    def path_of(self, name: str) -> str:
+        """The path of a file or folder in it."""
+        return f"{self._path.rstrip('/')}/{name}"
 
-def write(path: str, content: bytes) -> None:
-    """Writes a file so that it is there whole, or as it was before."""
-    if not is_local(path):
-        with tf.io.gfile.GFile(path, "wb") as file:
+    def make_folder(self) -> None:
+        """Makes the folder and those it is in, if they are not there."""
+        tf.io.gfile.makedirs(self._path)
+
+    def remove_folder(self) -> None:
+        """Removes the folder with all in it; what links lead to stays."""
+        tf.io.gfile.rmtree(self._path)
+
+    def lock(self) -> FolderLock | None:
+        """Keeps the folder for one job; in object stores nothing can."""
+        return None
+
+    def progress_file(self) -> str | None:
+        """Where the number of steps is noted after each one, if it can be."""
+        return None
+
+    def names(self) -> list[str]:
+        """What is in the folder, none if there is no folder."""
+        try:
+            return [n.rstrip("/") for n in tf.io.gfile.listdir(self._path)]
+        except tf.errors.NotFoundError:
+            return []
+
+    def is_folder(self, name: str) -> bool:
+        """Whether it is a real folder, and not a link to one."""
+        return tf.io.gfile.isdir(self.path_of(name))
+
+    def is_file(self, name: str) -> bool:
+        """Whether it is a regular file: no link, pipe or device."""
+        is_there = tf.io.gfile.exists(self.path_of(name))
+        return is_there and not tf.io.gfile.isdir(self.path_of(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file so that it is there whole, or as it was before."""
+        with tf.io.gfile.GFile(self.path_of(name), "wb") as file:
             file.write(content)
-        return
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync(os.path.dirname(os.path.abspath(path)))
+
+    def flush(self, names: Sequence[str]) -> None:
+        """Returns once files that others wrote are there."""
+
+    def read(self, name: str) -> bytes:
+        """The content of a file.
+
+        Raises:
+            FileNotFoundError: If it is not there.
+        """
+        with self._open(name) as file:
+            return file.read()
+
+    def size_and_digest(
+        self, name: str, did: Callable[[int], None] = at_once
+    ) -> tuple[int, str]:
+        """Bytes of a file and its SHA-256, read chunk by chunk.
+
+        Args:
+            name: The file.
+            did: Is told of bytes that were read; see `Pace.did`.
+        """
+        digest, size = hashlib.sha256(), 0
+        with self._open(name) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                did(len(chunk))
+        return size, digest.hexdigest()
+
+    @contextlib.contextmanager
+    def _open(self, name):
+        try:
+            with tf.io.gfile.GFile(self.path_of(name), "rb") as file:
+                yield file
+        except tf.errors.NotFoundError:
+            raise FileNotFoundError(self.path_of(name)) from None
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return tf.io.gfile.stat(self.path_of(name)).length
+
+    def remove_file(self, name: str) -> None:
+        """Removes a file if it is there."""
+        if tf.io.gfile.exists(self.path_of(name)):
+            tf.io.gfile.remove(self.path_of(name))
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives a folder in it another name."""
+        tf.io.gfile.rename(self.path_of(old), self.path_of(new))
 
 
-def flush(paths: list[str]) -> None:
-    """Returns once files that somebody else wrote, of one folder, are there."""
-    local = [path for path in paths if is_local(path)]
-    for path in local:
-        _sync(path)
-    if local:
-        _sync(os.path.dirname(os.path.abspath(local[0])))
+class LocalStorage(Storage):
+    """A folder in a file system of this machine."""
+
+    joins_files = True
+
+    def make_folder(self) -> None:
+        """See `Storage`."""
+        super().make_folder()
+        _sync(os.path.dirname(os.path.abspath(self._path)))
+
+    def remove_folder(self) -> None:
+        """See `Storage`."""
+        shutil.rmtree(self._path)
+
+    def lock(self) -> FolderLock:
+        """See `FolderLock`."""
+        return FolderLock(self._path)
+
+    def progress_file(self) -> str:
+        """See `Storage`."""
+        return self.path_of("PROGRESS")
+
+    def is_folder(self, name: str) -> bool:
+        """See `Storage`."""
+        return super().is_folder(name) and not os.path.islink(
+            self.path_of(name)
+        )
+
+    def is_file(self, name: str) -> bool:
+        """See `Storage`."""
+        try:
+            return stat.S_ISREG(os.lstat(self.path_of(name)).st_mode)
+        except OSError:
+            return False
+
+    def write(self, name: str, content: bytes) -> None:
+        """See `Storage`."""
+        path = self.path_of(name)
+        with open(f"{path}.tmp", "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.tmp", path)
+        _sync(self._path)
+
+    def flush(self, names: Sequence[str]) -> None:
+        """See `Storage`."""
+        for path in (*map(self.path_of, names), self._path):
+            _sync(path)
+
+
+def storage_of(folder: str) -> Storage:
+    """Where a folder is, by its path."""
+    return Storage(folder) if "://" in folder else LocalStorage(folder)
 
 
 def _sync(path):
@@ -66,86 +192,3 @@ def _sync(path):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read(path: str) -> bytes:
-    """The content of a file.
-
-    Raises:
-        FileNotFoundError: If it is not there.
-    """
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except tf.errors.NotFoundError:
-        raise FileNotFoundError(path) from None
-
-
-def size_and_digest(
-    path: str, did: Callable[[int], None] = at_once
-) -> tuple[int, str]:
-    """Bytes of a file and its SHA-256, read chunk by chunk.
-
-    Args:
-        path: The file.
-        did: Is told of bytes that were read; see `Pace.did`.
-    """
-    digest, size = hashlib.sha256(), 0
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-                did(len(chunk))
-    except tf.errors.NotFoundError:
-        raise FileNotFoundError(path) from None
-    return size, digest.hexdigest()
-
-
-def names(folder: str) -> list[str]:
-    """What is in a folder, none if there is no folder."""
-    try:
-        return [n.rstrip("/") for n in tf.io.gfile.listdir(folder)]
-    except tf.errors.NotFoundError:
-        return []
-
-
-def is_folder(path: str) -> bool:
-    """Whether a path is that of a real folder, and not of a link to one."""
-    if is_local(path) and os.path.islink(path):
-        return False
-    return tf.io.gfile.isdir(path)
-
-
-def is_file(path: str) -> bool:
-    """Whether a path is that of a regular file: no link, pipe or device."""
-    if not is_local(path):
-        return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
-def size(path: str) -> int:
-    """Bytes of a file."""
-    return tf.io.gfile.stat(path).length
-
-
-def remove_file(path: str) -> None:
-    """Removes a file if it is there."""
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.remove(path)
-
-
-def remove_folder(path: str) -> None:
-    """Removes a folder with all that is in it; what links lead to stays."""
-    if is_local(path):
-        shutil.rmtree(path)
-    else:
-        tf.io.gfile.rmtree(path)
-
-
-def rename(old: str, new: str) -> None:
-    """Gives a folder another name."""
-    tf.io.gfile.rename(old, new)
