@@ -73,6 +73,8 @@ def _overhead():
     yield "state: overhead", f"{found['bytes'] / 2**20:.0f} MiB"
     yield "steps of a turn", found["steps"]
     yield "saves of each turn", ", ".join(map(str, found["saves"]))
+    lost = ", ".join(f"{steps:.0f}" for steps in found["lost"])
+    yield "steps lost at a kill, on the average", lost
     yield (
         'steps with backups at "auto" to steps without',
         f"{statistics.median(ratios):.3f} ({all_ratios})",

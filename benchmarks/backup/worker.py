@@ -74,7 +74,8 @@ def fit(model, rows, steps, callbacks):
 def overhead(width, layers, rows, seconds, rounds):
     """Seconds of steps without a callback, and with backups at "auto"."""
     model = model_of(width, layers)
-    found = {"without": [], "with": [], "saves": [], "bytes": bytes_of(model)}
+    found = {"without": [], "with": [], "saves": [], "lost": []}
+    found["bytes"] = bytes_of(model)
     ends = Ends()
     fit(model, rows, 50, [ends])
     period = statistics.median(np.diff(ends.times))
@@ -92,7 +93,13 @@ def overhead(width, layers, rows, seconds, rounds):
                     fit(model, rows, steps, [ends, *callbacks])
             found[name].append(ends.times[-1] - ends.times[0])
         found["saves"].append(len(saves))
+        found["lost"].append(lost_at_a_kill([0, *saves, steps]))
     return found
+
+
+def lost_at_a_kill(saves):
+    """Steps that are made again, on the average over all times of a kill."""
+    return float(sum(np.diff(saves) ** 2) / 2 / (saves[-1] - saves[0]))
 
 
 @contextlib.contextmanager

@@ -41,23 +41,22 @@ class SaveSchedule:
     def __init__(self, save_freq: str | int, overhead: float):
         self._save_freq = save_freq
         self._overhead = overhead
-        self._steps = 0  # since the last save
-        self._usual = collections.deque(maxlen=_NUM_USUAL_STEPS)
-        self._plain_seconds = 0.0  # of steps beside which nothing was written
-        self._plain_steps = 0
-        self._undisturbed_seconds = 0.0  # of steps, less what saves have cost
-        self._num_saves = 0
-        self._cost = 0.0
-        self._beside_seconds = 0.0  # of steps while it is written
-        self._beside_steps = 0
-        self._after = 0  # how many came then
-        self._expected_cost: float | None = None
-        self._begin = 0.0
-        self._end = 0.0
-        self._count = 0  # batches of the step that has ended
-        self._is_warm = False
+        self._steps_since_save = 0
+        self._began_at = self._ended_at = 0.0
+        self._batches = 0  # of the step that has ended
         self._is_writing = False
+        self._first_seconds: float | None = None  # of the step that traces
         self.useful_seconds = 0.0
+        # Of a batch, beside which nothing was written; and how many steps of
+        # those came after a save was written.
+        self._usual = collections.deque(maxlen=_NUM_USUAL_STEPS)
+        self._num_after = 0
+        # Of steps beside which something was written, with their batches.
+        self._disturbed: list[tuple[float, int]] = []
+        self._num_saves = 0
+        self._stall = 0.0  # of all saves, and of the steps beside them
+        self._slowdown = 0.0
+        self._expected_cost: float | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -66,8 +65,8 @@ class SaveSchedule:
 
     @property
     def seconds_per_step(self) -> float:
-        """The mean so far; without the first step, which traces."""
-        return self._plain_seconds / max(self._plain_steps, 1)
+        """The mean of late; without the first step, which traces."""
+        return statistics.fmean(self._usual or [0.0])
 
     @property
     def expects_size(self) -> bool:
@@ -84,13 +83,13 @@ class SaveSchedule:
         Args:
             is_writing: Whether a backup is being written.
         """
-        self._begin = time.monotonic()
+        self._began_at = time.monotonic()
         self._is_writing = is_writing
 
     def step_ended(self, count: int) -> None:
         """Is called right after a step, of so many batches."""
-        self._end = time.monotonic()
-        self._count = count
+        self._ended_at = time.monotonic()
+        self._batches = count
 
     def step_is_over(self, is_last: bool) -> None:
         """Is called before a save, and before the next step.
@@ -99,31 +98,25 @@ class SaveSchedule:
             is_last: Whether the step was the last one of an epoch, and was over
                 when it ended.
         """
-        count, self._count = self._count, 0
+        count, self._batches = self._batches, 0
         if not count:
             return
-        if not is_last:
-            self._end = time.monotonic()
-        seconds = self._end - self._begin
-        self._steps += count
+        end = self._ended_at if is_last else time.monotonic()
+        seconds = end - self._began_at
+        self._steps_since_save += count
         self.useful_seconds += seconds
-        if not self._is_warm:
-            self._is_warm = True
-            return
-        if self._is_writing:
-            self._beside_seconds += seconds
-            self._beside_steps += count
-            return
-        self._undisturbed_seconds += seconds
-        self._plain_seconds += seconds
-        self._plain_steps += count
-        self._usual.append(seconds / count)
-        self._after += 1
-        if self._beside_steps and self._after >= _MIN_USUAL_STEPS:
-            usual = self._beside_steps * statistics.median(self._usual)
-            self._cost += max(self._beside_seconds - usual, 0.0)
-            self._undisturbed_seconds += usual
-            self._beside_seconds, self._beside_steps = 0.0, 0
+        if self._first_seconds is None:
+            self._first_seconds = seconds
+        elif self._is_writing:
+            self._disturbed.append((seconds, count))
+        else:
+            self._usual.append(seconds / count)
+            self._num_after += 1
+            if self._disturbed and self._num_after >= _MIN_USUAL_STEPS:
+                usual = statistics.median(self._usual)
+                more = sum(s - usual * n for s, n in self._disturbed)
+                self._slowdown += max(more, 0.0)
+                self._disturbed = []
 
     def is_due(self, is_first: bool) -> bool:
         """Whether to save now.
@@ -131,25 +124,28 @@ class SaveSchedule:
         Args:
             is_first: Whether an epoch begins.
         """
-        if not self._steps:
+        if not self._steps_since_save:
             return False
         if self._save_freq == "epoch":
             return is_first
-        if isinstance(self._save_freq, str):  # "auto"
-            if self._is_writing or self._beside_steps:
-                return False  # what that costs is not known yet
-            if self._num_saves:
-                each = self._cost / self._num_saves
-                with_one_more = _MARGIN * (self._cost + each)
-            elif self._steps < _MIN_USUAL_STEPS:
-                return False
-            else:
-                with_one_more = self._expected_cost or 0.0
-            return with_one_more <= self._overhead * self._undisturbed_seconds
-        return self._steps >= self._save_freq
+        if not isinstance(self._save_freq, str):
+            return self._steps_since_save >= self._save_freq
+        if self._is_writing or self._disturbed:
+            return False  # what that costs is not known yet
+        if not self._num_saves and self._steps_since_save < _MIN_USUAL_STEPS:
+            return False
+        undisturbed = self.useful_seconds - (self._first_seconds or 0.0)
+        undisturbed -= self._slowdown
+        return self._cost_with_one_more() <= self._overhead * undisturbed
+
+    def _cost_with_one_more(self):
+        if not self._num_saves:
+            return self._expected_cost or 0.0
+        cost = self._stall + self._slowdown
+        return _MARGIN * cost * (1 + 1 / self._num_saves)
 
     def saved(self, stall: float) -> None:
         """A save was made, which held training up for `stall` seconds."""
-        self._steps = self._after = 0
+        self._steps_since_save = self._num_after = 0
         self._num_saves += 1
-        self._cost += stall
+        self._stall += stall
