@@ -131,6 +131,7 @@ CHANGED_OF_KERAS = {
 LAYERS = (
     ("tfscale/_version.py", "tfscale/_version_check.py"),
     (INTERNALS,),
+    ("tfscale/graphs/",),
     (
         *PURE,
         "tfscale/collectives/planning/",

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.part import current_part
@@ -43,6 +44,7 @@ class _Model(in_place.Mixin):
         if gathers == getattr(extended, "num_gathers", 0):
             # What gathers the rows of all replicas knows of them.
             loss_trial.check(self, args, kwargs)
+        _check_rows(self, part, *args, **kwargs)
         if loss is None:
             return None
         # A vector is logged as a mean, and minimised as a sum.
@@ -53,6 +55,15 @@ class _Model(in_place.Mixin):
             tf.cast(counts / part.num_replicas, loss.dtype),
             tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
         )
+
+
+def _check_rows(model, part, x=None, y=None, y_pred=None, *_, **__):
+    # With a weight of its own it is a microbatch.
+    if part.changes is not None:
+        others = part.changes.data_of_others
+        across_rows.check(model, x, y_pred, others)
+    elif tf.is_tensor(part.weight):
+        across_rows.check(model, x, y_pred)
 
 
 class _CompileLoss(in_place.Mixin):

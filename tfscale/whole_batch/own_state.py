@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.graphs import walks
 
 # Models that were warned of on replicas, and in microbatches: once each.
 _SAID_ON_REPLICAS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -46,6 +47,12 @@ class Changes:
         }
         parts.append(data)
 
+    @property
+    def data_of_others(self) -> list[Any]:
+        """What the other replicas of this process were given so far."""
+        mine = set(map(id, self._data))
+        return [x for part in self._parts for x in part if id(x) not in mine]
+
     def note(self, variable: tf.Variable, value: Any) -> None:
         """Notes down that a value is assigned to a variable.
 
@@ -57,7 +64,7 @@ class Changes:
         if (
             path is not None
             and tf.is_symbolic_tensor(value)
-            and _is_of_part(value, self._data, self._parts)
+            and _is_of_part(value, self._data, self.data_of_others)
         ):
             self._paths[path] = None
 
@@ -107,20 +114,20 @@ def warn_in_microbatches(
     )
 
 
-def _is_of_part(value, own, parts):
+def _is_of_part(value, own, others):
     """Whether a tensor is made of what one part has, and of no other part."""
-    mine = set(map(id, own))
-    theirs = {id(x) for part in parts for x in part} - mine
-    found, seen, stack = False, set(), [value]
-    while stack:
-        tensor = stack.pop()
-        if id(tensor) in theirs or "Collective" in tensor.op.type:
-            return False
-        found = found or id(tensor) in mine
-        if tensor.op not in seen:
-            seen.add(tensor.op)
-            stack += tensor.op.inputs
-    return found
+    # An operation may be that of several tensors: the iterator of a dataset.
+    tensors = walks.reachable([value.ref()], _inputs_of)
+    made_of = {id(ref.deref()) for ref in tensors}
+    return (
+        not any("Collective" in ref.deref().op.type for ref in tensors)
+        and made_of.isdisjoint(map(id, others))
+        and not made_of.isdisjoint(map(id, own))
+    )
+
+
+def _inputs_of(ref):
+    return [tensor.ref() for tensor in ref.deref().op.inputs]
 
 
 def _not_trained(layer):

@@ -12,6 +12,7 @@ import keras
 from tfscale import _internals
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
+from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import losses
 
 
@@ -89,6 +90,7 @@ def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
     num_microbatches = plan.schedule.num_microbatches
     if num_microbatches * num_replicas > 1:
         losses.warn_of_reduced(stages[-1].losses)
+        across_rows.warn([x for stage in stages for x in stage.mixes_rows])
     if num_microbatches == 1:
         return
     changed = {

@@ -23,6 +23,7 @@ from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
 from tfscale.tensor_parallel import decisions
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import losses
 
 
@@ -41,6 +42,7 @@ class TracedStage:
         losses: Of the last stage, what its losses are.
         gathered: Of the last stage, the outputs that it returns in parts, and
             the dim along which model ranks have a part each.
+        mixes_rows: Describes operations of the forward that mix rows.
     """
 
     joint: tuple[dict[str, Phase], ...]
@@ -49,6 +51,7 @@ class TracedStage:
     sums: dict[Any, tf.TensorSpec]
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
+    mixes_rows: list[str]
 
     @property
     def phases(self) -> dict[str, Phase]:
@@ -206,6 +209,23 @@ def _traced(graph, joint, divisors):
         sums=_specs(graph.weight_gradients),
         losses=graph.losses,
         gathered=graph.gathered,
+        mixes_rows=_mixes_rows(graph),
+    )
+
+
+def _mixes_rows(graph):
+    if not graph.options.training:
+        return []
+    made = graph.forward.items()
+    return across_rows.mixing_operations(
+        [
+            x
+            for k, x in graph.arguments.items()
+            if isinstance(k, keys.Activation)
+        ],
+        [x for k, x in made if isinstance(k, keys.Activation)],
+        # What a layer keeps of what it sees is warned of by itself.
+        {x.op for k, x in made if isinstance(k, keys.NewState)},
     )
 
 

@@ -1,0 +1,3 @@
+"""Graphs of TensorFlow: walks through them, and tables of operations."""
+
+__all__ = []

@@ -1,0 +1,72 @@
+"""Ways through a graph: back to what tensors are made of, and forward."""
+
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Hashable
+from collections.abc import Iterable
+from typing import TypeVar
+
+import tensorflow as tf
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+def reachable(
+    start: Iterable[_Node], neighbours: Callable[[_Node], Iterable[_Node]]
+) -> dict[_Node, None]:
+    """All nodes that can be reached from some, which are among them.
+
+    Args:
+        start: Where to begin; operations, tensors or names, say.
+        neighbours: Gives the nodes that are one step further.
+
+    Returns:
+        The nodes, as keys, in the order in which they were found.
+    """
+    found = dict.fromkeys(start)
+    stack = list(found)
+    while stack:
+        for node in neighbours(stack.pop()):
+            if node not in found:
+                found[node] = None
+                stack.append(node)
+    return found
+
+
+def ancestors(
+    operations: Iterable[tf.Operation],
+    stop: Container[tf.Operation] = (),
+    control_inputs: bool = False,
+) -> dict[tf.Operation, None]:
+    """The operations that some depend on, which are among them.
+
+    Args:
+        operations: Where to begin.
+        stop: Operations that are left out, with all before them.
+        control_inputs: Whether to go back through control inputs too.
+    """
+
+    def inputs(op):
+        before = [tensor.op for tensor in op.inputs]
+        if control_inputs:
+            before += op.control_inputs
+        return [each for each in before if each not in stop]
+
+    return reachable((op for op in operations if op not in stop), inputs)
+
+
+def descendants(
+    operations: Iterable[tf.Operation], stop: Container[tf.Operation] = ()
+) -> dict[tf.Operation, None]:
+    """The operations that depend on some, which are among them.
+
+    Args:
+        operations: Where to begin.
+        stop: Operations that are left out, with all that only they lead to.
+    """
+
+    def consumers(op):
+        for tensor in op.outputs:
+            yield from (x for x in tensor.consumers() if x not in stop)
+
+    return reachable(operations, consumers)
