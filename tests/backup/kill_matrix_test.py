@@ -85,6 +85,7 @@ class KillMatrixTest(parameterized.TestCase):
         self.assert_same_end(BATCHES, data=data)
 
     @parameterized.parameters("twice", "repeat")
+    @pytest.mark.crossing(every=2)
     def test_seeds_that_a_shuffle_takes_in_the_middle_of_an_epoch(self, data):
         # In training and in validation: iterators were made again, and not
         # read as far as they had been.
@@ -99,9 +100,11 @@ class KillMatrixTest(parameterized.TestCase):
         # With Python's `random`, before the epoch that is gone on with.
         self.assert_same_end(("batch 9",), data=data, mesh=mesh)
 
-    def test_at_each_point_of_a_save(self):
+    @parameterized.parameters(range(1, 13, 2), range(2, 13, 2))
+    @pytest.mark.crossing(every=2)
+    def test_at_each_point_of_a_save(self, *numbers):
         # A save has ten of them, with those of removing the one before.
-        points = [f"save {number}" for number in range(1, 13)]
+        points = [f"save {number}" for number in numbers]
         self.assert_same_end(points, backup={"keep": 1}, validate=False)
 
     def test_in_validation_at_the_end_of_an_epoch_and_while_restoring(self):

@@ -1,6 +1,6 @@
 """Trains in real workers that are killed, stopped, and started again.
 
-    python -m tests.backup.workers_program FOLDER
+    python -m tests.backup.workers_program FOLDER [sizes]
     python -m tfscale.launch ... -m tests.backup.workers_program FOLDER
 
 It imports TensorFlow once, and becomes each worker by a fork before TensorFlow
@@ -175,11 +175,23 @@ def launched():
     )
 
 
+def train_in_other_numbers(folder):
+    """Of workers: all but the last are killed within the first epoch."""
+    killed = dict(steps=3, number=int(signal.SIGKILL))
+    sizes = dict(folder=f"{folder}/sizes", result=f"{folder}/counted")
+    for workers, batch_size in ((1, 12), (4, 8), (2, 6)):
+        run(workers, killed, batch_size=batch_size, **sizes)
+    run(3, batch_size=12, **sizes)
+
+
 def main():
     if "TF_CONFIG" in os.environ:
         launched()
         return
     folder = sys.argv[1]
+    if sys.argv[2:] == ["sizes"]:
+        train_in_other_numbers(folder)
+        return
     runs = f"{folder}/runs"
     run(2, folder=f"{folder}/whole", result=f"{folder}/whole")
     run(
@@ -197,11 +209,6 @@ def main():
     shutil.copytree(runs, f"{folder}/alone_runs")
     run(2, folder=runs, result=f"{folder}/end")
     run(1, folder=f"{folder}/alone_runs", result=f"{folder}/alone")
-    killed = dict(steps=3, number=int(signal.SIGKILL))
-    sizes = dict(folder=f"{folder}/sizes", result=f"{folder}/counted")
-    for workers, batch_size in ((1, 12), (4, 8), (2, 6)):
-        run(workers, killed, batch_size=batch_size, **sizes)
-    run(3, batch_size=12, **sizes)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import json
 import os
 import tempfile
 
+import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_python
 from tests.backup import workers_program
@@ -14,7 +16,7 @@ from tests.source_files import REPOSITORY
 _SECONDS = 400
 
 
-class WorkersTest(absltest.TestCase):
+class WorkersTest(parameterized.TestCase):
     def test_killed_stopped_and_with_fewer_workers(self):
         with tempfile.TemporaryDirectory() as folder:
             process = forked_python.run(
@@ -57,9 +59,6 @@ class WorkersTest(absltest.TestCase):
                 alone["weights"], whole["weights"], strict=True
             ):
                 assert_close(value, expected, 1e-5)
-        with self.subTest("each number once, in 1, 4, 2 and 3 workers"):
-            # Of which all but the last were killed within the first epoch.
-            self.assert_each_number_once(found["counted_0"])
 
     def assert_each_number_once(self, counted):
         self.assertBetween(counted["made"][0][1], 1, 12)  # and not before
@@ -69,23 +68,36 @@ class WorkersTest(absltest.TestCase):
             totals = counted["history"][f"total_{power}"]
             self.assertEqual(totals, [once, once])
 
-    def test_the_launcher_goes_on_without_a_worker_that_was_killed(self):
+    @parameterized.named_parameters(
+        (
+            "the_launcher_goes_on_without_one_that_was_killed",
+            (
+                *("-m", "tfscale.launch"),
+                *("--min_workers=1", "--max_workers=2"),
+                *("--grace_seconds=1", "-m"),
+            ),
+            (),
+            "counted_by_1_0",
+            "without worker 1: 1 workers, 1 at least",
+        ),
+        ("workers_of_1_4_2_and_3", ("-m",), ("sizes",), "counted_0", ""),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_each_number_once_in(self, command, arguments, result, says):
         with tempfile.TemporaryDirectory() as folder:
             process = forked_python.run(
                 [
-                    *("-m", "tfscale.launch"),
-                    *("--min_workers=1", "--max_workers=2"),
-                    *("--grace_seconds=1", "-m"),
-                    *("tests.backup.workers_program", folder),
+                    *command,
+                    *("tests.backup.workers_program", folder, *arguments),
                 ],
                 cwd=REPOSITORY,
                 timeout=_SECONDS,
             )
             said = process.stdout + process.stderr
             self.assertEqual(process.returncode, 0, said)
-            with open(f"{folder}/counted_by_1_0") as file:
+            with open(f"{folder}/{result}") as file:
                 self.assert_each_number_once(json.load(file))
-        self.assertIn("without worker 1: 1 workers, 1 at least", said)
+        self.assertIn(says, said)
 
 
 if __name__ == "__main__":

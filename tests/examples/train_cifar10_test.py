@@ -1,5 +1,6 @@
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -23,6 +24,7 @@ class TrainCifar10Test(parameterized.TestCase):
         # Thousands of patches: large batches for a small network.
         ("cifar10_photo.flags", "--batch_size=2048"),
     )
+    @pytest.mark.crossing(every=2)
     def test_it_trains_and_validates_with(self, config, *small):
         process = forked_python.run(
             [

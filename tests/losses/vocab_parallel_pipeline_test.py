@@ -29,9 +29,9 @@ LAYOUTS = {
     "head/bias": ("model",),
 }
 OPTIONS = {
+    "smooth": {"ignore_class": 3, "label_smoothing": 0.1},
     "plain": {},
     "ignored": {"ignore_class": 3},
-    "smooth": {"ignore_class": 3, "label_smoothing": 0.1},
     "by_tokens": {"ignore_class": 3, "reduction": "mean_with_sample_weight"},
 }
 
