@@ -56,7 +56,6 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
-    ("tfscale/accumulation/model.py", "in_place.putting of layer"),
     ("tfscale/accumulation/model.py", "in_place.putting of model"),
     ("tfscale/accumulation/model.py", "in_place.putting of optimizer"),
     (
@@ -121,9 +120,9 @@ CHANGED_OF_KERAS = {
         "tfscale/tensor_parallel/rules/sharded_call.py",
         "self._layer.input_spec",
     ),
-    ("tfscale/whole_batch/model_loss.py", "in_place.putting of compile_loss"),
+    ("tfscale/whole_batch/model_loss.py", "in_place.put of compile_loss"),
     ("tfscale/whole_batch/model_loss.py", "in_place.putting of model"),
-    ("tfscale/whole_batch/step.py", "in_place.putting of layer"),
+    ("tfscale/whole_batch/batch_norm.py", "in_place.put of layer"),
 }
 
 # Lowest first. A module may import from its own layer and from those before;

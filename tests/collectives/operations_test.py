@@ -145,9 +145,7 @@ OF_ONE_DEVICE = {
     "pipeline/running/batch_loss.py": "terms of losses",
     "pipeline/running/executor.py": "gradients by the users of a tensor",
     "pipeline/running/step.py": "gradients of a variable that stages share",
-    "pipeline/tracing/own_loss.py": "terms of losses",
     "pipeline/tracing/stage_graph.py": "terms of losses",
-    "pipeline/tracing/statistics.py": "weights of microbatches",
 }
 SEAM = {
     "collectives/execute.py": "on the devices of a process",

@@ -93,10 +93,7 @@ def accumulating(
         stack.enter_context(in_place.putting(model, AccumulatingModel))
         for optimizer in checks.optimizers_of(model):
             stack.enter_context(in_place.putting(optimizer, TakenOptimizer))
-        for layer in _internals.flatten_layers(model):
-            if isinstance(layer, keras.layers.BatchNormalization):
-                noting = batch_norm.ReplicaBatchNormalization
-                stack.enter_context(in_place.putting(layer, noting))
+        batch_norm.adapt(_internals.flatten_layers(model))
         yield
 
 

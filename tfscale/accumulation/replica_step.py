@@ -22,7 +22,6 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import rank_context
 from tfscale.accumulation import checks
-from tfscale.accumulation import moments
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.taking import TakenGradients
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
@@ -100,7 +99,7 @@ class ReplicaStep:
         self._variables = taken.variables
         self._are_paired = taken.are_paired
         self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
-        self._noted = step.calls
+        self._averages = [averages for averages, _ in step.calls]
         self._logs = logs
         self.initial = [
             tf.zeros(_known_shape(g, taken.variables, i), _sum_dtype(g.dtype))
@@ -108,8 +107,7 @@ class ReplicaStep:
             if g is not None
         ]
         self._num_gradients = len(self.initial)
-        for each in step.moments:
-            self.initial += [tf.zeros(x.shape, each[1].dtype) for x in each]
+        self.initial += [tf.zeros_like(moments) for _, moments in step.calls]
         if self._noise is not None:
             # Squared norms; q and r: see `GradientNoise`.
             self.initial += [tf.zeros(self._num_gradients), tf.zeros(2)]
@@ -151,10 +149,9 @@ class ReplicaStep:
                 total = next(before)
                 g = _times(tf.cast(g, total.dtype), taken.weight)
                 found.append(total + g)
-        for seen, mean, variance in step.moments:
-            old = next(before), next(before), next(before)
-            new = tf.cast(seen, mean.dtype), mean, variance
-            found += moments.combined(old, new)
+        for _, moments in step.calls:
+            both = tf.stack([next(before), moments])
+            found.append(batch_norm.combined(both))
         if self._noise is not None:
             parts = [
                 _times(g, taken.weight)
@@ -182,9 +179,7 @@ class ReplicaStep:
             None if dtype is None else tf.cast(next(sums), dtype)
             for dtype in self._dtypes
         ]
-        for noted in self._noted:
-            moments_of_all = next(sums), next(sums), next(sums)
-            noting.note_call(noted, moments_of_all)
+        noting.calls += [(averages, next(sums)) for averages in self._averages]
         if self._noise is not None:
             of_parts, shares = next(sums), next(sums)
             variables = self._variables or self._model.trainable_variables
@@ -207,7 +202,7 @@ class ReplicaStep:
             weight,
         )
         taken = TakenGradients(self._model.optimizer, weight)
-        step = moments.MicrobatchStep()
+        step = batch_norm.Step()
         with (
             part.entered(),
             rank_context.within(batch_norm_step=step, taken_gradients=taken),

@@ -17,7 +17,6 @@ from tfscale.pipeline.running import resuming
 from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.trainer import PipelineTrainer
 from tfscale.pipeline.stages.plan import make_plan
-from tfscale.pipeline.tracing.program import Programs
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -42,9 +41,11 @@ class PipelineModel(PipelineTrainer):
     a layer gives to `add_loss` is taken for a mean over the rows.
 
     A `compute_loss` of the model's own, or of a subclass of this class, is
-    called for each microbatch, and what it returns is taken for a mean over
-    the rows. It sees the outputs, the targets and the inputs; it can use no
-    layers of other stages than the last.
+    called for each microbatch. Losses given to `compile` may be scaled in it
+    and added up, as on one device; what else it returns is taken for a mean
+    over the rows, with a warning if a trial says that it is none. It sees the
+    outputs, the targets and the inputs; it can use no layers of other stages
+    than the last.
 
     A loss that is not finite ends training with a `FloatingPointError`, before
     any variable is changed; not so with a `LossScaleOptimizer`, which skips
@@ -176,11 +177,8 @@ class PipelineModel(PipelineTrainer):
             "auto_scale_loss": False,
         }
         keras.Model.compile(self.model, **plain, jit_compile=jit_compile)
-        self._programs = Programs(
-            self._plan,
-            self.distribute_strategy,
-            self._find_loss(),
-            bool(jit_compile) and _internals.model_supports_jit(self.model),
+        self._programs = self._compiled_programs(
+            bool(jit_compile) and _internals.model_supports_jit(self.model)
         )
 
     def pipeline_summary(

@@ -1,21 +1,27 @@
-"""BatchNormalization on replicas: moving statistics of the whole batch.
+"""BatchNormalization over parts of a batch: one law for replicas, microbatches.
 
-Keras lets each replica make moving averages of its own rows: they drift apart,
+Keras lets each part make moving averages of its own rows: they drift apart,
 those of the first replica are saved, and of no rows they are not a number. Here
-a layer notes down how many elements it saw, and their mean and variance. These
-travel in the all-reduce of the gradients, or at the end of the step if there is
-none, each replica's in a place of its own, so that of all replicas r
+a layer notes down, for each call, how many elements it saw, their mean and
+their variance. Those of all parts p (microbatches in a loop, microbatches of a
+pipeline, replicas) are
 
-    mean      = sum_r p_r mean_r                              p_r: its share
-    variance  = sum_r p_r (variance_r + (mean_r - mean)^2)
+    count     n = sum_p n_p
+    mean      m = sum_p n_p / n * m_p
+    variance      sum_p n_p / n * (v_p + (m_p - m)^2)
 
-are those of the whole batch to the last digit, and equal on all replicas. A
-layer with `synchronized=True` does this at once, and normalises by them.
+which are the moments of the whole batch, to the last digit, in any grouping.
+Those of replicas travel in the all-reduce of the gradients, or at the end of
+the step if there is none, each in a row of its own. A layer with
+`synchronized=True` does this at once, and normalises by them.
+
+Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances (1979), equations 2.1.
 """
 
 import contextlib
 import dataclasses
-import functools
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 import keras
@@ -39,19 +45,22 @@ class ReplicaBatchNormalization(in_place.Mixin):
             axis = self.axis % inputs.shape.rank
             axes = [i for i in range(inputs.shape.rank) if i != axis]
             mean, variance = keras.ops.moments(inputs, axes)
-            count = tf.size(inputs) // inputs.shape[self.axis]
+            size = inputs.shape.num_elements()
+            size = tf.size(inputs) if size is None else size
+            count = size // inputs.shape[self.axis]
         else:
             mean, variance = super()._moments(inputs, mask)
             count = tf.reduce_sum(tf.cast(mask, tf.int32))
-        # Of no rows: anything finite, or a weight's gradient is 0 times NaN.
-        mean = tf.where(count > 0, mean, tf.zeros_like(mean))
-        variance = tf.where(count > 0, variance, tf.ones_like(variance))
-        moments = tf.cast(count, mean.dtype), mean, variance
+        if tf.is_tensor(count):
+            # Of no rows anything finite, or a gradient is 0 times NaN.
+            mean = tf.where(count > 0, mean, tf.zeros_like(mean))
+            variance = tf.where(count > 0, variance, tf.ones_like(variance))
+        moments = pack(count, mean, variance)
         if self.synchronized:
             with layer_losses.kept():
-                (of_all,) = step.sums([step.in_its_place(moments)])
-            return _of_whole_batch(of_all)
-        step.note(self, moments)
+                (of_all,) = step.sums([step.in_its_row(moments)])
+            return unpack(combined(of_all))[1:]
+        step.note(self, mean, moments)
         return mean, variance
 
     def _update_renorm_statistics(self, mean, variance):
@@ -63,26 +72,56 @@ class ReplicaBatchNormalization(in_place.Mixin):
         super()._update_renorm_statistics(mean, variance)
 
 
-@dataclasses.dataclass
-class Noted:
-    """The calls of a layer in a step, and the averages before the first."""
+def adapt(layers: Iterable[keras.Layer]) -> None:
+    """Has the BatchNormalization layers among some note down what they see."""
+    for layer in layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            in_place.put(layer, ReplicaBatchNormalization)
+
+
+def pack(count, mean, variance) -> tf.Tensor:
+    """Count, mean and variance of a part, as one vector."""
+    # Of one channel that is masked, Keras has scalars.
+    moments = (tf.cast(count, mean.dtype), mean, variance)
+    return tf.concat([tf.reshape(x, [-1]) for x in moments], axis=0)
+
+
+def unpack(moments: tf.Tensor) -> list[tf.Tensor]:
+    """Counts, means and variances, of what `pack` returned or rows of it."""
+    num_channels = (moments.shape[-1] - 1) // 2
+    return tf.split(moments, [1, num_channels, num_channels], axis=-1)
+
+
+def combined(parts: tf.Tensor) -> tf.Tensor:
+    """The moments of all parts, of a matrix with those of each part."""
+    counts, means, variances = unpack(parts)
+    count = tf.reduce_sum(counts, axis=0)
+    shares = tf.math.divide_no_nan(counts, count)
+    mean = tf.reduce_sum(shares * means, axis=0)
+    variances = shares * (variances + tf.square(means - mean))
+    return tf.concat([count, mean, tf.reduce_sum(variances, axis=0)], axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MovingAverages:
+    """Those of a layer as they were before the first call in a step."""
 
     layer: keras.layers.BatchNormalization
     before: tuple[tf.Tensor, tf.Tensor]
-    calls: list
 
     @classmethod
-    def of(cls, layer, mean):
+    def of(cls, layer, num_channels: int) -> "MovingAverages":
         """Of a layer whose averages are whole, or this rank's channels."""
         variables = layer.moving_mean, layer.moving_variance
         read = tf.convert_to_tensor
-        if mean.shape.num_elements() != layer.moving_mean.shape[0]:
+        if num_channels != layer.moving_mean.shape[0]:
             read = rules.shard_of
-        return cls(layer, tuple(map(read, variables)), [])
+        return cls(layer, tuple(map(read, variables)))
 
-    def assign(self, moments) -> None:
-        """Makes averages of moments of the whole batch, one for each call."""
+    def update(self, moments: Iterable[tf.Tensor]) -> None:
+        """Updates them by moments of the whole batch, those of each call."""
         layer, averages = self.layer, list(self.before)
+        moments = [unpack(each)[1:] for each in moments]
         if layer.renorm:
             for mean, variance in moments:
                 layer.update_moving(mean, variance)
@@ -102,35 +141,36 @@ class Noted:
 
 
 class Step:
-    """What the layers of a replica note down in a step."""
+    """What the layers of a replica note down, in a step or a microbatch.
+
+    Attributes:
+        calls: For each call of a layer its moving averages, and the moments
+            of what it saw; in the order of the calls.
+    """
 
     def __init__(self):
         self._context = tf.distribute.get_replica_context()
-        self._noted = {}
+        self._averages = {}
+        self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
 
-    def note(self, layer, moments) -> None:
-        """Adds a call of a layer: count, mean and variance."""
-        if id(layer) not in self._noted:
-            self._noted[id(layer)] = Noted.of(layer, moments[1])
-        self.note_call(self._noted[id(layer)], moments)
+    def note(self, layer, mean, moments) -> None:
+        """Adds a call of a layer: `mean` is that of its channels here."""
+        if id(layer) not in self._averages:
+            averages = MovingAverages.of(layer, mean.shape.num_elements())
+            self._averages[id(layer)] = averages
+        moments = tf.stop_gradient(moments)
+        self.calls.append((self._averages[id(layer)], moments))
 
-    def note_call(self, noted: Noted, moments) -> None:
-        """Adds a call of a layer that is known."""
-        self._noted[id(noted.layer)] = noted
-        moments = tuple(map(tf.stop_gradient, moments))
-        noted.calls.append(self.in_its_place(moments))
-
-    def in_its_place(self, moments) -> tf.Tensor:
-        """The moments, where those of the other replicas are zeros."""
-        # Of one channel that is masked, Keras has scalars.
-        row = tf.concat([tf.reshape(x, [-1]) for x in moments], axis=0)
-        place = tf.one_hot(
-            self._context.replica_id_in_sync_group,
-            self._context.num_replicas_in_sync,
-            dtype=row.dtype,
+    def in_its_row(self, moments) -> tf.Tensor:
+        """A matrix with a row for each replica, those of others zeros."""
+        context = self._context
+        row = tf.one_hot(
+            context.replica_id_in_sync_group,
+            context.num_replicas_in_sync,
+            dtype=moments.dtype,
         )
-        return place[:, tf.newaxis] * row
+        return row[:, tf.newaxis] * moments
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
@@ -138,10 +178,10 @@ class Step:
             return list(tensors)
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
-    def take(self) -> list[Noted]:
-        """What has been noted since it was taken the last time."""
-        noted, self._noted = list(self._noted.values()), {}
-        return noted
+    def take(self) -> list[tuple[MovingAverages, tf.Tensor]]:
+        """The calls noted since they were taken the last time."""
+        calls, self.calls, self._averages = self.calls, [], {}
+        return calls
 
 
 @contextlib.contextmanager
@@ -156,6 +196,8 @@ def noting() -> Iterator[Step]:
 def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     """Sums over the replicas; what layers have noted down goes with them.
 
+    The moments of all layers on a device are one tensor.
+
     Args:
         all_reduce: Takes a list of tensors, returns their sums.
         tensors: Of this replica.
@@ -164,27 +206,40 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
         The sums of `tensors`.
     """
     step = _current_step()
-    noted = [] if step is None else step.take()
-    rows = [row for each in noted for row in each.calls]
-    if not tensors and not rows:
-        return []
-    found = list(all_reduce([*tensors, *rows]))
-    moments = map(_of_whole_batch, found[len(tensors) :])
-    for each in noted:
-        each.assign([next(moments) for _ in each.calls])
+    if step is None or not step.calls:
+        return list(all_reduce(tensors)) if tensors else []
+    calls = step.take()
+    groups: dict[tuple, list[int]] = {}
+    for index, (_, moments) in enumerate(calls):
+        key = moments.device, moments.dtype
+        groups.setdefault(key, []).append(index)
+    packed = []
+    for (device, _), indices in groups.items():
+        with tf.device(device):
+            vector = tf.concat([calls[i][1] for i in indices], axis=0)
+            packed.append(step.in_its_row(vector))
+    found = list(all_reduce([*tensors, *packed]))
+    moments_of = {}
+    for ((device, _), indices), rows in zip(
+        groups.items(), found[len(tensors) :]
+    ):
+        sizes = [calls[i][1].shape[0] for i in indices]
+        with tf.device(device):
+            for i, parts in zip(indices, tf.split(rows, sizes, axis=1)):
+                moments_of[i] = combined(parts)
+    for layer_calls in _by_layer(calls):
+        averages = calls[layer_calls[0]][0]
+        with tf.device(averages.before[0].device):
+            averages.update([moments_of[i] for i in layer_calls])
     return found[: len(tensors)]
 
 
-def _of_whole_batch(rows):
-    """Mean and variance, of each replica's count, mean and variance."""
-    num_channels = (rows.shape[1] - 1) // 2
-    counts, means, variances = tf.split(
-        rows, [1, num_channels, num_channels], axis=1
-    )
-    weights = tf.math.divide_no_nan(counts, tf.reduce_sum(counts))
-    total = functools.partial(tf.reduce_sum, axis=0)
-    mean = total(weights * means)
-    return mean, total(weights * (variances + tf.square(means - mean)))
+def _by_layer(calls):
+    """The numbers of the calls of each layer."""
+    found: dict[int, list[int]] = {}
+    for index, (averages, _) in enumerate(calls):
+        found.setdefault(id(averages.layer), []).append(index)
+    return found.values()
 
 
 def _current_step() -> Step | None:

@@ -22,8 +22,7 @@ _TRIED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 def check(model: keras.Model, args, kwargs) -> None:
     """Warns, once, of a `compute_loss` that is no mean over rows.
 
-    What layers add and the losses given to `compile` count by themselves, and
-    are left out of it.
+    What layers add counts by itself, and is left out of it.
 
     Args:
         model: The model.
@@ -55,6 +54,12 @@ def check(model: keras.Model, args, kwargs) -> None:
     )
 
 
+def _mean_of_predictions(y, y_pred, sample_weight=None):
+    """In the place of compiled losses, which may be scaled, but not squared."""
+    first = keras.tree.flatten(y_pred)[0]
+    return tf.reduce_mean(tf.cast(first, tf.float32))
+
+
 def _is_mean(model, args, kwargs):
     view = _internals.view(
         model,
@@ -62,7 +67,7 @@ def _is_mean(model, args, kwargs):
             lambda: (
                 None
                 if _internals.compile_loss_of(model) is None
-                else lambda *args, **kwargs: tf.zeros(())
+                else _mean_of_predictions
             ),
             lambda: [tf.zeros(())],
         ),

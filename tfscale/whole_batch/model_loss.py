@@ -34,7 +34,7 @@ class _Model(in_place.Mixin):
     def compute_loss(self, *args, **kwargs):
         """See `keras.Model.compute_loss`; in replica context."""
         part = current_part()
-        if part is None:
+        if part is None or part.compiled is not None:
             return super().compute_loss(*args, **kwargs)
         part.is_divided = True
         extended = tf.distribute.get_strategy().extended
@@ -81,7 +81,8 @@ class _CompileLoss(in_place.Mixin):
             found = losses.compiled_losses(self, y_true, y_pred, sample_weight)
         if not found:
             return None
-        losses.warn_of_reduced(found)
+        if not part.is_whole:
+            losses.warn_of_reduced(found)
         divisors = tf.stack([loss.divisor for loss in found])
         shares = losses.shares(found, divisors, part.totals(divisors))
         factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
@@ -92,10 +93,13 @@ class _CompileLoss(in_place.Mixin):
             for loss, factor in zip(found, factors)
         ]
         rows = keras.tree.flatten(y_pred)[0].shape[0]
-        for metric, value in zip(self.metrics, values):
-            # As in Keras, batches of unknown size count equally here.
-            weight = part.share if rows is None else rows
-            metric.update_state(value, sample_weight=weight)
+        if part.compiled is not None:
+            part.compiled += found
+        else:
+            for metric, value in zip(self.metrics, values):
+                # As in Keras, batches of unknown size count equally here.
+                weight = part.share if rows is None else rows
+                metric.update_state(value, sample_weight=weight)
         return sum(
             value if loss.weight == 1.0 else value * loss.weight
             for loss, value in zip(found, values)
@@ -107,10 +111,14 @@ def of_whole_batch(model):
     """Within it, the losses of a model in parts are those of the batch."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(in_place.putting(model, _Model))
-        compile_loss = _internals.compile_loss_of(model)
-        if compile_loss is not None:
-            stack.enter_context(in_place.putting(compile_loss, _CompileLoss))
+        adapt(_internals.compile_loss_of(model))
         yield
+
+
+def adapt(compile_loss) -> None:
+    """Has a `CompileLoss`, or None, know of parts of a batch."""
+    if compile_loss is not None:
+        in_place.put(compile_loss, _CompileLoss)
 
 
 @tf.custom_gradient

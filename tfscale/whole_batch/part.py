@@ -28,6 +28,11 @@ class BatchPart:
         layers: Those that may note down losses, to be read behind `total`.
         weight: What gradients of the part are multiplied by afterwards.
         is_of_own_step: Whether a user wrote the `train_step` that it is for.
+        all_rows: Number of rows of all parts, if that is known.
+        is_whole: Whether there is no other part.
+        compiled: Where the losses given to `compile` are noted, by a caller of
+            `compute_loss` that weighs and logs what it returns; None where
+            the model does so itself.
 
     Attributes:
         is_divided: Whether a loss of it has been divided for the sum over the
@@ -43,15 +48,22 @@ class BatchPart:
         layers: Sequence[keras.Layer] = (),
         weight: tf.Tensor | float = 1.0,
         is_of_own_step: bool = False,
+        all_rows: tf.Tensor | None = None,
+        is_whole: bool = False,
+        compiled: list | None = None,
     ):
         self.rows = rows
         self.num_replicas = num_replicas
         self.weight = weight
         self.is_of_own_step = is_of_own_step
+        self.is_whole = is_whole
+        self.compiled = compiled
         self.is_divided = False
         self.changes: own_state.Changes | None = None
         self._total = total
         self._share = None
+        if all_rows is not None:
+            self._share = tf.math.divide_no_nan(rows, all_rows)
         self._layers = layers
         self._graph = tf.compat.v1.get_default_graph()
 

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import metric_trial
@@ -54,9 +53,7 @@ def prepared(
                 )
         # Of what `fit` builds nobody knows which layer makes a variable.
         layers = {*batch_norms, *_batch_norms_of(model)}
-        for layer in layers:
-            mixin = batch_norm.ReplicaBatchNormalization
-            stack.enter_context(in_place.putting(layer, mixin))
+        batch_norm.adapt(layers)
         if layers:
             step = functools.wraps(fn)(functools.partial(_run_noting, step))
         yield step

@@ -52,6 +52,37 @@ class HandsOn(keras.Model):
         return super().compute_loss(x, 2.0 * y, y_pred, sample_weight, training)
 
 
+class Twice(keras.Model):
+    """Of the same loss for two pairs of targets and predictions."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.5 * self._compile_loss(-y, y_pred, sample_weight)
+
+
+class AddsScaled(keras.Model):
+    """As in Keras' guide: what layers add, summed up at once."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        loss = 3.0 * self._compile_loss(y, y_pred, sample_weight)
+        return loss + keras.ops.sum(keras.ops.stack(self.losses))
+
+
+class Squared(keras.Model):
+    """No mean over rows."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        return keras.ops.square(
+            super().compute_loss(x, y, y_pred, sample_weight, training)
+        )
+
+
+class Adds(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(x**2))
+        return x
+
+
 class ReadsLayer(keras.Model):
     """Runs the model a second time."""
 
@@ -73,6 +104,13 @@ def build(kind, regularizer="l2"):
     )
     x = keras.layers.Dense(5, "tanh", name="b")(x)
     return kind(inputs, keras.layers.Dense(3, name="c")(x))
+
+
+def with_add_loss():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(5, "tanh", name="a")(inputs)
+    x = Adds(name="adds")(x)
+    return AddsScaled(inputs, keras.layers.Dense(3, name="c")(x))
 
 
 def two_outputs():
@@ -110,6 +148,25 @@ class OwnLossTest(parameterized.TestCase):
             lambda: keras.losses.MeanSquaredError("mean_with_sample_weight"),
             {**DATA, "sample_weight": WEIGHTS},
         ),
+        (
+            "scaled_by_weights",
+            lambda: build(Scaled, None),
+            lambda: keras.losses.MeanSquaredError("mean_with_sample_weight"),
+            {**DATA, "sample_weight": WEIGHTS},
+        ),
+        (
+            "twice",
+            lambda: build(Twice),
+            lambda: keras.losses.MeanSquaredError("mean_with_sample_weight"),
+            {**DATA, "sample_weight": WEIGHTS},
+        ),
+        (
+            "scaled_sum",
+            lambda: build(Scaled, None),
+            lambda: keras.losses.MeanSquaredError("sum"),
+            DATA,
+        ),
+        ("with_add_loss", with_add_loss, "mse", DATA),
         ("of_inputs", lambda: build(WithInputs), "mse", DATA),
         ("of_two_outputs", two_outputs, {"one": "mse", "two": "mae"}, DATA),
         (
@@ -131,9 +188,7 @@ class OwnLossTest(parameterized.TestCase):
             else {},
         )
         one = same_numbers.on_one_device(job)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "What a `compute_loss` returns")
-            many = same_numbers.on_mesh(job, 2, 3, 2)
+        many = same_numbers.on_mesh(job, 2, 3, 2)
         same_numbers.assert_same(self, one, many)
 
     def test_that_of_a_subclass_of_the_pipeline_is_called(self):
@@ -141,9 +196,13 @@ class OwnLossTest(parameterized.TestCase):
         plain = pipeline(lambda: build(keras.Model, None))
         own = pipeline(lambda: build(keras.Model, None), OfSubclass)
         own.set_weights(plain.get_weights())
-        with self.assertWarnsRegex(UserWarning, "a mean over the rows"):
-            loss = own.train_on_batch(*data)
+        loss = own.train_on_batch(*data)
         same_numbers.assert_close(loss, 10.0 * plain.train_on_batch(*data))
+
+    def test_what_is_no_mean_over_rows_is_warned_of(self):
+        model = pipeline(lambda: build(Squared, None))
+        with self.assertWarnsRegex(UserWarning, "mean over rows.*was none"):
+            model.train_on_batch(FEATURES[:6], VALUES[:6])
 
     @parameterized.named_parameters(
         ("reads_layer", ReadsLayer, r"a/kernel' of another stage.*return what"),

@@ -9,6 +9,8 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
+from tests.collectives import operations_test
+from tests.whole_batch import batch_norm_test
 from tfscale.pipeline import PipelineModel
 
 RANDOM = np.random.RandomState(0)
@@ -202,23 +204,42 @@ class StatisticsTest(parameterized.TestCase):
                 many.variables[path], many.initial[path]
             )
 
-    @parameterized.parameters(shared_norm, renormalising)
-    def test_other_averages_go_from_microbatch_to_microbatch(self, build):
-        # As if each microbatch were a batch, with weights at rest.
-        one = build()
-        one.compile(keras.optimizers.SGD(0.0), "mse")
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+    @parameterized.parameters((3, 1), (2, 2))
+    def test_those_of_any_layer_are_of_the_batch(self, count, num_replicas):
+        # One called twice, one that renormalises, one of masked rows. Of the
+        # last batch, one row, microbatches and a replica have none.
+        job = same_numbers.Job(
+            batch_norm_test.side_by_side,
+            batch_norm_test.DATA,
+            lambda: keras.optimizers.SGD(0.0),
+        )
+        expected = same_numbers.on_one_device(job)
+        actual = same_numbers.on_mesh(job, 2, count, num_replicas)
+        for path, value in expected.variables.items():
+            same_numbers.assert_close(actual.variables[path], value, path)
+
+    def test_those_of_a_stage_are_one_tensor_for_replicas(self):
+        mesh = tfscale.device_mesh(data=2, pipeline=2)
+        strategy = tfscale.MeshStrategy(mesh)
         with strategy.scope():
-            many = build()
-            many.set_weights(one.get_weights())
-            pipeline = PipelineModel(many, 2, balance=["c"])
-            pipeline.compile(keras.optimizers.SGD(0.0), "mse")
-        data = dict(x=FEATURES[:32], y=TARGETS[:32], shuffle=False, verbose=0)
-        one.fit(batch_size=8, **data)
-        with self.assertWarnsRegex(UserWarning, "once per microbatch"):
-            pipeline.fit(batch_size=16, **data)
-        for expected, actual in zip(one.variables, many.variables):
-            same_numbers.assert_close(actual, expected, expected.path)
+            model = PipelineModel(two_norms(), 2, balance=["b"])
+            model.compile(optimizer(), "mse")
+        model.test_on_batch(FEATURES, TARGETS)
+        data = FEATURES.reshape(2, 17, 6), TARGETS.reshape(2, 17, 3)
+        batch = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, x=x: tf.constant(
+                    x[context.replica_id_in_sync_group]
+                )
+            )
+            for x in data
+        ]
+        sums = operations_test.sums_of(
+            lambda: strategy.run(model.train_step, args=(batch,))
+        )
+        # On both devices of each stage: of 5 channels and of 4.
+        rows = sorted(shape for shape in sums if shape in ([2, 11], [2, 9]))
+        self.assertEqual(rows, [[2, 9], [2, 9], [2, 11], [2, 11]])
 
     def test_synchronized_layers_are_refused(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))

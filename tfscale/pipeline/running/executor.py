@@ -18,7 +18,6 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -55,7 +54,6 @@ def run_schedule(
     devices: Sequence[Sequence[str]],
     tensors: Sequence[Tensors],
     *,
-    whole_batch: Collection = frozenset(),
     emit: Callable = lambda action, function, arguments: function(*arguments),
 ) -> None:
     """Emits the actions of a schedule for one replica.
@@ -65,8 +63,6 @@ def run_schedule(
         stages: The phases of each stage, by letter, with keys `(rank, key)`.
         devices: The devices of each stage, one for each model rank.
         tensors: What each rank has at the start; results are added to it.
-        whole_batch: Keys of states that every microbatch gets as they were
-            before the step (statistics of BatchNormalization).
         emit: Calls the function of an action on its arguments; for whoever
             wants to know when it starts and ends.
     """
@@ -93,7 +89,7 @@ def run_schedule(
             with tf.device(device), tf.control_dependencies(before[device]):
                 last[device] = [tf.identity(done).op]
         for (rank, key), result in zip(phase.outputs, results):
-            _keep(key, result, action, tensors[rank], whole_batch)
+            _keep(key, result, action, tensors[rank])
 
 
 def _note_states(stage, rank, action, tensors):
@@ -124,7 +120,7 @@ def _arguments(phase, rank, action, tensors):
     }
 
 
-def _keep(key, result, action, tensors, whole_batch):
+def _keep(key, result, action, tensors):
     """Adds a result to what a rank has."""
     microbatch = tensors.microbatches[action.microbatch]
     if isinstance(key, keys.GradientSum):
@@ -134,7 +130,7 @@ def _keep(key, result, action, tensors, whole_batch):
     else:
         # A backward may read a state as its forward left it.
         microbatch[key] = result
-    if isinstance(key, keys.NewState) and key.number not in whole_batch:
+    if isinstance(key, keys.NewState):
         tensors.states[keys.State(key.number)] = result
 
 

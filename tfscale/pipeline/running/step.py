@@ -19,9 +19,9 @@ from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.running.microbatches import divide
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing import statistics
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch.losses import num_rows
 
 
@@ -36,11 +36,10 @@ class StepResult:
         losses: Likewise of each loss given to `compile`, not weighted.
         share: This replica's part of the rows of the global batch.
         outputs: Flat outputs of the model, with their Keras masks.
-        gradients: Of the global batch, summed over replicas: a tensor or None
-            for each trainable variable, by number. This replica's part where
-            the replicas divide optimizer slots.
-        states: New values of statistics and seeds, by number; `assign` makes
-            them those of the variables.
+        gradients: Of this replica, by the number of the trainable variable.
+        states: New values of seeds and the like, by number.
+        moments: For each call of a BatchNormalization its layer, and what it
+            saw in all microbatches.
     """
 
     loss: tf.Tensor
@@ -49,6 +48,7 @@ class StepResult:
     outputs: list[tf.Tensor]
     gradients: dict[int, tf.Tensor]
     states: dict[int, tf.Tensor]
+    moments: list[tuple[keras.layers.BatchNormalization, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class PipelineStep:
         batch_loss = BatchLoss(
             self._program, tensors, self.devices[-1], all_rows, self.all_sum
         )
-        if training:
+        if training or self._program.divisors is not None:
             batch_loss.weigh(loss_scale)
         self._run(list(actions), tensors)
         with tf.device(self.devices[-1]):
@@ -134,15 +134,11 @@ class PipelineStep:
                 outputs=self._outputs(tensors, inputs),
                 gradients=self._gradients(tensors) if training else {},
                 states=self._states(tensors),
+                moments=self._moments(tensors),
             )
 
     def _run(self, actions, tensors):
         """Runs a schedule: a replica's model ranks each action together."""
-        moving = {
-            number
-            for each in self._plan.statistics
-            for number in (each.mean, each.variance)
-        }
 
         def run(step, tensors_of_ranks):
             run_schedule(
@@ -150,7 +146,6 @@ class PipelineStep:
                 [s.of_replica(step._replica) for s in step._program.stages],
                 step._ranks,
                 tensors_of_ranks,
-                whole_batch=moving,
                 **step._emit,
             )
 
@@ -166,9 +161,32 @@ class PipelineStep:
         else:
             self._context.merge_call(run_all, args=(_Rank(self, tensors),))
 
-    def assign(self, states) -> None:
-        """Assigns this replica's components of variables, by number."""
-        for number, value in sorted(states.items()):
+    def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
+        """Gradients of the global batch, by number.
+
+        What layers have noted down goes with them. Of those whose slots the
+        replicas divide they are this replica's part.
+        """
+        sums = self._strategy.extended.sum_gradients(
+            list(gradients.values()),
+            [self._plan.variables[number] for number in gradients],
+        )
+        return dict(zip(gradients, sums))
+
+    def assign(self, result: StepResult, noting: batch_norm.Step) -> None:
+        """Assigns this replica's components of what the layers changed.
+
+        Args:
+            result: That of the step.
+            noting: Updates moving averages, with the sums of gradients.
+        """
+        for layer, moments in result.moments:
+            with tf.device(moments.device):
+                averages = batch_norm.MovingAverages.of(
+                    layer, (moments.shape[0] - 1) // 2
+                )
+            noting.calls.append((averages, moments))
+        for number, value in sorted(result.states.items()):
             component = self._component(self._plan.variables[number])
             with tf.device(component.device):
                 component.assign(tf.cast(value, component.dtype))
@@ -229,7 +247,7 @@ class PipelineStep:
         return outputs
 
     def _gradients(self, tensors):
-        """Gradients by variable number, summed over stages and replicas."""
+        """Gradients by variable number, summed over stages."""
         parts = {}
         for key, tensor in tensors.sums.items():
             parts.setdefault(key.number, []).append(tensor)
@@ -238,39 +256,34 @@ class PipelineStep:
             variable = self._plan.variables[number]
             with tf.device(self.devices[self._plan.homes[number]]):
                 gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
-        sums = self._strategy.extended.sum_gradients(
-            list(gradients.values()),
-            [self._plan.variables[number] for number in gradients],
-        )
-        return dict(zip(gradients, sums))
+        return gradients
 
     def _states(self, tensors):
-        """What the microbatches made of statistics and seeds, by number."""
+        """What the microbatches made of seeds and the like, by number."""
         changed = {
             key.number
             for stage in self._program.stages
             for key in stage.outputs
             if isinstance(key, keys.NewState)
         }
-        values = {n: tensors.states[keys.State(n)] for n in changed}
-        for each in self._plan.statistics:
-            # With a momentum of 1 they stay those from before the step.
-            if each.mean in changed and each.momentum != 1.0:
-                made = [
-                    [m[keys.NewState(n)] for m in tensors.microbatches]
-                    for n in (each.mean, each.variance)
-                ]
-                weights = [
-                    tf.minimum(m[keys.Rows()], 1.0)
-                    * m.get(
-                        keys.StatisticsWeight(each.mean),
-                        m[keys.Rows()],
-                    )
-                    for m in tensors.microbatches
-                ]
-                device = self.devices[self._plan.homes[each.mean]]
-                with tf.device(device):
-                    values[each.mean], values[each.variance] = (
-                        statistics.combine(each, *made, weights, self.all_sum)
-                    )
-        return values
+        return {n: tensors.states[keys.State(n)] for n in changed}
+
+    def _moments(self, tensors):
+        """What BatchNormalization layers saw in all microbatches."""
+        found = []
+        for index, stage in enumerate(self._program.stages):
+            for call, layer in enumerate(stage.batch_norms):
+                number = self._plan.numbers[id(layer.moving_mean)]
+                with tf.device(self.devices[self._plan.homes[number]]):
+                    # Not of a row that counts nothing.
+                    parts = [
+                        tf.where(
+                            microbatch[keys.Rows()] > 0,
+                            microbatch[keys.Moments(index, call)],
+                            0.0,
+                        )
+                        for microbatch in tensors.microbatches
+                    ]
+                    moments = batch_norm.combined(tf.stack(parts))
+                found.append((layer, moments))
+        return found

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 from typing import Any
 
 import keras
@@ -16,9 +17,10 @@ from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.grappler import no_grappler
-from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
+from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import model_loss
 
 
 class PipelineTrainer(WrappedModel):
@@ -38,8 +40,8 @@ class PipelineTrainer(WrappedModel):
         super().__init__(name=model.name, dtype=model.dtype_policy)
         self.model = model
         self._plan = plan
-        self._loss_of_microbatch = None
         self._programs = Programs(plan, self.distribute_strategy)
+        batch_norm.adapt(_internals.flatten_layers(model))
 
     @property
     def plan(self) -> PipelinePlan:
@@ -66,7 +68,6 @@ class PipelineTrainer(WrappedModel):
         step, inputs, result = self._run(
             x, self._targets(x, y, sample_weight), True, loss_scale=scale
         )
-        penalty = self._add_penalties(result.gradients, scale)
         with contextlib.ExitStack() as stack:
             if not isinstance(
                 self.optimizer, keras.optimizers.LossScaleOptimizer
@@ -75,8 +76,11 @@ class PipelineTrainer(WrappedModel):
                     step.all_sum(result.loss), failures.NOT_FINITE
                 )
                 stack.enter_context(tf.control_dependencies([checked]))
-            step.assign(result.states)
-            self._apply(result.gradients)
+            noting = stack.enter_context(batch_norm.noting())
+            step.assign(result, noting)
+            gradients = step.sum_gradients(result.gradients)
+            penalty = self._add_penalties(gradients, scale)
+            self._apply(gradients)
         return self._log(step, result, penalty, x, y, sample_weight, inputs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -85,7 +89,8 @@ class PipelineTrainer(WrappedModel):
         self._check_built()
         targets = self._targets(x, y, sample_weight)
         step, inputs, result = self._run(x, targets, False)
-        step.assign(result.states)
+        with batch_norm.noting() as noting:
+            step.assign(result, noting)
         penalty = self._add_penalties({}, 0.0)
         return self._log(step, result, penalty, x, y, sample_weight, inputs)
 
@@ -93,7 +98,8 @@ class PipelineTrainer(WrappedModel):
         """Predictions for a batch; in replica context."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         step, _, result = self._run(x, None, False)
-        step.assign(result.states)
+        with batch_norm.noting() as noting:
+            step.assign(result, noting)
         return self._plan.graph.pack_outputs(result.outputs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -128,17 +134,30 @@ class PipelineTrainer(WrappedModel):
             return compute_loss(x, y, y_pred, sample_weight, training=training)
         return compute_loss(x, y, y_pred, sample_weight)
 
-    def _find_loss(self):
-        """Finds, and returns, what computes the losses of a microbatch."""
-        self._loss_of_microbatch = self._compile_loss
-        own = type(self).compute_loss is not PipelineTrainer.compute_loss
-        if own or wrapping.is_own(self.model, "compute_loss"):
-            self._loss_of_microbatch = OwnLoss(self, self._compile_loss)
-        return self._loss_of_microbatch
+    @property
+    def _has_own_loss(self):
+        """Whether `compute_loss` is the user's, here or of the model inside."""
+        return (
+            self.__class__.compute_loss is not PipelineTrainer.compute_loss
+            or wrapping.is_own(self.model, "compute_loss")
+        )
+
+    def _compiled_programs(self, jit_compile):
+        """Programs for what the model was compiled with."""
+        model = self if self._has_own_loss else None
+        if model is not None:
+            model_loss.adapt(self._compile_loss)
+        return Programs(
+            self._plan,
+            self.distribute_strategy,
+            self._compile_loss,
+            jit_compile,
+            model,
+        )
 
     def _targets(self, x, y, sample_weight):
         """What the last stage needs, see stage_graph.py."""
-        if isinstance(self._loss_of_microbatch, OwnLoss):
+        if self._has_own_loss:
             return y, sample_weight, x
         return y, sample_weight
 
@@ -181,7 +200,7 @@ class PipelineTrainer(WrappedModel):
 
     def _check_built(self):
         parts = [self._compile_metrics]
-        if not isinstance(self._loss_of_microbatch, OwnLoss):
+        if not self._has_own_loss:
             # It may have no use for the one given to `compile`.
             parts.append(self._compile_loss)
         checks.check_built(self, *parts)
@@ -241,7 +260,10 @@ class PipelineTrainer(WrappedModel):
         if self._compile_loss is not None:
             # As in Keras, batches of unknown size count equally here.
             weight = result.share if inputs[0].shape[0] is None else rows
-            for metric, loss in zip(self._compile_loss.metrics, result.losses):
+            # Of a `compute_loss` of the user's own there may be several calls.
+            metrics = itertools.cycle(self._compile_loss.metrics)
+            single = result.losses[:-1] if self._has_own_loss else result.losses
+            for metric, loss in zip(metrics, single):
                 metric.update_state(loss, sample_weight=weight)
         y_pred = self._plan.graph.pack_outputs(result.outputs)
         # Where the predictions are, which are larger than what comes of them.

@@ -99,8 +99,6 @@ def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
         for key in s.outputs
         if isinstance(key, keys.NewState)
     }
-    for each in plan.statistics:
-        changed -= {each.mean, each.variance}
     expected = _expected(plan)
     for number in sorted(changed):
         variable = plan.variables[number]

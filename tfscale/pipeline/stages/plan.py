@@ -21,7 +21,6 @@ from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
 from tfscale.pipeline.stages.survey import survey
-from tfscale.pipeline.tracing import statistics
 
 # How many times the work of a stage a layer has to have, to be too large.
 LARGE = 1.25
@@ -71,11 +70,6 @@ class PipelinePlan:
             for variable in stage.variables:
                 homes.setdefault(self.numbers[id(variable)], stage.index)
         return tuple(homes[number] for number in range(len(homes)))
-
-    @functools.cached_property
-    def statistics(self) -> tuple[statistics.Statistics, ...]:
-        """Moving averages that are updated once per step."""
-        return tuple(statistics.find_statistics(self.graph.calls, self.numbers))
 
     @property
     def made(self) -> set[Value]:
@@ -136,7 +130,7 @@ def make_plan(
             `memory_limit`.
     """
     graph = flatten_model(model)
-    statistics.check_synchronized(graph.calls)
+    _check_synchronized(graph.calls)
     if schedule.num_microbatches > 1:
         _check_stateful(graph.calls, schedule.num_microbatches)
     num_stages = schedule.num_stages
@@ -189,19 +183,39 @@ def make_plan(
     )
 
 
-def _check_stateful(calls, num_microbatches):
+def _layers_of(calls):
     for call in calls:
-        if not isinstance(call.operation, keras.layers.Layer):
-            continue
-        for layer in _internals.flatten_layers(call.operation):
-            if getattr(layer, "stateful", False):
-                raise ValueError(
-                    "A layer that hands a state for each row on to the next "
-                    "batch cannot be cut into microbatches, which are other "
-                    f"rows and fewer. Received: layer {layer.name!r} with "
-                    f"stateful=True, num_microbatches={num_microbatches}. Use "
-                    "stateful=False, or num_microbatches=1."
-                )
+        if isinstance(call.operation, keras.layers.Layer):
+            yield from _internals.flatten_layers(call.operation)
+
+
+def _check_synchronized(calls):
+    for layer in _layers_of(calls):
+        if (
+            isinstance(layer, keras.layers.BatchNormalization)
+            and layer.synchronized
+        ):
+            # Microbatches run one after the other: the statistics of all
+            # cannot be there for the first.
+            raise ValueError(
+                "A pipeline normalises every microbatch by itself. "
+                f"Received: layer {layer.name!r} with synchronized=True. "
+                "Use synchronized=False, or a normalisation that does not "
+                "depend on the batch (LayerNormalization, "
+                "GroupNormalization)."
+            )
+
+
+def _check_stateful(calls, num_microbatches):
+    for layer in _layers_of(calls):
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                "A layer that hands a state for each row on to the next "
+                "batch cannot be cut into microbatches, which are other "
+                f"rows and fewer. Received: layer {layer.name!r} with "
+                f"stateful=True, num_microbatches={num_microbatches}. Use "
+                "stateful=False, or num_microbatches=1."
+            )
 
 
 def _survey(graph, num_stages):

@@ -70,7 +70,7 @@ class GradientSum:
 class Target:
     """The tensor at a place of the flat `(y, sample_weight)`.
 
-    Or of `(y, sample_weight, x)` for an `OwnLoss`.
+    Or of `(y, sample_weight, x)` for a `compute_loss` of the user's own.
     """
 
     place: int
@@ -97,6 +97,16 @@ class Divisors:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums of all divisors over the global batch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllRows:
+    """How many rows the global batch has, a scalar of float32."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LossScale:
     """What each of the losses of a microbatch counts."""
 
@@ -114,13 +124,14 @@ class AddedScale:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StatisticsWeight:
-    """Rows or mask behind the statistics of a BatchNormalization.
+class Moments:
+    """What a call of a BatchNormalization saw, see whole_batch/batch_norm.py.
 
-    They go by the number of its mean.
+    Calls of a stage go by their order.
     """
 
-    number: int
+    stage: int
+    call: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

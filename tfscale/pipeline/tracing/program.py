@@ -13,7 +13,6 @@ from tfscale.pipeline.stages import differences
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
-from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
@@ -28,8 +27,8 @@ class Program:
 
     Attributes:
         stages: The functions of each stage.
-        divisors: In training, makes `Divisors` of a microbatch; None if
-            there is no loss to divide.
+        divisors: Makes `Divisors` of a microbatch before it runs; None if
+            nothing is divided by them then.
     """
 
     stages: tuple[trace.TracedStage, ...]
@@ -54,9 +53,9 @@ class Programs:
     Args:
         plan: The model.
         strategy: The `MeshStrategy`.
-        compile_loss: The `CompileLoss` of the model, if it is compiled, or
-            an `OwnLoss`.
+        compile_loss: The `CompileLoss` of the model, if it is compiled.
         jit_compile: Whether XLA compiles the functions.
+        model: The `PipelineModel` if it has a `compute_loss` of its own.
     """
 
     def __init__(
@@ -65,11 +64,13 @@ class Programs:
         strategy: MeshStrategy,
         compile_loss=None,
         jit_compile: bool = False,
+        model: keras.Model | None = None,
     ):
         self._plan = plan
         self._strategy = strategy
         self._compile_loss = compile_loss
         self._jit_compile = jit_compile
+        self._model = model
         self._of_kinds = {}
 
     def __iter__(self):
@@ -81,7 +82,7 @@ class Programs:
         Args:
             inputs: The model's inputs, flat, with the rows of a whole batch.
             targets: `(y, sample_weight)`, likewise, or None to predict; with
-                `x` in the end for an `OwnLoss`.
+                `x` in the end where the model has its own `compute_loss`.
             training: Whether there will be backwards.
         """
         specs = keras.tree.map_structure(
@@ -139,6 +140,7 @@ class Programs:
                     if x is not None
                 ),
                 plan.graph.pack_outputs,
+                self._model,
             )
         functional = plan.graph.functional
         sequence_plan = None
@@ -194,13 +196,14 @@ class Programs:
             of_first_ranks = [of_stage[0] for of_stage in traced]
             if targets is not None:
                 differences.check_losses(plan, of_first_ranks)
-                if isinstance(self._compile_loss, OwnLoss):
-                    self._check_own(known)
+                if self._model is not None and not last.keeps_added:
+                    self._check_none_added(known)
             if training:
                 num_replicas = self._strategy.num_replicas_in_sync
                 differences.warn(plan, of_first_ranks, num_replicas)
             divisors = last.divisors
-            if training and divisors is None and last.losses:
+            is_needed = training or (targets is not None and self._model)
+            if is_needed and divisors is None and last.losses:
                 divisors = trace.trace_divisors(
                     plan.stages, plan.numbers, fed, targets
                 )
@@ -209,14 +212,8 @@ class Programs:
             for stages in zip(*traced)
         ]
 
-    def _check_own(self, known):
+    def _check_none_added(self, known):
         """Refuses a `compute_loss` that changes what layers add to a loss."""
-        own = self._compile_loss
-        num_replicas = self._strategy.num_replicas_in_sync
-        if self._plan.schedule.num_microbatches * num_replicas > 1:
-            own.warn_of_rest()
-        if own.keeps_added:
-            return
         regularised = [
             variable.path
             for variable in self._plan.variables

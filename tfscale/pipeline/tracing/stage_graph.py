@@ -15,11 +15,12 @@ from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing import statistics
-from tfscale.pipeline.tracing.own_loss import OwnLoss
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
+from tfscale.whole_batch.part import BatchPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +28,20 @@ class Targets:
     """What the last stage needs to compute the losses.
 
     Attributes:
-        compile_loss: Keras' `CompileLoss`, an `OwnLoss`, or None.
+        compile_loss: Keras' `CompileLoss`, or None.
         structure: `(y, sample_weight)`, with anything but None where tensors
-            go; of an `OwnLoss` `(y, sample_weight, x)`.
+            go; with a `model` `(y, sample_weight, x)`.
         specs: `tf.TensorSpec`s of these tensors, flattened.
         pack: Puts the model's flattened outputs into their structure.
+        model: The `PipelineModel` if it has a `compute_loss` of its own, which
+            is to be called, or None.
     """
 
     compile_loss: Any
     structure: Any
     specs: tuple[tf.TensorSpec, ...]
     pack: Any
+    model: keras.Model | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +88,9 @@ class StageGraph:
         losses: Of the last stage, what its losses are.
         gathered: Of the last stage, the outputs that are there in parts, and
             the dim along which model ranks have a part each.
+        batch_norms: The BatchNormalization layer of each of its `Moments`.
+        by_added: Of the last stage, the gradient of a `compute_loss` of the
+            user's own by what layers add to it; None if there is none.
     """
 
     def __init__(
@@ -109,6 +116,8 @@ class StageGraph:
         self.side_effects = []
         self.losses = ()
         self.gathered = {}
+        self.batch_norms = []
+        self.by_added = None
 
     def build(self) -> None:
         """Forward and, in training, backward; inside of a graph."""
@@ -137,7 +146,8 @@ class StageGraph:
             )
 
     def _argument(self, key, shape, dtype):
-        self.arguments[key] = tf.compat.v1.placeholder(dtype, shape)
+        if key not in self.arguments:
+            self.arguments[key] = tf.compat.v1.placeholder(dtype, shape)
         return self.arguments[key]
 
     def _forward(self):
@@ -156,15 +166,17 @@ class StageGraph:
         replica = None
         if self.options.has_replicas:
             replica = self._argument(keys.Replica(), [], tf.int64)
-        with variables.replaced(), rank_context.within(replica=replica):
+        noted = batch_norm.Step()
+        with (
+            variables.replaced(),
+            rank_context.within(replica=replica, batch_norm_step=noted),
+        ):
             for call in stage.calls:
-                statistics.record_weights(
-                    call, values, self._numbers, self.forward
-                )
                 with failures.noted(call.name, stage.index):
                     call.run(values, self.options.training)
             total = self._losses(variables.losses, values)
         self.forward.update(variables.new_states())
+        self._note_moments(noted.take())
         for value in stage.outputs:
             if values[value] is not None:
                 self._output(value, values[value])
@@ -179,6 +191,16 @@ class StageGraph:
             if v in self._differentiable and values[v] is not None
         }
         return total, variables.params, inputs
+
+    def _note_moments(self, calls):
+        """Returns moments in the place of averages made of a microbatch."""
+        for index, (averages, moments) in enumerate(calls):
+            layer = averages.layer
+            self.batch_norms.append(layer)
+            self.forward[keys.Moments(self._stage.index, index)] = moments
+            for variable in (layer.moving_mean, layer.moving_variance):
+                number = self._numbers[id(variable)]
+                self.forward.pop(keys.NewState(number), None)
 
     def _output(self, value, tensor):
         mask = _internals.get_keras_mask(tensor)
@@ -214,10 +236,8 @@ class StageGraph:
             lambda x: None if x is None else next(rest), targets.structure
         )
         y_pred = targets.pack([values[v] for v in self._stage.outputs])
-        if isinstance(targets.compile_loss, OwnLoss):
-            self.losses = targets.compile_loss(
-                x[0], y, y_pred, sample_weight, self.options.training
-            )
+        if targets.model is not None:
+            self.losses = self._own_losses(*x, y, y_pred, sample_weight)
         else:
             self.losses = losses.compiled_losses(
                 targets.compile_loss, y, y_pred, sample_weight
@@ -234,6 +254,67 @@ class StageGraph:
         scale = self._argument(keys.LossScale(), [len(self.losses)], tf.float32)
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
+
+    def _own_losses(self, *args):
+        """Those of `compile`, then what the user's own `compute_loss` returns.
+
+        It is called as on replicas (whole_batch/model_loss.py): each loss
+        given to `compile` counts by its divisors, all else by rows. What
+        layers add is a zero in whose place the pipeline adds it.
+        """
+        targets, compiled = self._targets, []
+        totals = self._argument(keys.Totals(), [None], tf.float32)
+
+        def total(divisors):
+            size = divisors.shape[0]
+            found = totals[len(compiled) : len(compiled) + size]
+            return tf.ensure_shape(found, [size])
+
+        is_whole = not (self.options.accumulate or self.options.has_replicas)
+        rows = self._argument(keys.Rows(), [], tf.float32)
+        all_rows = self._argument(keys.AllRows(), [], tf.float32)
+        part = BatchPart(
+            rows,
+            total,
+            1,
+            all_rows=all_rows,
+            is_whole=is_whole,
+            compiled=compiled,
+        )
+        added = tf.identity(tf.zeros(()))
+        model = _internals.view(
+            targets.model,
+            **_internals.with_losses(
+                lambda: targets.compile_loss, lambda: [added]
+            ),
+        )
+        options = {"training": self.options.training}
+        with part.entered(), losses.as_on_one_device():
+            value = model.compute_loss(*args, **options)
+        if not is_whole:
+            loss_trial.check(targets.model, args, options)
+        value = tf.convert_to_tensor(value)
+        if value.shape.rank != 0:
+            raise ValueError(
+                "A `compute_loss` must return a scalar. Received: shape "
+                f"{value.shape} of {targets.model.name!r}. Return its mean "
+                "over the rows."
+            )
+        (self.by_added,) = tf.gradients(value, added)
+        own = losses.CompiledLoss(
+            name="compute_loss",
+            value=tf.cast(value, tf.float32),
+            divisor=losses.num_rows(args),
+            weight=1.0,
+            is_sum=False,
+            is_reduced=False,
+        )
+        # Those of `compile` are only logged.
+        shown = [
+            dataclasses.replace(each, weight=0.0, is_reduced=False)
+            for each in compiled
+        ]
+        return (*shown, own)
 
     def _backward(self, total, params, inputs):
         outputs, gradients = [total], [tf.ones(())]

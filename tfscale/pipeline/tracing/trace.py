@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
@@ -43,6 +44,8 @@ class TracedStage:
         gathered: Of the last stage, the outputs that it returns in parts, and
             the dim along which model ranks have a part each.
         mixes_rows: Describes operations of the forward that mix rows.
+        batch_norms: The layer of each of its `Moments`.
+        keeps_added: Whether its loss has what layers add as a summand.
     """
 
     joint: tuple[dict[str, Phase], ...]
@@ -52,6 +55,8 @@ class TracedStage:
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
     mixes_rows: list[str]
+    batch_norms: tuple[keras.layers.BatchNormalization, ...]
+    keeps_added: bool
 
     @property
     def phases(self) -> dict[str, Phase]:
@@ -88,7 +93,7 @@ def trace_stage(graph: StageGraph) -> TracedStage:
     made = dict(zip(parts, split))
     divisors = made.pop("D", None)
     joint = {x: rank_phases.alone(phase) for x, phase in made.items()}
-    return _traced(graph, (joint,), divisors)
+    return _traced(wrapped, graph, (joint,), divisors)
 
 
 def trace_on_ranks(
@@ -134,7 +139,7 @@ def trace_on_ranks(
     )
     joint = tuple(dict(zip(parts[0], of_replica)) for of_replica in made)
     return [
-        _traced(graph, joint, of_rank)
+        _traced(wrapped, graph, joint, of_rank)
         for graph, of_rank in zip(graphs, divisors)
     ]
 
@@ -176,7 +181,8 @@ def _parts(graph):
     """
     forward = dict(graph.forward)
     parts = {}
-    if graph.options.training and keys.Divisors() in forward:
+    is_needed = graph.options.training or keys.Totals() in graph.arguments
+    if is_needed and keys.Divisors() in forward:
         divisors = {keys.Divisors(): forward.pop(keys.Divisors())}
         needed = phases.needed_arguments(
             list(divisors.values()), graph.arguments
@@ -201,7 +207,7 @@ def _parts(graph):
     return parts
 
 
-def _traced(graph, joint, divisors):
+def _traced(wrapped, graph, joint, divisors):
     return TracedStage(
         joint=joint,
         divisors=divisors,
@@ -210,6 +216,8 @@ def _traced(graph, joint, divisors):
         losses=graph.losses,
         gathered=graph.gathered,
         mixes_rows=_mixes_rows(graph),
+        batch_norms=tuple(graph.batch_norms),
+        keeps_added=_keeps_added(wrapped, graph),
     )
 
 
@@ -227,6 +235,15 @@ def _mixes_rows(graph):
         # What a layer keeps of what it sees is warned of by itself.
         {x.op for k, x in made if isinstance(k, keys.NewState)},
     )
+
+
+def _keeps_added(wrapped, graph):
+    """Whether the gradient by what layers add is 1, whatever goes in."""
+    if graph.by_added is None:
+        return False
+    spec = phases.PhaseSpec("by_added", {"by_added": graph.by_added})
+    (phase,) = phases.split(wrapped, graph.arguments, [spec])
+    return not phase.inputs and float(phase.function()[0]) == 1.0
 
 
 def _specs(results):

@@ -1,0 +1,109 @@
+"""Which classes come before those of Keras while a step is traced, in order.
+
+A mixin whose `super()` is another one depends on their order. It is written
+down here, so that whoever changes it sees what comes before what.
+"""
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+
+def mixins(instance):
+    """Classes before the plain one of an object, but for named-alike ones."""
+    plain = instance.__class__
+    return [
+        kind.__name__
+        for kind in type(instance).__mro__
+        if not issubclass(plain, kind)
+        and kind.__name__ not in (plain.__name__, "Mixin")
+    ]
+
+
+def train(wrap, mesh, callbacks=(), layouts=None):
+    """Fits a model; the mixins of its parts while its loss is traced."""
+    same_numbers.reset()
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for pattern, layout in (layouts or {}).items():
+        layout_map[pattern] = layout
+    strategy = tfscale.MeshStrategy(mesh, layout_map)
+    found = {}
+
+    def note(y, y_pred):
+        parts = {
+            "model": trained,
+            "inner model": model,
+            "optimizer": trained.optimizer,
+            "loss": trained._compile_loss,
+            "seeds": dropout.seed_generator,
+            **{layer.name: layer for layer in model.layers},
+        }
+        found.update((name, mixins(part)) for name, part in parts.items())
+        return keras.ops.square(y - y_pred)
+
+    with strategy.scope():
+        dropout = keras.layers.Dropout(0.5, name="dropout")
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(4, name="wide"),
+                keras.layers.BatchNormalization(name="norm"),
+                dropout,
+                keras.layers.Dense(3, name="narrow"),
+            ]
+        )
+        trained = wrap(model)
+        trained.compile("adam", note)
+    x = np.ones((8, 4), "float32")
+    trained.fit(x, x[:, :3], batch_size=8, verbose=0, callbacks=list(callbacks))
+    return found
+
+
+class OrderTest(parameterized.TestCase):
+    def test_of_a_pipeline_on_three_axes(self):
+        found = train(
+            lambda model: tfscale.PipelineModel(model, 2, balance=["norm"]),
+            tfscale.device_mesh(data=2, pipeline=2, model=2),
+            layouts={
+                ".*wide/kernel": (None, "model"),
+                ".*wide/bias": ("model",),
+            },
+        )
+        self.assertEqual(
+            found,
+            {
+                "model": ["_Model"],
+                "inner model": [],
+                "optimizer": ["ShardedOptimizer", "MeshOptimizer"],
+                "loss": ["_CompileLoss"],
+                "seeds": ["RankedGenerator"],
+                "wide": ["ShardedLayer", "NotQuantized"],
+                "norm": ["ReplicaBatchNormalization"],
+                "dropout": [],
+                "narrow": [],
+            },
+        )
+
+    def test_of_accumulation_on_replicas(self):
+        found = train(
+            lambda model: model,
+            tfscale.device_mesh(data=2),
+            [tfscale.callbacks.GradientAccumulation(2)],
+        )
+        self.assertEqual(
+            found,
+            {
+                "model": ["AccumulatingModel", "_Model"],
+                "inner model": ["AccumulatingModel", "_Model"],
+                "optimizer": ["TakenOptimizer", "MeshOptimizer"],
+                "loss": ["_CompileLoss"],
+                "seeds": ["RankedGenerator"],
+                "wide": [],
+                "norm": ["ReplicaBatchNormalization"],
+                "dropout": [],
+                "narrow": [],
+            },
+        )
