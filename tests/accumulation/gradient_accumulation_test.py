@@ -137,7 +137,7 @@ JOBS = {
     "own_call": same_numbers.Job(own_call, DATA, compile=twice),
 }
 # Microbatches, replicas and model ranks. What is crossed with what else: see
-# accumulation_pairs_test.py.
+# pairs_test.py.
 ONE = (1, 1)
 CROSSED = (
     ("clipped", 4, *ONE),
@@ -419,7 +419,7 @@ class AutoTest(parameterized.TestCase):
     def test_what_fits_in_an_address_space(self):
         """There the whole batch does not, and TensorFlow says so or dies."""
         program = subprocess.run(
-            [sys.executable, "-m", "tests.callbacks.under_memory_limit"],
+            [sys.executable, "-m", "tests.accumulation.under_memory_limit"],
             # An arena for each thread would be address space that nobody has.
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},
             cwd=source_files.REPOSITORY,

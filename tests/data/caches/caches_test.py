@@ -1,0 +1,259 @@
+"""What goes wrong with caches, and what the error says."""
+
+import os
+import shutil
+import socket
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests import forked_python
+from tests.data import record_files
+from tests.source_files import REPOSITORY
+from tfscale import data
+
+
+def _other_rows(path):
+    """300 rows, of which one depends on the path."""
+    rows = np.arange(300)
+    rows[155] = 1000 if path.endswith("two") else 155
+    return rows
+
+
+def _other_files(path):
+    """300 files that hold the same, and a shard; one of them is another."""
+    os.makedirs(path)
+    for row in _other_rows(path):
+        tf.io.write_file(os.path.join(path, f"{row:04}"), "same")
+    shard = path + ".tfrecord"
+    with tf.io.TFRecordWriter(shard) as writer:
+        for row in _other_rows(path):
+            writer.write(str(row).encode())
+    return os.path.join(path, "*"), shard
+
+
+class CacheTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = os.path.join(self.create_tempdir(), "cache")
+
+    def _pipeline(self, **kwargs):
+        return data.pipeline(
+            data.arrays(np.arange(10)),
+            parse=kwargs.pop("parse", lambda x: tf.fill([100], x)),
+            batch_size=5,
+            **kwargs,
+        )
+
+    def _file(self, **kwargs):
+        return self._pipeline(cache="file", cache_dir=self.folder, **kwargs)
+
+    def test_auto_is_memory_then_file_then_none(self):
+        choose = {"cache_dir": self.folder}
+        self.assertEqual(self._pipeline(**choose).recipe.cache_kind, "memory")
+        tight = self._pipeline(ram_budget=4000, **choose)
+        self.assertEqual(tight.recipe.cache_kind, "file")
+        none = self._pipeline(ram_budget=4000)
+        self.assertEqual(none.recipe.cache_kind, "none")
+        full = mock.Mock(return_value=mock.Mock(free=100))
+        with mock.patch.object(shutil, "disk_usage", full):
+            none = self._pipeline(ram_budget=4000, **choose)
+        self.assertEqual(none.recipe.cache_kind, "none")
+
+    def test_memory_that_does_not_fit_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "memory budget"):
+            self._pipeline(cache="memory", ram_budget=4000)
+
+    @parameterized.parameters("none", False, None)
+    def test_none_is_asked_for_in_any_of_these_words(self, cache):
+        self.assertEqual(self._pipeline(cache=cache).recipe.cache_kind, "none")
+
+    def test_a_window_that_does_not_fit_is_refused(self):
+        path = record_files.shard(self.create_tempdir().full_path)
+        with self.assertRaisesRegex(ValueError, "shuffle_window=10.*Use 9 or"):
+            data.pipeline(
+                data.tfrecords(path),
+                batch_size=2,
+                shuffle_window=10,
+                ram_budget=1000,
+                cache="none",
+            )
+
+    def test_a_disk_that_is_too_small_is_named_and_left_clean(self):
+        full = mock.Mock(return_value=mock.Mock(free=100))
+        with (
+            mock.patch.object(shutil, "disk_usage", full),
+            self.assertRaisesRegex(OSError, f"{self.folder}.*100 bytes free"),
+        ):
+            self._file()
+        self.assertEmpty(os.listdir(self.folder))
+
+    def test_a_disk_that_fills_up_is_named_and_left_clean(self):
+        error = tf.errors.ResourceExhaustedError(None, None, "No space left")
+        with (
+            mock.patch.object(tf.io.TFRecordWriter, "write", side_effect=error),
+            self.assertRaisesRegex(OSError, "could not be written"),
+        ):
+            self._strings()
+        self.assertEmpty(os.listdir(self.folder))
+        self.assertLen(list(self._strings()), 2)  # no stale lock
+
+    def test_a_write_that_really_fails_is_named_and_left_clean(self):
+        # The system refuses to let a file grow, as a full disk does.
+        code = (
+            "import os, resource, sys\n"
+            "import numpy as np, tensorflow as tf\n"
+            "from tfscale import data\n"
+            "def run():\n"
+            "    return data.pipeline(data.arrays(np.arange(10)),\n"
+            "        parse=lambda x: tf.fill([100], x), batch_size=5,\n"
+            "        cache='file', cache_dir=sys.argv[1])\n"
+            "_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))\n"
+            "try:\n"
+            "    run()\n"
+            "except OSError as error:\n"
+            "    print(error)\n"
+            "print(os.listdir(sys.argv[1]))\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+            "print(len(list(run())))\n"
+        )
+        done = forked_python.run(["-c", code, self.folder], REPOSITORY)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        error, left, batches = done.stdout.splitlines()
+        self.assertIn("could not be written", error)
+        self.assertIn(self.folder, error)
+        self.assertEqual((left, batches), ("[]", "2"))
+
+    def test_a_cache_is_used_by_later_runs(self):
+        self._file()
+
+        def parse(number):
+            values = tf.fill([100], number)
+            # Some are made again and compared: not the fifth of ten records.
+            check = tf.debugging.Assert(number != 4, ["parsed again"])
+            with tf.control_dependencies([check]):
+                return tf.identity(values)
+
+        self.assertLen(list(self._file(parse=parse)), 2)
+
+    def test_a_cache_of_another_parse_is_refused(self):
+        self._file()
+        with self.assertRaisesRegex(ValueError, "have changed.*Delete"):
+            self._file(parse=lambda x: tf.fill([100], x + 1))
+
+    def test_a_parse_that_differs_in_later_records_is_refused(self):
+        # Once the first record alone was compared: here it is all zeros.
+        self._file()
+        with self.assertRaisesRegex(ValueError, "record 1 differs"):
+            self._file(parse=lambda x: tf.fill([100], 2 * x))
+
+    @parameterized.named_parameters(
+        ("arrays", lambda path: data.arrays(_other_rows(path))),
+        ("files", lambda path: data.files(_other_files(path))),
+        ("tfrecords", lambda path: data.tfrecords(_other_files(path)[1])),
+        ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
+    )
+    def test_other_data_of_the_same_shape_has_a_cache_of_its_own(self, make):
+        # Hundreds of records, so that no sample of them tells.
+        folder = self.create_tempdir().full_path
+        seen = []
+        for which in ("one", "two"):
+            path = os.path.join(folder, which)
+            pipeline = data.pipeline(
+                make(path),
+                parse=lambda *record: record[0],
+                batch_size=10**6,
+                shuffle=False,
+                cache="file",
+                cache_dir=self.folder,
+            )
+            seen.append(next(pipeline.as_numpy_iterator()).tolist())
+        self.assertNotEqual(*seen)
+        self.assertLen(os.listdir(self.folder), 2)
+
+    def _strings(self):
+        return self._file(parse=lambda x: tf.fill([9], tf.strings.as_string(x)))
+
+    @parameterized.parameters("0.bin", "sums.bin", "records.tfrecord")
+    def test_a_damaged_record_of_a_cache_is_no_record(self, file):
+        # Once the error did not say which file it was.
+        make = self._strings if file == "records.tfrecord" else self._file
+        make()
+        (name,) = os.listdir(self.folder)
+        path = os.path.join(self.folder, name, file)
+        record_files.damage(
+            path, os.path.getsize(path) * 9 // 20
+        )  # in the fifth record
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            rf"damaged.*{name}.*\[4\]?\].*Delete",
+        ):
+            list(make())
+
+    @parameterized.parameters(
+        "0.bin", "sums.bin", "about.json", "records.tfrecord", "offsets.npy"
+    )
+    def test_a_cache_that_is_not_whole_is_named(self, file):
+        strings = file in ("records.tfrecord", "offsets.npy")
+        make = self._strings if strings else self._file
+        make()
+        (name,) = os.listdir(self.folder)
+        path = os.path.join(self.folder, name, file)
+        os.truncate(path, os.path.getsize(path) // 2)
+        with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
+            make()
+        os.remove(path)
+        with self.assertRaisesRegex(ValueError, f"whole.*{name}.*Delete"):
+            make()
+
+    def test_a_remote_cache_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "this machine.*ram://cache"):
+            self._pipeline(cache="file", cache_dir="ram://cache")
+
+    def test_what_fails_while_a_cache_is_written_is_not_the_disk(self):
+        path = record_files.shard(self.create_tempdir().full_path)
+        record_files.damage(path, 3 * record_files.RECORD + 14)
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, path):
+            data.pipeline(
+                data.tfrecords(path),
+                batch_size=2,
+                cache="file",
+                cache_dir=self.folder,
+            )
+        self.assertEmpty(os.listdir(self.folder))
+
+    def test_what_another_host_is_writing_is_left_alone(self):
+        self._file()
+        (name,) = os.listdir(self.folder)
+        other = f"{name}.partial-{socket.gethostname()}-2-99999999"
+        os.mkdir(os.path.join(self.folder, other))
+        self._file()
+        self.assertIn(other, os.listdir(self.folder))
+
+    def test_a_killed_run_leaves_nothing_in_the_way(self):
+        code = (
+            "import os, sys, signal\n"
+            "import numpy as np, tensorflow as tf\n"
+            "from tfscale import data\n"
+            "write = tf.io.TFRecordWriter.write\n"
+            "def killed(self, value):\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "tf.io.TFRecordWriter.write = killed\n"
+            "data.pipeline(data.arrays(np.arange(10)), batch_size=5,\n"
+            "    parse=lambda x: tf.fill([9], tf.strings.as_string(x)),\n"
+            "    cache='file', cache_dir=sys.argv[1])\n"
+        )
+        done = forked_python.run(["-c", code, self.folder], REPOSITORY)
+        self.assertEqual(done.returncode, -9)
+        self.assertLen(os.listdir(self.folder), 1)  # what it left
+        self.assertLen(list(self._strings()), 2)
+        names = os.listdir(self.folder)
+        self.assertLen(names, 1)
+        self.assertNotIn("partial", names[0])
+
+
+if __name__ == "__main__":
+    tf.test.main()
