@@ -38,11 +38,8 @@ class RankContext:
         seeds_are_for_shards: Whether random numbers are for a part of a tensor.
         model: The functional model whose decisions count, or None.
         sequence_plan: What layers divide along the sequence, or None.
-        sequence_recorder: Who is asked at crossings of layers, or None.
+        recorder: The `Recorder` of a model that is only looked at, or None.
         prepares_models: Whether this is a run that looks for models to prepare.
-        recorded_calls: Calls of layers that are noted down, or None.
-        num_recorded_parts: The number of ranks that recorded shapes are of.
-        is_inside_recorded: Whether such a call is under way.
         is_one_replica: Whether Keras is told that there is one replica.
         part: The `whole_batch.BatchPart` of a batch that is worked on, or None.
         batch_norm_step: Where BatchNorm layers note what they saw, or None.
@@ -69,11 +66,8 @@ class RankContext:
     seeds_are_for_shards: bool = False
     model: Any = None
     sequence_plan: Any = None
-    sequence_recorder: Any = None
+    recorder: Any = None
     prepares_models: bool = False
-    recorded_calls: list | None = None
-    num_recorded_parts: int = 1
-    is_inside_recorded: bool = False
     is_one_replica: bool = False
     part: Any = None
     batch_norm_step: Any = None

@@ -12,7 +12,9 @@ from tfscale import _internals
 from tfscale import rank_context
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.propagation import layer_calls
-from tfscale.tensor_parallel.rules import sharded_call
+from tfscale.tensor_parallel.recorder import RecordedCall
+from tfscale.tensor_parallel.recorder import Recorder
+from tfscale.tensor_parallel.recorder import recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class TracedModel:
 
     Attributes:
         graph: Its graph.
-        calls: `Recorded` calls of layers with rules.
+        recorder: What was noted of its layers.
         outputs: Its outputs, flat; none if Python failed on a rank's shapes.
         differentiable: What stands for its trainable variables.
         generators: What stands for the states of its generators of random
@@ -30,11 +32,16 @@ class TracedModel:
     """
 
     graph: tf.Graph
-    calls: list
+    recorder: Recorder
     outputs: list
     differentiable: list
     generators: dict
     losses: list
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """The calls of layers with rules."""
+        return self.recorder.calls
 
     def as_trace(self, whole_rules):
         """For propagation; `whole_rules` neither give nor pass on parts."""
@@ -45,23 +52,26 @@ class TracedModel:
         return layer_calls.Trace(self.graph, calls, self.outputs)
 
 
-def trace_model(model, num_parts=1, inputs=None) -> TracedModel:
+def trace_model(
+    model, num_parts=1, inputs=None, has_edges=False
+) -> TracedModel:
     """Traces a model with the shapes that a rank has, or whole ones.
 
     Args:
         model: A functional or sequential model.
-        num_parts: See `sharded_call.recording`.
+        num_parts: See `Recorder`.
         inputs: `tf.TensorSpec`s of its inputs; its own, if None.
+        has_edges: See `Recorder`.
     """
-    made = {}
+    made, records = {}, Recorder(num_parts, has_edges)
 
     def run():
         # In a graph of its own, whoever asks for it.
-        with rank_context.within(replica=None):
+        with rank_context.within(replica=None), recording(records):
             made.update(_call(model, num_parts, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph
-    return TracedModel(graph, **made)
+    return TracedModel(graph, records, **made)
 
 
 def _call(model, num_parts, inputs):
@@ -76,12 +86,9 @@ def _call(model, num_parts, inputs):
         _internals.inputs_structure(model) if inputs is None else inputs,
     )
     outputs = []
-    with (
-        keras.StatelessScope(
-            state_mapping=list(zip(variables, values)), collect_losses=True
-        ) as scope,
-        sharded_call.recording(num_parts) as calls,
-    ):
+    with keras.StatelessScope(
+        state_mapping=list(zip(variables, values)), collect_losses=True
+    ) as scope:
         try:
             outputs = keras.tree.flatten(model(inputs, training=True))
         except Exception:
@@ -91,7 +98,6 @@ def _call(model, num_parts, inputs):
     trainable = {id(v) for v in model.trainable_variables}
     seeds = {id(g.state) for g in rank_seeds.generators(model)}
     return {
-        "calls": calls,
         "outputs": outputs,
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
@@ -122,4 +128,5 @@ def layer_call(key, recorded, may_divide):
         sinks=(sink,) if sink else (),
         inputs=() if sink else (inputs,),
         outputs=() if source else tuple(keras.tree.flatten(outputs)),
+        shares_input=rule.shares_input,
     )

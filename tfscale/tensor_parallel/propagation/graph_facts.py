@@ -3,10 +3,14 @@
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from tfscale.tensor_parallel.propagation import layer_calls
+from tfscale.tensor_parallel.propagation.boundaries import Boundaries
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,23 +22,43 @@ class GraphFacts:
         retraced: See `propagation.propagate`.
         needs_gradient: Names of the tensors that a gradient is needed of.
         insides: Key of the call for each tensor that a call keeps to itself.
+        boundaries: Where tensors may be converted between layers.
+        decided: Keys of the calls whose sources stay sharded for good.
     """
 
     num_ranks: int
     retraced: bool
     needs_gradient: frozenset
     insides: dict
+    boundaries: Boundaries = dataclasses.field(default_factory=Boundaries)
+    decided: frozenset = frozenset()
+
+
+def facts_of(
+    trace: Trace,
+    differentiable: Iterable[tf.Tensor],
+    *,
+    num_ranks: int,
+    retraced: bool,
+    **others: Any,
+) -> GraphFacts:
+    """What is known of a model; see `propagation.propagate`."""
+    layer_calls.check_calls(trace, num_ranks)
+    operations = trace.operations
+    return GraphFacts(
+        num_ranks,
+        retraced,
+        needs_gradient(operations, differentiable),
+        insides(operations, trace.calls),
+        **others,
+    )
 
 
 def insides(operations: list, calls: Sequence[LayerCall]) -> dict:
     """Key of the call for each tensor that a call makes and keeps to itself."""
     kept = {}
     for call in calls:
-        made = [
-            *call.sources,
-            *(s.propagates_to for s in call.sinks if s.propagates_to),
-        ]
-        returned = {part.tensor.name for part in made}
+        returned = {part.tensor.name for part in call.made}
         returned.update(tensor.name for tensor in call.outputs)
         own, computed = set(), set()
         for place in call.operations:

@@ -57,6 +57,8 @@ class LayerCall:
         sinks: Inputs that can be taken sharded, all of them together.
         inputs: Inputs that are taken whole.
         outputs: Outputs that are whole however the layer runs.
+        shares_input: Whether each rank makes its own use of a whole input, and
+            its gradient may be left to be added up where it was gathered.
     """
 
     key: Hashable
@@ -65,6 +67,15 @@ class LayerCall:
     sinks: tuple[Sink, ...] = ()
     inputs: tuple[tf.Tensor, ...] = ()
     outputs: tuple[tf.Tensor, ...] = ()
+    shares_input: bool = False
+
+    @property
+    def made(self) -> list[Source]:
+        """The outputs that may be sharded."""
+        return [
+            *self.sources,
+            *(s.propagates_to for s in self.sinks if s.propagates_to),
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +116,7 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                 f" another call ends at {end}. Record outermost calls only."
             )
         end = max(end, call.operations.stop)
-        made = [
-            *call.sources,
-            *(s.propagates_to for s in call.sinks if s.propagates_to),
-        ]
-        parts: list[Any] = [*made, *call.sinks]
+        parts: list[Any] = [*call.made, *call.sinks]
         for part in parts:
             size = part.tensor.shape[part.dim]
             if not size or size % num_ranks:
@@ -126,7 +133,7 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                     f"Received: {sink.tensor.name!r}, made at {place}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )
-        for part in made:
+        for part in call.made:
             place = made_at.get(part.tensor.op.name)
             if place not in call.operations:
                 raise ValueError(

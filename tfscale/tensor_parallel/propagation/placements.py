@@ -17,6 +17,10 @@ class NoRule(Exception):
         self.dim = dim
 
 
+class Infeasible(Exception):
+    """Nothing can be sharded; the text says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sharded:
     """The entries along `dim` lie on the ranks, in order, in equal parts."""

@@ -19,17 +19,20 @@ Models Using Model Parallelism" (2019), section 3.
 """
 
 import dataclasses
+from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale.tensor_parallel.propagation import generator_rules
 from tfscale.tensor_parallel.propagation import graph_facts
-from tfscale.tensor_parallel.propagation import layer_calls
-from tfscale.tensor_parallel.propagation import propagation_walk
 from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.propagation_walk import Walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,37 +108,73 @@ def propagate(
     >>> propagate(trace, num_ranks=2).sink_sharded
     frozenset({'down'})
     """
-    operations, calls = trace.operations, trace.calls
-    layer_calls.check_calls(trace, num_ranks)
+    facts = graph_facts.facts_of(
+        trace, differentiable, num_ranks=num_ranks, retraced=retraced
+    )
     may_leave = {
         source.tensor.name: Sharded(source.dim) for source in sharded_outputs
     }
-    facts = graph_facts.GraphFacts(
-        num_ranks=num_ranks,
-        retraced=retraced,
-        needs_gradient=graph_facts.needs_gradient(operations, differentiable),
-        insides=graph_facts.insides(operations, calls),
-    )
-    inside = {place for call in calls for place in call.operations}
-    looked_at = [op for i, op in enumerate(operations) if i not in inside]
-    gathered, drawing = {}, frozenset()
-    while True:
-        walk = propagation_walk.Walk(facts, gathered)
-        walk.run(operations, calls)
-        for tensor in trace.outputs:
-            walk.leave(tensor, may_leave.get(tensor.name))
-        failures = walk.failures
-        if not failures and generators is not None:
+    gathered: dict[Hashable, Any] = {}
+    drawing: frozenset[str] = frozenset()
+
+    def check_generators(walk):
+        nonlocal drawing
+        if generators is not None:
             drawing, failures = generator_rules.sharded_generators(
-                looked_at, walk.states, generators
+                looked_at(trace), walk.states, generators
             )
-        if not failures:
-            break
-        gathered |= failures
+            for key, reason in failures.items():
+                walk.gather([key], reason)
+
+    walk = search(trace, facts, gathered, check_generators, may_leave)
     return Propagation(
-        sharded=frozenset(c.key for c in calls if c.sources) - set(gathered),
+        sharded=frozenset(c.key for c in trace.calls if c.sources)
+        - set(gathered),
         gathered=gathered,
         sink_sharded=frozenset(walk.taken),
         states=walk.states,
         sharded_generators=drawing,
     )
+
+
+def search(
+    trace: Trace,
+    facts: graph_facts.GraphFacts,
+    choices: dict[Hashable, Any],
+    check: Callable[[Walk], None],
+    may_leave: Mapping[str, Sharded] | None = None,
+) -> Walk:
+    """Passes over a model until no edge needs another choice.
+
+    A choice is never taken back, so that it ends.
+
+    Args:
+        trace: The model.
+        facts: What is known of it.
+        choices: What is chosen at edges, see `Walk`. What is found is added.
+        check: Called with a pass that asks for nothing; adds to its `changes`.
+        may_leave: How outputs may be sharded, by name.
+
+    Returns:
+        The last pass.
+
+    Raises:
+        Infeasible: If nothing can be sharded.
+    """
+    operations = trace.operations
+    while True:
+        walk = Walk(facts, choices)
+        walk.run(operations, trace.calls)
+        for tensor in trace.outputs:
+            walk.leave(tensor, (may_leave or {}).get(tensor.name))
+        if not walk.changes:
+            check(walk)
+        if not walk.changes:
+            return walk
+        choices.update(walk.changes)
+
+
+def looked_at(trace: Trace) -> list[tf.Operation]:
+    """The operations that are not inside of calls of layers."""
+    inside = {place for call in trace.calls for place in call.operations}
+    return [op for i, op in enumerate(trace.operations) if i not in inside]

@@ -1,13 +1,27 @@
 """One pass over a traced model: what each operation does to sharded tensors.
 
-The pass goes in the order in which operations were made. At the place of a
-layer call it marks what the call leaves sharded, and it notes as failures the
-keys of all sources that would have to be gathered.
+The pass goes in the order in which operations were made. Where an operation
+cannot take its inputs as they are, the pass asks for another choice at an edge
+nearest before it:
+
+    edge                       choices, each later one for good
+    output of a layer call     sharded, gathered (the reason why)
+    `Edge`, into or out of     as it comes, `Sharded`, "never", "all_gather",
+    a layer                    "gather"
+    `Boundary`, its weights    whole, "partial" (used on parts, the gradients
+                               are added up), "whole"
+
+What depends on an operation that fails is not looked at in this pass. A call of
+a layer goes on from what it declares, so that one pass finds the changes of all
+layers.
 """
 
 import collections
-from collections.abc import Container
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,10 +30,16 @@ from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
 from tfscale.tensor_parallel.propagation import shape_rules
+from tfscale.tensor_parallel.propagation.boundaries import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.placements import Infeasible
 from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.placements import Replicated
 from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.placements import Sizes
+
+_TWO_USES = "a weight is used in two ways"
 
 
 class Walk:
@@ -27,22 +47,30 @@ class Walk:
 
     Args:
         facts: What is known of the model before.
-        gathered: Keys of the calls whose sources are gathered.
+        choices: What is chosen at edges; not changed by the pass.
 
     Attributes:
         states: For each tensor that differs between ranks, by name, how it does
-            and the keys of the sources that it depends on.
-        failures: For each source that has to be gathered too, why.
+            and the nearest edges before it.
+        changes: Choices that the pass asks for, by edge.
         taken: Keys of the calls whose sinks arrive sharded.
+        converted: The dim along which a tensor is converted, by `Edge`.
+
+    Raises:
+        Infeasible: If no choice is left.
     """
 
-    def __init__(self, facts: GraphFacts, gathered: Container) -> None:
-        self.states = {}
-        self.failures = {}
-        self.taken = set()
+    def __init__(self, facts: GraphFacts, choices: Mapping) -> None:
+        self.states: dict[str, tuple] = {}
+        self.changes: dict[Hashable, Any] = {}
+        self.taken: set[Hashable] = set()
+        self.converted: dict[Edge, int] = {}
         self._facts = facts
-        self._gathered = gathered
-        self._keys_in = {}  # key of a call -> keys of its sources, and before
+        self._choices = choices
+        self._boundaries = facts.boundaries
+        self._lost: set[str] = set()  # tensors that nothing is known of
+        self._keys_in: dict[Hashable, frozenset] = {}
+        self._span = None
 
     def run(self, operations: list, calls: Sequence[LayerCall]) -> None:
         """Goes through the operations of a model."""
@@ -56,83 +84,244 @@ class Walk:
                 self._call(call, [operations[i] for i in call.operations])
                 skip_to = max(skip_to, call.operations.stop)
             if skip_to <= place < len(operations):
-                self.operation(operations[place])
+                self._operation(operations[place])
 
     def leave(self, tensor: tf.Tensor, allowed: Sharded | None) -> None:
         """Ends at an output of the model, which may be sharded as `allowed`."""
         self._check_inside(tensor)
-        state, keys = self._state(tensor)
-        if state is not None and state != allowed:
-            self._fail(keys, f"{tensor.name!r} leaves the model")
+        state, edges = self._state(tensor)
+        if isinstance(state, Replicated):
+            self._misused([tensor])
+        elif state is not None and state != allowed:
+            self.gather(edges, f"{tensor.name!r} leaves the model")
 
-    def operation(self, op: tf.Operation) -> None:
+    def is_undecided(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is sharded, or a size, by choices of this search."""
+        state, edges = self._state(tensor)
+        return isinstance(state, Sharded | Sizes) and not (
+            edges <= self._facts.decided
+        )
+
+    def gather(self, edges: Iterable[Hashable], reason: str) -> None:
+        """Asks for whole tensors at edges."""
+        edges, found = frozenset(edges), False
+        for edge in edges - self._facts.decided:
+            choice = self._choices.get(edge)
+            if not isinstance(edge, Edge):
+                self.changes.setdefault(edge, reason)
+            elif choice is None:
+                self.changes[edge] = "all_gather"
+            elif isinstance(choice, Sharded):
+                self.changes[edge] = "never"
+            else:
+                continue
+            found = True
+        if edges and not found:
+            raise Infeasible(reason)
+
+    def _operation(self, op):
         """Marks what one operation makes of sharded tensors."""
+        self._span = self._boundaries.span_of(op)
+        edge = self._boundaries.edges.get(op.name)
         for tensor in op.inputs:
             self._check_inside(tensor)
-        states = [self._state(tensor)[0] for tensor in op.inputs]
-        if not any(states):
+        if any(tensor.name in self._lost for tensor in op.inputs):
+            self._lose(op.outputs)
+        elif edge is not None:
+            self._cross(edge)
+        else:
+            try:
+                self._compute(op)
+            except NoRule as error:
+                self._cannot(op, error)
+                self._lose(op.outputs)
+
+    def _cross(self, edge):
+        """Where a tensor enters or leaves a layer."""
+        state, edges = self._state(edge.before)
+        choice = self._choices.get(edge)
+        if isinstance(state, Sharded) and not edges <= self._facts.decided:
+            edges = frozenset([edge])
+            if choice in ("all_gather", "gather"):
+                self.converted[edge] = state.dim
+                state = Replicated(True) if choice == "all_gather" else None
+        elif state is None and isinstance(choice, Sharded):
+            self.converted[edge] = choice.dim
+            state, edges = choice, frozenset([edge])
+        elif isinstance(state, Replicated) and not state.direct:
+            # Weights, or what was made from them, leave their layer.
+            self._misused([edge.before])
+            self._lose([edge.after])
             return
-        keys = self._keys(op.inputs)
-        try:
+        if state is not None:
+            self.states[edge.after.name] = state, edges
+
+    def _compute(self, op):
+        found = [self._state(tensor)[0] for tensor in op.inputs]
+        states = [None if isinstance(s, Replicated) else s for s in found]
+        if any(states):
             made = self._outputs(op, states)
-        except NoRule as error:
-            self._fail(keys, f"{op.type} {op.name!r}: {error}")
+        elif any(found):
+            made = self._repeated(op, found)
+        else:
             return
+        edges = self._edges(op.inputs)
         for tensor, state in zip(op.outputs, made):
             if state is not None:
-                self.states[tensor.name] = state, keys
+                self.states[tensor.name] = state, edges
 
-    def _fail(self, keys, reason):
-        for key in keys:
-            self.failures.setdefault(key, reason)
+    def _repeated(self, op, found):
+        """What all ranks do alike with something that each uses for itself."""
+        needed = self._facts.needs_gradient
+        for tensor, state in zip(op.inputs, found):
+            if state is None and tensor.name in needed:
+                self._misused(op.inputs)
+                self._lose(op.outputs)
+                return []
+        return [
+            Replicated() if tensor.name in needed else None
+            for tensor in op.outputs
+        ]
+
+    def _cannot(self, op, error):
+        """An operation cannot take its inputs as they are."""
+        operand = error.operand
+        if operand is not None and error.dim is None:
+            if self._use_weights_on_parts(operand):
+                return
+        elif operand is not None:
+            edge = self._boundaries.edges.get(operand.op.name)
+            if (
+                edge is not None
+                and self._choices.get(edge) is None
+                and self._state(operand)[0] is None
+            ):
+                self.changes[edge] = Sharded(error.dim)
+                return
+        self.gather(self._edges(op.inputs), f"{op.type} {op.name!r}: {error}")
+
+    def _use_weights_on_parts(self, operand):
+        """Whether a tensor is a weight of the layer, or made from some."""
+        span = self._span
+        if span is None or self._choices.get(span.boundary) is not None:
+            return False
+        parameters = self._boundaries.parameters
+        seen, stack = set(), [operand]
+        while stack:
+            tensor = stack.pop()
+            if tensor.name in parameters or tensor.name in seen:
+                continue
+            seen.add(tensor.name)
+            if tensor.name not in self._facts.needs_gradient:
+                continue
+            if self._boundaries.span_of(tensor.op) is not span or (
+                tensor.op.name in self._boundaries.edges
+            ):
+                return False
+            stack += tensor.op.inputs
+        self.changes.setdefault(span.boundary, "partial")
+        return True
+
+    def _misused(self, tensors):
+        """What each rank uses for itself is used for something whole."""
+        copied = [
+            tensor
+            for tensor in tensors
+            if isinstance(self._state(tensor)[0], Replicated)
+        ]
+        gathered = [
+            edge
+            for edge in self._edges(copied)
+            if self._choices.get(edge) == "all_gather"
+        ]
+        self.changes.update(dict.fromkeys(gathered, "gather"))
+        if gathered:
+            return
+        spans = [self._boundaries.span_of(tensor.op) for tensor in tensors]
+        around = self._span
+        while around is not None:
+            spans.append(around)
+            around = around.around
+        for span in spans:
+            if span and self._choices.get(span.boundary) == "partial":
+                self.changes[span.boundary] = "whole"
+                for edge in self._boundaries.inputs_of(span):
+                    if self.is_undecided(edge.after):
+                        self.changes[edge] = "gather"
+        if not self.changes:
+            raise Infeasible(_TWO_USES)
+
+    def _lose(self, tensors):
+        self._lost.update(tensor.name for tensor in tensors)
 
     def _state(self, tensor):
+        if (
+            self._span is not None
+            and self._choices.get(self._span.boundary) == "partial"
+            and tensor.name in self._boundaries.parameters
+        ):
+            return Replicated(), frozenset()
         return self.states.get(tensor.name, (None, frozenset()))
 
-    def _keys(self, tensors):
+    def _edges(self, tensors):
         return frozenset().union(*(self._state(t)[1] for t in tensors))
 
     def _check_inside(self, tensor):
         call = self._facts.insides.get(tensor.name)
         if call is not None:
-            self._fail(
+            self.gather(
                 self._keys_in[call],
                 f"{tensor.name!r} from inside of layer {call!r} is used "
                 "outside of it",
             )
 
     def _call(self, call, operations):
+        self._span = None
         sinks = [sink.tensor for sink in call.sinks]
         declared = {tensor.name for tensor in sinks}
         own = {tensor.name for op in operations for tensor in op.outputs}
         taken = [tensor for op in operations for tensor in op.inputs]
         for tensor in (*sinks, *call.inputs, *taken):
-            if tensor.name not in own:
-                self._check_inside(tensor)
-            if tensor.name not in declared | own:
-                self._fail(
-                    self._keys([tensor]),
-                    f"layer {call.key!r} takes {tensor.name!r} whole",
+            if tensor.name in own:
+                continue
+            self._check_inside(tensor)
+            state, edges = self._state(tensor)
+            if isinstance(state, Replicated):
+                if not (state.direct and call.shares_input):
+                    self._misused([tensor])
+            elif tensor.name not in declared:
+                self.gather(
+                    edges, f"layer {call.key!r} takes {tensor.name!r} whole"
                 )
-        keys = self._keys(sinks)
         states = [self._state(tensor)[0] for tensor in sinks]
-        if keys and states == [Sharded(sink.dim) for sink in call.sinks]:
+        edges = self._edges(
+            tensor
+            for tensor, state in zip(sinks, states)
+            if not isinstance(state, Replicated)
+        )
+        if edges and states == [Sharded(sink.dim) for sink in call.sinks]:
             self.taken.add(call.key)
             for sink in call.sinks:
                 if sink.propagates_to:
-                    made = Sharded(sink.propagates_to.dim), keys
+                    made = Sharded(sink.propagates_to.dim), edges
                     self.states[sink.propagates_to.tensor.name] = made
         else:
-            self._fail(
-                keys, f"layer {call.key!r} takes its input sharded otherwise"
+            self.gather(
+                edges, f"layer {call.key!r} takes its input sharded otherwise"
             )
-        if call.sources and call.key not in self._gathered:
+            if any(tensor.name in self._lost for tensor in sinks):
+                self._lose(
+                    s.propagates_to.tensor
+                    for s in call.sinks
+                    if s.propagates_to
+                )
+        if call.sources and call.key not in self._choices:
             made_here = frozenset([call.key])
             for source in call.sources:
                 made = Sharded(source.dim), made_here
                 self.states[source.tensor.name] = made
-            keys |= made_here
-        self._keys_in[call.key] = keys
+            edges |= made_here
+        self._keys_in[call.key] = edges
 
     def _outputs(self, op, states):
         if op.type == "IdentityN":
@@ -162,7 +351,7 @@ class Walk:
             if (
                 state is None
                 and tensor.name in self._facts.needs_gradient
-                and not self._sums_gradient(tensor)
+                and not isinstance(self._state(tensor)[0], Replicated)
             ):
                 raise NoRule(
                     f"its whole operand {tensor.name!r} would get a part of "
@@ -172,11 +361,6 @@ class Walk:
         if _internals.GRADIENT_TYPE in op.node_def.attr:
             self._check_custom_gradient(op, states, made)
 
-    def _sums_gradient(self, tensor):
-        """Whether ranks add up what they have of a whole tensor's gradient."""
-        del tensor
-        return False
-
     def _check_custom_gradient(self, op, states, made):
         """Follows the operations of a custom gradient, as those of the model.
 
@@ -184,10 +368,10 @@ class Walk:
         that was written by hand could compute anything.
         """
         gradient = custom_gradients.custom_gradient(op)
-        keys = self._keys(op.inputs)
+        edges = self._edges(op.inputs)
         for tensor, state in zip(gradient.given, made):
             if state is not None:
-                self.states[tensor.name] = state, keys
+                self.states[tensor.name] = state, edges
         results = [
             (tensor, state)
             for tensor, state in zip(gradient.results, states)
@@ -201,10 +385,18 @@ class Walk:
                 wanted.update(tensor.op for tensor in operation.inputs)
         for operation in gradient.operations:
             if operation in wanted:
-                self.operation(operation)
+                self._compute_gradient(operation)
         for tensor, state in results:
             if self._state(tensor)[0] != state:
                 raise NoRule("its custom gradient is not sharded as it is")
+
+    def _compute_gradient(self, op):
+        for tensor in op.inputs:
+            self._check_inside(tensor)
+        try:
+            self._compute(op)
+        except NoRule as error:
+            raise NoRule(f"{op.type} {op.name!r}: {error}") from error
 
 
 def _matched(op, states):

@@ -211,7 +211,7 @@ class _GroupedAttention(_Attention):
 
         x = keras.ops.einsum(
             dense.equation,
-            sequence.enter(inputs),
+            sequence.copy_to_region(inputs),
             needed(dense.kernel, _heads_dim(dense)),
         )
         if dense.bias is not None:

@@ -72,7 +72,7 @@ class _Column(rules.Rule):
         layer = self.layer
         x = _contract(
             layer,
-            sequence.enter(inputs),
+            sequence.copy_to_region(inputs),
             low_rank.shard_of(layer, "kernel"),
         )
         if layer.bias is not None:

@@ -95,7 +95,7 @@ class _VocabularyParallel(rules.Rule):
             kernel = keras.ops.transpose(table)
         else:
             kernel = rules.shard_of(layer.reverse_embeddings)
-        inputs = sequence.enter(inputs)
+        inputs = sequence.copy_to_region(inputs)
         if layer.reverse_dtype is not None:
             inputs = keras.ops.cast(inputs, layer.reverse_dtype)
             kernel = keras.ops.cast(kernel, layer.reverse_dtype)

@@ -47,7 +47,7 @@ class Rule(abc.ABC):
     sink_dim: int | None = None
     # Whether the output is sharded only if the input came so.
     propagates = False
-    # Whether its inputs may come as `sequence.enter` has them.
+    # Whether its inputs may come as `sequence.copy_to_region` has them.
     shares_input = False
 
     is_inner = False

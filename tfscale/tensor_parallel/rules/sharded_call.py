@@ -1,64 +1,14 @@
 """A layer that runs by its rule on ranks, in the place of Keras' own."""
 
-import contextlib
-import dataclasses
-from typing import Any
-
 import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
-from tfscale import rank_context
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import recorder
 from tfscale.tensor_parallel.not_quantized import NotQuantized
 from tfscale.tensor_parallel.rules.rules import Rule
 from tfscale.tensor_parallel.sequence_parallel import sequence
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """A call of a layer with a rule, while a model was traced whole.
-
-    Attributes:
-        rule: The rule.
-        operations: Places of its operations in the graph.
-        inputs: First argument of the call.
-        outputs: What the call returned.
-        divides: Whether the output can be sharded.
-        scatters: See `Rule.scatters`.
-    """
-
-    rule: Rule
-    operations: range
-    inputs: Any
-    outputs: Any
-    divides: bool
-    scatters: bool | None
-
-
-@contextlib.contextmanager
-def recording(num_parts: int = 1):
-    """Within it, calls of layers with rules are noted, and no ranks meet.
-
-    Args:
-        num_parts: 1 for whole tensors; the number of ranks for tensors of the
-            shapes that a rank has, where rules keep them sharded.
-
-    Yields:
-        A list of `Recorded`.
-    """
-    recorded = []
-    with rank_context.within(
-        recorded_calls=recorded,
-        is_inside_recorded=False,
-        num_recorded_parts=num_parts,
-    ):
-        yield recorded
-
-
-def is_inside() -> bool:
-    """Whether this thread is inside of a call that is being noted."""
-    return rank_context.current().is_inside_recorded
 
 
 def attach(layer, make_rule, decide) -> None:
@@ -141,34 +91,42 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
-        if rank_context.current().recorded_calls is not None:
-            return self._record(call, args, kwargs)
+        records = recorder.current()
+        if records is not None:
+            return self._record(records, call, args, kwargs)
         if collectives.num_ranks() == 1:
             return call(*args, **kwargs)
         self._decide(rule)
         return rule.run(*args, **kwargs)
 
-    def _record(self, call, args, kwargs):
-        if is_inside():
+    def _record(self, records, call, args, kwargs):
+        if records.is_inside:
             return call(*args, **kwargs)
-        rule, graph = self.rule, tf.compat.v1.get_default_graph()
+        rule = self.rule
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
-        start = len(graph.get_operations())
-        with rank_context.within(is_inside_recorded=True):
+        start = recorder.num_operations()
+        records.is_inside = True
+        try:
             outputs = self._call_on_parts(
-                call, inputs, args, kwargs, divides, scatters
+                records.num_parts, call, inputs, args, kwargs, divides, scatters
             )
-        operations = range(start, len(graph.get_operations()))
-        rank_context.current().recorded_calls.append(
-            Recorded(rule, operations, inputs, outputs, divides, scatters)
+        finally:
+            records.is_inside = False
+        operations = range(start, recorder.num_operations())
+        records.calls.append(
+            recorder.RecordedCall(
+                rule, operations, inputs, outputs, divides, scatters
+            )
         )
         return outputs
 
-    def _call_on_parts(self, call, inputs, args, kwargs, divides, scatters):
+    def _call_on_parts(
+        self, count, call, inputs, args, kwargs, divides, scatters
+    ):
         """The shapes of a rank's call; the values are of no interest."""
-        count, rule = rank_context.current().num_recorded_parts, self.rule
+        rule = self.rule
         came_sharded = (
             count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs)
         )

@@ -7,7 +7,7 @@ sequence, each rank has a part of them, and the sum over ranks becomes
     row-parallel ─► reduce-scatter ─► Dropout, Add, norm ─► all-gather ─► column
 
 which sends as much as the all-reduce that it replaces. Where tensors enter and
-leave a layer is a `Crossing`; a `SequencePlan`, which sequence_analysis.py
+leave a layer is a `Boundary`; a `SequencePlan`, which sequence_analysis.py
 makes, says which of them are gathered or sharded there:
 
     scatter       own part               backward: all parts
@@ -80,8 +80,8 @@ class SequencePlan:
     Attributes:
         scatters: By `id` of a layer whose output is a sum over ranks: the
             whole size of dim 1, along which it leaves a part to each.
-        conversions: By `id` of a `Crossing` and place of the tensor.
-        partial_gradients: Ids of the crossings of layers that use their whole
+        conversions: By `id` of a `Boundary` and place of the tensor.
+        partial_gradients: Ids of the boundaries of layers that use their whole
             weights on parts: the gradients are added up.
         sharded_generators: Ids of the states of generators that draw for parts.
         sharded: Names of the layers that take parts and give parts.
@@ -106,18 +106,6 @@ def following(plan: SequencePlan | None):
         yield
 
 
-@contextlib.contextmanager
-def recorded_by(recorder):
-    """Within it, crossings ask `recorder.call` (`ModelTrace`)."""
-    with rank_context.within(sequence_recorder=recorder):
-        yield recorder
-
-
-def is_recorded() -> bool:
-    """Whether this thread traces a model to look at it."""
-    return rank_context.current().sequence_recorder is not None
-
-
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
     """The sum of a layer's terms, or the part of it that is to be here."""
     if scatters(layer, x):
@@ -132,7 +120,7 @@ def scatters(layer, x: tf.Tensor) -> bool:
     return size is not None and x.shape.rank == 3 and x.shape[1] == size
 
 
-def enter(x: tf.Tensor) -> tf.Tensor:
+def copy_to_region(x: tf.Tensor) -> tf.Tensor:
     """A whole input of which each rank makes its own use (f).
 
     Its gradient is summed over ranks, if it is not where it was gathered.
@@ -142,7 +130,7 @@ def enter(x: tf.Tensor) -> tf.Tensor:
     return collectives.copy_to_ranks(x)
 
 
-class Crossing:
+class Boundary:
     """Around a method of a layer: tensors enter and leave.
 
     Args:
@@ -157,9 +145,9 @@ class Crossing:
 
     def run(self, method: Callable, args, kwargs):
         """Calls a method, by the plan of this thread if there is one."""
-        recorder = rank_context.current().sequence_recorder
+        recorder = rank_context.current().recorder
         if recorder is not None:
-            return recorder.call(self, method, args, kwargs)
+            return recorder.run_with_edges(self, method, args, kwargs)
         plan, num_ranks = current(), collectives.num_ranks()
         if plan is None or num_ranks == 1:
             return method(*args, **kwargs)

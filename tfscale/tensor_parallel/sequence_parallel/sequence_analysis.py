@@ -1,9 +1,10 @@
 """Finds what of a model can be sharded along the sequence.
 
-The model is traced whole, with the shapes that it is called with. All sums over
-ranks that have a sequence are left sharded; then passes over the graph say what
-has to be gathered again, and where, until everything fits. At last the
-model is traced as a rank would, to see that it does the same (retrace.py).
+The model is traced whole, with the shapes that it is called with, and searched
+like that of analysis.py, from other sources: all sums over ranks that have a
+sequence are left sharded, and are gathered again where tensors enter or leave a
+layer. At last the model is traced as a rank would, to see that it does the same
+(retrace.py).
 """
 
 import concurrent.futures
@@ -18,21 +19,15 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import generator_rules
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
+from tfscale.tensor_parallel.propagation import propagation
+from tfscale.tensor_parallel.propagation.boundaries import Boundaries
 from tfscale.tensor_parallel.propagation.layer_calls import Source
-from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.placements import Infeasible
 from tfscale.tensor_parallel.sequence_parallel import sequence
-from tfscale.tensor_parallel.sequence_parallel import sequence_choices
 from tfscale.tensor_parallel.sequence_parallel import sequence_planning
-from tfscale.tensor_parallel.sequence_parallel import sequence_walk
-from tfscale.tensor_parallel.sequence_parallel.sequence_trace import Recorder
-from tfscale.tensor_parallel.sequence_parallel.sequence_trace import (
-    SequenceTrace,
-)
 
-# Each pass decides something for good; a model of hundreds of layers that are
-# all alike needs no more passes than one of two.
-_PASSES = 100
 _NOTHING = "no activation between its layers can be sharded"
+_GATHERED_AT_ONCE = "it would be gathered at once"
 
 
 def find_plan(model, inputs, num_ranks: int) -> tuple:
@@ -40,7 +35,7 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
 
     Args:
         model: A functional or sequential model, analysed by `analysis.analyse`
-            and with crossings (`sequence_model.prepare`).
+            and with boundaries (`sequence_model.prepare`).
         inputs: Its inputs, of which shapes and types matter.
         num_ranks: Number of model ranks.
 
@@ -50,12 +45,20 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
     specs = keras.tree.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
     )
+
+    def find():
+        try:
+            plan = _Search(model, specs, num_ranks).run()
+        except Infeasible as error:
+            return None, str(error)
+        return (plan, None) if plan.scatters else (None, _NOTHING)
+
     # As in `analysis.analyse`: with nothing of what surrounds the call.
     with (
         layer_losses.kept(),
         concurrent.futures.ThreadPoolExecutor(1) as executor,
     ):
-        return executor.submit(_Search(model, specs, num_ranks).run).result()
+        return executor.submit(find).result()
 
 
 class _Search:
@@ -63,176 +66,172 @@ class _Search:
         self._model = model
         self._specs = specs
         self._num_ranks = num_ranks
+        self._whole = self._trace(None)
+        self._sums = self._find_sums()
+        self._calls = self._layer_calls(self._whole)
+        self._choices = {
+            edge: "all_gather"
+            for edge in self._whole.recorder.edges
+            if edge.boundary.of_shapes and edge.place[0] == "in"
+        }
 
-    def run(self):
-        whole, recorder = self._trace(None)
-        keys, shapes = [], []
-        for key, call in enumerate(whole.calls):
-            if not call.scatters or not isinstance(call.outputs, tf.Tensor):
-                continue
-            if call.outputs.shape.rank == 3:
-                shapes.append(call.outputs.shape[1])
-                if shapes[-1] and shapes[-1] % self._num_ranks == 0:
-                    keys.append(key)
-        if not keys:
-            return None, _why_none(shapes, self._num_ranks)
-        calls = [
-            self._layer_call(key, call, key in keys)
-            for key, call in enumerate(whole.calls)
-        ]
-        trace = SequenceTrace(
-            layer_calls.Trace(whole.graph, calls, whole.outputs),
-            recorder,
-            {tensor.name for tensor in whole.differentiable},
-            {k for k, c in enumerate(whole.calls) if c.rule.shares_input},
-        )
-        operations = trace.trace.operations
-        layer_calls.check_calls(trace.trace, self._num_ranks)
-        facts = graph_facts.GraphFacts(
+    def run(self) -> sequence.SequencePlan:
+        """The plan; raises `Infeasible` if there is none."""
+        whole, records = self._whole, self._whole.recorder
+        trace = layer_calls.Trace(whole.graph, self._calls, whole.outputs)
+        self._operations = trace.operations
+        facts = graph_facts.facts_of(
+            trace,
+            whole.differentiable,
             num_ranks=self._num_ranks,
             retraced=True,
-            needs_gradient=graph_facts.needs_gradient(
-                operations, whole.differentiable
+            boundaries=Boundaries(
+                self._operations,
+                records.edges,
+                records.spans,
+                frozenset(x.name for x in whole.differentiable),
             ),
-            insides=graph_facts.insides(operations, calls),
+            decided=frozenset(range(len(self._calls))) - self._sums,
         )
-        choices = sequence_choices.Choices()
-        for point in recorder.points:
-            if point.crossing.of_shapes and point.place[0] == "in":
-                choices.modes[point.name] = "all_gather"
-        for _ in range(_PASSES):
-            walk = sequence_walk.SequenceWalk(
-                facts, trace, choices, frozenset(keys)
-            )
-            walk.run(operations, calls)
-            for tensor in whole.outputs:
-                walk.leave(tensor, None)
-            if not walk.changes:
-                self._leave_whole(walk, calls, keys, choices)
-            if not walk.changes:
-                plan = self._check(walk, trace, whole, calls, keys, choices)
-            for change in walk.changes:
-                change(choices)
-            if choices.infeasible:
-                return None, choices.infeasible
-            if not walk.changes:
-                return (plan, None) if plan.scatters else (None, _NOTHING)
-        return None, "no way was found in which everything fits"
+        self._facts = facts
+        propagation.search(trace, facts, self._choices, self._check)
+        return self._plan
 
-    def _layer_call(self, key, call, divides):
+    def _find_sums(self):
+        """Keys of the calls that can leave a sum sharded along dim 1."""
+        shapes = {
+            key: call.outputs.shape
+            for key, call in enumerate(self._whole.calls)
+            if call.scatters and isinstance(call.outputs, tf.Tensor)
+        }
+        sizes = {k: s[1] for k, s in shapes.items() if s.rank == 3}
+        sums = {
+            key
+            for key, size in sizes.items()
+            if size and size % self._num_ranks == 0
+        }
+        if not sums:
+            raise Infeasible(_why_none(sizes.values(), self._num_ranks))
+        return frozenset(sums)
+
+    def _trace(self, plan):
+        with sequence.following(plan):
+            traced = model_trace.trace_model(
+                self._model,
+                1 if plan is None else self._num_ranks,
+                self._specs,
+                has_edges=True,
+            )
+        # Losses are whole, and each rank computes all of them.
+        outputs = [*traced.outputs, *traced.losses]
+        return dataclasses.replace(traced, outputs=outputs)
+
+    def _layer_calls(self, traced):
+        return [
+            self._layer_call(key, call) for key, call in enumerate(traced.calls)
+        ]
+
+    def _layer_call(self, key, call):
         rule = call.rule
         # Whether it keeps its output sharded is decided.
-        reason = rule.layer.sharded_call.reason
+        is_kept = rule.layer.sharded_call.reason is None
         made = model_trace.layer_call(
-            key,
-            call,
-            rule.stays_sharded or (rule.propagates and reason is None),
+            key, call, rule.stays_sharded or (rule.propagates and is_kept)
         )
-        if not divides:
+        if key not in self._sums:
             return made
         return dataclasses.replace(
             made, sources=(Source(call.outputs, 1),), outputs=()
         )
 
-    def _trace(self, plan):
-        recorder = Recorder(plan, 1 if plan is None else self._num_ranks)
-        with sequence.recorded_by(recorder), sequence.following(plan):
-            traced = model_trace.trace_model(
-                self._model,
-                1 if plan is None else self._num_ranks,
-                self._specs,
-            )
-        # Losses are whole, and each rank computes all of them.
-        outputs = [*traced.outputs, *traced.losses]
-        return dataclasses.replace(traced, outputs=outputs), recorder
-
-    def _leave_whole(self, walk, calls, keys, choices):
-        """Sums that would be gathered at once are not sharded."""
-        outputs = {
-            calls[key].sources[0].tensor.name: key
-            for key in keys
-            if key not in choices.replicated
-        }
-        for point in walk.effective:
-            key = outputs.get(point.before.name)
-            if key is not None:
-                walk.changes.append(sequence_choices.set_replicated(key))
-
-    def _check(self, walk, trace, whole, calls, keys, choices):
-        """The plan, if a rank does what was looked at."""
+    def _check(self, walk):
+        """Makes the plan, if a rank does what was looked at."""
+        self._leave_whole(walk)
+        if walk.changes:
+            return
+        whole = self._whole
         drawing, failures = generator_rules.sharded_generators(
-            trace.trace.operations,
-            walk.states,
-            whole.generators.values(),
+            self._operations, walk.states, whole.generators.values()
         )
         if failures:
-            for place, op in enumerate(trace.trace.operations):
-                if _draws_part(op, walk):
-                    walk.take_whole(place)
-            reason = next(iter(failures.values()))
-            if not walk.changes:
-                walk.changes.append(sequence_choices.set_infeasible(reason))
-            return None
-        plan, clash = sequence_planning.make_plan(
+            self._draw_whole(walk, next(iter(failures.values())))
+            return
+        self._plan = plan = sequence_planning.make_plan(
             walk,
-            trace,
+            self._facts,
             whole.calls,
-            choices,
-            set(keys) - choices.replicated,
+            self._choices,
+            self._sums - set(self._choices),
             {
                 state
                 for state, tensor in whole.generators.items()
                 if tensor.name in drawing
             },
         )
-        if clash:
-            walk.changes.append(sequence_choices.set_infeasible(clash))
-            return None
-        local, recorder = self._trace(plan)
-        pairs = (
-            _with_points(calls, walk.effective.items(), choices.modes),
-            _with_points(
-                self._local_calls(local, keys, choices),
-                [
-                    (p, plan.conversions[id(p.crossing), p.place].dim)
-                    for p in recorder.points
-                    if p.mode
-                ],
-                {p.name: p.mode for p in recorder.points},
-            ),
+        local = self._trace(plan)
+        edges = [edge for edge in local.recorder.edges if edge.mode]
+        dims = [plan.conversions[id(e.boundary), e.place].dim for e in edges]
+        traces = (
+            (whole, self._calls, walk.converted.items()),
+            (local, self._layer_calls(local), zip(edges, dims)),
         )
         found = retrace.places(
-            layer_calls.Trace(whole.graph, pairs[0], whole.outputs),
-            layer_calls.Trace(local.graph, pairs[1], local.outputs),
+            *(
+                layer_calls.Trace(
+                    traced.graph,
+                    [*calls, *self._conversions(converted)],
+                    traced.outputs,
+                )
+                for traced, calls, converted in traces
+            ),
             walk.states,
             self._num_ranks,
         )
         if found:
-            walk.take_whole(min(found))
-        return plan
+            self._take_whole(walk, min(found))
 
-    def _local_calls(self, local, keys, choices):
-        return [
-            self._layer_call(key, call, key in keys)
-            for key, call in enumerate(local.calls)
+    def _leave_whole(self, walk):
+        """Sums that would be gathered at once are not sharded."""
+        sums = {
+            self._calls[key].sources[0].tensor.name: key
+            for key in self._sums - set(self._choices)
+        }
+        for edge in walk.converted:
+            if edge.before.name in sums:
+                walk.gather([sums[edge.before.name]], _GATHERED_AT_ONCE)
+
+    def _draw_whole(self, walk, reason):
+        drawn = [
+            walk.states[op.outputs[0].name][1]
+            for op in self._operations
+            if op.type.startswith("Stateless")
+            and walk.is_undecided(op.outputs[0])
         ]
+        walk.gather(frozenset().union(*drawn), reason)
 
+    def _conversions(self, converted):
+        made = sorted(converted, key=lambda pair: pair[0].operations.start)
+        for number, (edge, dim) in enumerate(made):
+            mode = edge.mode or sequence_planning.mode_of(self._choices[edge])
+            yield edge.as_call(("edge", number), mode, dim)
 
-def _with_points(calls, points, modes):
-    made = []
-    for number, (point, dim) in enumerate(
-        sorted(points, key=lambda pair: pair[0].operations.start)
-    ):
-        mode = modes[point.name]
-        mode = "scatter" if isinstance(mode, Sharded) else mode
-        made.append(point.as_call(("point", number), mode, dim))
-    return [*calls, *made]
-
-
-def _draws_part(op, walk):
-    return op.type.startswith("Stateless") and any(
-        walk.is_along_sequence(tensor) for tensor in op.outputs
-    )
+    def _take_whole(self, walk, place):
+        """Asks the layer around an operation to take what it gets whole."""
+        # What is behind the first difference may be different because of it.
+        op = self._operations[min(place, len(self._operations) - 1)]
+        for span in self._facts.boundaries.around(op):
+            edges = [
+                edge
+                for edge in self._facts.boundaries.inputs_of(span)
+                if walk.is_undecided(edge.after)
+            ]
+            if edges:
+                walk.changes.update(dict.fromkeys(edges, "all_gather"))
+                return
+        edges = [walk.states.get(x.name, (None, ()))[1] for x in op.inputs]
+        walk.gather(frozenset().union(*edges), f"{op.name!r} differs on ranks")
+        if not walk.changes:
+            raise Infeasible(f"{op.name!r} differs on ranks")
 
 
 def _why_none(sizes, num_ranks):

@@ -13,7 +13,7 @@ from tfscale import rank_context
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import decisions
-from tfscale.tensor_parallel.sequence_parallel import crossed_layer
+from tfscale.tensor_parallel.sequence_parallel import boundary_layer
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
@@ -112,7 +112,7 @@ def _warn_of_own_call(rule):
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":
-    """Analyses a model, and puts crossings around its layers, once.
+    """Analyses a model, and puts boundaries around its layers, once.
 
     Args:
         model: A functional or sequential model.
@@ -122,7 +122,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
         analysis.settle(model, num_ranks)
         for layer in _internals.flatten_layers(model, include_self=False):
             if not isinstance(layer, _internals.Functional | keras.Sequential):
-                crossed_layer.attach(layer)
+                boundary_layer.attach(layer)
         call = ModelCall(model, num_ranks)
         in_place.put(model, SequenceModel, sequence_call=call)
     return model.sequence_call
@@ -169,7 +169,7 @@ class ModelCall:
             **kwargs: Likewise.
         """
         if (
-            sequence.is_recorded()
+            rank_context.current().recorder is not None
             or sequence.current() is not None
             or collectives.num_ranks() == 1
         ):

@@ -3,7 +3,7 @@
 import keras
 
 from tfscale import _internals
-from tfscale.tensor_parallel.sequence_parallel import crossed_layer
+from tfscale.tensor_parallel.sequence_parallel import boundary_layer
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -61,8 +61,8 @@ def exchanged(
     found = list(names)
     conversions = {
         (place[0], made.mode)
-        for (crossing, place), made in plan.conversions.items()
-        if crossing == id(crossed_layer.crossing_of(layer))
+        for (boundary, place), made in plan.conversions.items()
+        if boundary == id(boundary_layer.boundary_of(layer))
     }
     if ("in", "all_gather") in conversions:
         _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
@@ -71,7 +71,7 @@ def exchanged(
     found += [
         text for key, text in _OF_CONVERSION.items() if key in conversions
     ]
-    if id(crossed_layer.crossing_of(layer)) in plan.partial_gradients:
+    if id(boundary_layer.boundary_of(layer)) in plan.partial_gradients:
         found.append("all-reduce of the weights' gradients")
     return tuple(found)
 

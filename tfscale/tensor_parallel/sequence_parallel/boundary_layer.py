@@ -1,4 +1,4 @@
-"""A layer with crossings around its methods, in the place of Keras' own.
+"""A layer with boundaries around its methods, in the place of Keras' own.
 
 There is one around `call`, where tensors are gathered or sharded as a plan
 has it, and one around each method that looks at shapes of what the layer has
@@ -10,62 +10,62 @@ import keras
 from tfscale import _internals
 from tfscale import in_place
 from tfscale.tensor_parallel.not_quantized import NotQuantized
-from tfscale.tensor_parallel.sequence_parallel.sequence import Crossing
+from tfscale.tensor_parallel.sequence_parallel.sequence import Boundary
 
 _ATTENTION_MASK, _SELF_ATTENTION_MASK = _internals.METHODS_OF_SHAPES
 
 
 def attach(layer: keras.Layer) -> None:
-    """Puts crossings around the methods of a layer; once."""
-    if isinstance(layer, CrossedLayer):
+    """Puts boundaries around the methods of a layer; once."""
+    if isinstance(layer, BoundaryLayer):
         return
-    in_place.put(layer, CrossedLayer, crossing=Crossing(layer))
+    in_place.put(layer, BoundaryLayer, boundary=Boundary(layer))
     if hasattr(layer, _ATTENTION_MASK):
-        crossing = Crossing(layer, of_shapes=True)
+        boundary = Boundary(layer, of_shapes=True)
         in_place.put(
-            layer, CrossedAttentionMask, attention_mask_crossing=crossing
+            layer, BoundaryAttentionMask, attention_mask_boundary=boundary
         )
     if hasattr(layer, _SELF_ATTENTION_MASK):
-        crossing = Crossing(layer, of_shapes=True)
+        boundary = Boundary(layer, of_shapes=True)
         in_place.put(
             layer,
-            CrossedSelfAttentionMask,
-            self_attention_mask_crossing=crossing,
+            BoundarySelfAttentionMask,
+            self_attention_mask_boundary=boundary,
         )
 
 
-def crossing_of(layer: keras.Layer) -> Crossing | None:
-    """The crossing around the `call` of a layer, if there is one."""
-    return layer.crossing if isinstance(layer, CrossedLayer) else None
+def boundary_of(layer: keras.Layer) -> Boundary | None:
+    """The boundary around the `call` of a layer, if there is one."""
+    return layer.boundary if isinstance(layer, BoundaryLayer) else None
 
 
-class CrossedLayer(NotQuantized):
+class BoundaryLayer(NotQuantized):
     """A layer whose inputs and outputs are converted."""
 
-    crossing: Crossing
+    boundary: Boundary
 
     def call(self, *args, **kwargs):
         """See `keras.Layer`."""
-        return self.crossing.run(super().call, args, kwargs)
+        return self.boundary.run(super().call, args, kwargs)
 
 
-class CrossedAttentionMask(in_place.Mixin):
+class BoundaryAttentionMask(in_place.Mixin):
     """A layer that makes a mask of the shapes of its queries and keys."""
 
-    attention_mask_crossing: Crossing
+    attention_mask_boundary: Boundary
 
     def _compute_attention_mask(self, *args, **kwargs):
-        return self.attention_mask_crossing.run(
+        return self.attention_mask_boundary.run(
             super()._compute_attention_mask, args, kwargs
         )
 
 
-class CrossedSelfAttentionMask(in_place.Mixin):
+class BoundarySelfAttentionMask(in_place.Mixin):
     """A layer that makes a mask of the shape of its input."""
 
-    self_attention_mask_crossing: Crossing
+    self_attention_mask_boundary: Boundary
 
     def _compute_self_attention_mask(self, *args, **kwargs):
-        return self.self_attention_mask_crossing.run(
+        return self.self_attention_mask_boundary.run(
             super()._compute_self_attention_mask, args, kwargs
         )
