@@ -45,7 +45,6 @@ PURE = (
     "tfscale/pipeline/planning/timeline.py",
     "tfscale/sharding/sharding.py",
     "tfscale/tensor_parallel/layouts/layout_entries.py",
-    "tfscale/tensor_parallel/layouts/layout_hints.py",
     "tfscale/tensor_parallel/layouts/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
@@ -97,7 +96,7 @@ CHANGED_OF_KERAS = {
     ),
     ("tfscale/tensor_parallel/rank_seeds.py", "in_place.put of generator"),
     (
-        "tfscale/tensor_parallel/sequence_parallel/crossed_layer.py",
+        "tfscale/tensor_parallel/sequence_parallel/boundary_layer.py",
         "in_place.put of layer",
     ),
     (

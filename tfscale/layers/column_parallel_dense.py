@@ -6,15 +6,7 @@ from typing import ClassVar
 import keras
 
 from tfscale.layers import ranks_in_scope
-
-# Activations for which an entry of the output depends on others.
-_OF_ALL_ENTRIES = (
-    "glu",
-    "log_softmax",
-    "softmax",
-    "sparse_sigmoid",
-    "sparsemax",
-)
+from tfscale.tensor_parallel.elementwise import acts_on_elements
 
 
 @keras.saving.register_keras_serializable(package="tfscale")
@@ -93,13 +85,13 @@ class ColumnParallelDense(keras.layers.Dense):
                 f"gather_output=False in {self.name!r}. Set "
                 "gather_output=True."
             )
-        for name in _OF_ALL_ENTRIES:
-            if self.activation is getattr(keras.activations, name, name):
-                raise ValueError(
-                    "The activation of a sharded output must be elementwise. "
-                    f"Received: activation={name!r} and gather_output=False "
-                    f"in {self.name!r}. Set gather_output=True."
-                )
+        if not acts_on_elements(self.activation):
+            name = getattr(self.activation, "__name__", self.activation)
+            raise ValueError(
+                "The activation of a sharded output must be elementwise. "
+                f"Received: activation={name!r} and gather_output=False in "
+                f"{self.name!r}. Set gather_output=True."
+            )
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables, sharded if there are model ranks."""

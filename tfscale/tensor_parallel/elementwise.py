@@ -5,6 +5,7 @@ a small tensor, whole and as a rank would have it.
 """
 
 import concurrent.futures
+import re
 import weakref
 from collections.abc import Callable
 
@@ -20,6 +21,14 @@ from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 # Layers that have no variables: others could make some in a trace.
 _LAYERS = (keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU)
+# Classes of layers and operations of Keras that act on each element by itself,
+# beside the ones that a trace finds: of several inputs, or random.
+_CLASSES = re.compile(
+    "activation|add|multiply|square|identity|(alpha|gaussian)?dropout"
+    "|gaussiannoise|(leaky)?relu6?|[cs]?elu|gelu|(hard)?(silu|sigmoid|tanh)"
+    "|mish|softplus|softsign",
+    re.IGNORECASE,
+)
 # A batch of unknown size, lest shapes be made into constants.
 _SIZES = (None, 4, 6)
 
@@ -47,6 +56,18 @@ def acts_on_elements(activation: Callable | None) -> bool:
         return _found[activation]
     except TypeError:  # There are no weak references to it.
         return _is_elementwise(activation)
+
+
+def treats_elements_apart(operation) -> bool:
+    """Whether what is sharded before a node of a model can be so after it.
+
+    As `acts_on_elements`, of a layer or an operation of Keras: it may take
+    several inputs, and draw random numbers.
+    """
+    if _CLASSES.fullmatch(type(operation).__name__):
+        return acts_on_elements(getattr(operation, "activation", None))
+    is_layer = isinstance(operation, keras.Layer)
+    return not is_layer and acts_on_elements(operation)
 
 
 def _is_elementwise(activation):

@@ -1,16 +1,28 @@
 """A layout map for a model that nobody wrote one for, from types and shapes."""
 
+import concurrent.futures
+import random
 import re
 import warnings
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
-from tfscale.tensor_parallel.built_aside import built_aside
-from tfscale.tensor_parallel.layouts.found_layout import FoundLayout
+from tfscale import _internals
 from tfscale.tensor_parallel.layouts.layout_plan import AXIS
 from tfscale.tensor_parallel.layouts.layout_plan import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
+
+
+class FoundLayout(keras.distribution.TensorLayout):
+    """What `auto_layout_map` gives: nobody is to be told to change it.
+
+    A layer whose output is gathered is worth a warning to whoever sharded
+    it. Here it keeps its part of the weights, which was what was wanted.
+    """
+
+    is_found = True
 
 
 def auto_layout_map(
@@ -93,7 +105,7 @@ def auto_layout_map(
     ...     model = build_model()
     """
     if callable(model) and not isinstance(model, keras.Layer):
-        model = built_aside(model)
+        model = _build_aside(model)
     size = _check(model, mesh)
     plan = LayoutPlan(size)
     plan_layouts(model, plan)
@@ -140,3 +152,32 @@ def _check(model, mesh):
             "batch, or `model.build(input_shape)`."
         )
     return mesh.shape[mesh.axis_names.index(AXIS)]
+
+
+def _build_aside(build: Callable[[], keras.Model]) -> keras.Model:
+    """Calls a function that builds a model, on the host and in no scope.
+
+    What is built next has the names and the initial weights that it would have
+    had: the numbers of Keras' automatic names, and the random states of Python
+    and NumPy, from which Keras draws seeds, are as before.
+
+    Args:
+        build: The function, of no arguments.
+    """
+    names = _internals.automatic_names()
+    policy = keras.config.dtype_policy()
+
+    def run():
+        # Strategies, scopes and names of Keras are those of a thread.
+        keras.config.set_dtype_policy(policy)
+        _internals.automatic_names().update(names)
+        with keras.device("cpu:0"):
+            return build()
+
+    states = random.getstate(), np.random.get_state()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            return executor.submit(run).result()
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

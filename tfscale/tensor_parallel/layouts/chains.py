@@ -5,7 +5,7 @@ import collections
 import keras
 
 from tfscale import _internals
-from tfscale.tensor_parallel.layouts.projections import is_elementwise
+from tfscale.tensor_parallel.elementwise import treats_elements_apart
 from tfscale.tensor_parallel.layouts.projections import projection_of
 
 
@@ -61,7 +61,7 @@ class Chains:
                 sources = [self._matrices[id(node)]]
                 if not sources[0].is_elementwise:
                     return None
-            elif is_elementwise(node.operation):
+            elif treats_elements_apart(node.operation):
                 sources = self._sources(node.input_tensors, path)
             else:
                 return None

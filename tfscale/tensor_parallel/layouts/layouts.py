@@ -1,8 +1,10 @@
 """From a layout map to the dim of each variable that the model axis divides."""
 
+import difflib
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from tfscale.tensor_parallel.layouts.layout_entries import AXIS
@@ -10,9 +12,9 @@ from tfscale.tensor_parallel.layouts.layout_entries import axes_of
 from tfscale.tensor_parallel.layouts.layout_entries import check_map
 from tfscale.tensor_parallel.layouts.layout_entries import check_pattern
 from tfscale.tensor_parallel.layouts.layout_entries import split_dim_of
-from tfscale.tensor_parallel.layouts.layout_hints import hint
 
 _DATA_AXIS = "data"
+_NUMBER = re.compile(r"_\d+(?=/|$)")
 # Of patterns that match nothing; a model that was built twice has dozens.
 _MAX_TOLD = 3
 _NO_PATHS = (
@@ -178,7 +180,7 @@ class Layouts:
             return
         paths = [getattr(v, "path", v) for v in variables]
         told, others = unmatched[:_MAX_TOLD], unmatched[_MAX_TOLD:]
-        lines = [f"  {p!r}{hint(p, paths)}" for p in told]
+        lines = [f"  {p!r}{_hint(p, paths)}" for p in told]
         if others:
             lines.append(f"  and {len(others)} more")
         raise ValueError(
@@ -214,3 +216,33 @@ class Layouts:
             f"whole: give {path!r} a key of its own with `None`s, which comes "
             "first, or start from `tfscale.auto_layout_map`."
         )
+
+
+def _hint(pattern: str, paths: Sequence[str]) -> str:
+    """What of the paths of variables comes near, in words; may be empty."""
+    whole = [p for p in paths if re.fullmatch(pattern, p)]
+    if whole:
+        return (
+            f" (it matches {whole[0]!r}, which was not made under the "
+            "strategy, or has a key of its own)"
+        )
+    inside = [p for p in paths if re.search(pattern, p)]
+    if inside:
+        return (
+            f" (it matches only a part of {inside[0]!r}; begin or end it with "
+            "'.*')"
+        )
+    plain = re.sub(r"\.\*|\.\+|[\\^$()\[\]?]", "", pattern)
+    numbered = [
+        p for p in paths if _NUMBER.sub("", p) == _NUMBER.sub("", plain)
+    ]
+    if numbered:
+        return (
+            f" (it matches {numbered[0]!r} but for a number, which Keras gives "
+            "layers of one name in the order in which they are made: name them "
+            "yourself, pass the function that builds the model to "
+            "`tfscale.auto_layout_map`, or call `keras.utils.clear_session()` "
+            "before the model is built)"
+        )
+    near = difflib.get_close_matches(plain, paths, n=3, cutoff=0.0)
+    return f" (nearest: {', '.join(map(repr, near))})" if near else ""

@@ -2,20 +2,11 @@
 
 import dataclasses
 import math
-import re
 
 import keras
 
 from tfscale.tensor_parallel import elementwise
-
-# Layers and operations that act on each element by itself: what is sharded on
-# its way in is sharded the same way on its way out.
-_ELEMENTWISE = re.compile(
-    "activation|add|multiply|square|identity|(alpha|gaussian)?dropout"
-    "|gaussiannoise|(leaky)?relu6?|[cs]?elu|gelu|(hard)?(silu|sigmoid|tanh)"
-    "|mish|softplus|softsign",
-    re.IGNORECASE,
-)
+from tfscale.tensor_parallel.rules.dense_rules import subscripts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,38 +69,21 @@ def projection_of(layer) -> Projection | None:
     if "kernel" not in weights:
         return None
     kernel, bias = weights["kernel"], weights.get("bias")
-    if isinstance(layer, keras.layers.Dense):
-        return Projection(
-            layer, kernel, (0,), (1,), bias, None if bias is None else 0
-        )
     # "abc,cde->abde": "c" is contracted, "d" and "e" are new.
-    found = re.fullmatch(
-        r"(\w+),(\w+)->(\w+)", layer.equation.replace("...", "")
-    )
-    if found is None:
+    taken, own, made = (x.strip(".") for x in subscripts(layer))
+    if not (taken + own + made).isalpha():
         return None
-    taken, own, made = found.groups()
     inputs = [own.index(x) for x in taken if x in own]
     outputs = [own.index(x) for x in made if x in own]
     # A letter in all three is a product for each entry of that dim.
     if not inputs or not outputs or set(inputs) & set(outputs):
         return None
     bias_dim = None
-    first = own[outputs[0]]
-    if bias is not None and first in layer.bias_axes:
+    first, axes = own[outputs[0]], getattr(layer, "bias_axes", made)
+    if bias is not None and first in axes:
         # The bias begins with the first dim of the output that it varies in.
-        start = min(made.index(x) for x in layer.bias_axes)
+        start = min(made.index(x) for x in axes)
         bias_dim = made.index(first) - start
     return Projection(
         layer, kernel, tuple(inputs), tuple(outputs), bias, bias_dim
     )
-
-
-def is_elementwise(operation) -> bool:
-    """Whether a layer or operation acts on each element by itself."""
-    if _ELEMENTWISE.fullmatch(type(operation).__name__):
-        return elementwise.acts_on_elements(
-            getattr(operation, "activation", None)
-        )
-    is_layer = isinstance(operation, keras.Layer)
-    return not is_layer and elementwise.acts_on_elements(operation)

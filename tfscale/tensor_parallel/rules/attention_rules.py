@@ -241,8 +241,8 @@ class _GroupedAttention(_Attention):
 
 def _heads_dim(dense):
     """The dim of the kernel along which it has the heads."""
-    operands, output = dense.equation.split("->")
-    return operands.split(",")[1].index(output[_HEADS])
+    _, kernel, output = dense_rules.subscripts(dense)
+    return kernel.index(output[_HEADS])
 
 
 def _call_for_parts(layer, x):

@@ -32,7 +32,7 @@ def make_rule(layer) -> rules.Rule | None:
     dim = sharding_of(_internals.weight_of(layer)).model_dim
     if dim is None:
         return None
-    inputs, kernel, output = _subscripts(layer)
+    inputs, kernel, output = subscripts(layer)
     letter = kernel[dim]
     if letter in output and letter not in inputs:
         return _Column(layer, output.index(letter) - len(output), letter)
@@ -41,10 +41,11 @@ def make_rule(layer) -> rules.Rule | None:
     return None
 
 
-def _subscripts(layer):
-    """Letters of input, kernel and output; `.` for all that "..." stands for.
+def subscripts(layer) -> tuple[str, str, str]:
+    """Letters of input, kernel and output of a Dense or EinsumDense.
 
-    Dims are counted from the right, past it, so one place is enough.
+    There is a `.` for all that "..." stands for: dims are counted from the
+    right, past it.
     """
     if isinstance(layer, keras.layers.Dense):
         return ".x", "xy", ".y"

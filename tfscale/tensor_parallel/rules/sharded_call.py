@@ -1,12 +1,14 @@
 """A layer that runs by its rule on ranks, in the place of Keras' own."""
 
+from typing import Any
+
+import keras
 import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import recorder
-from tfscale.tensor_parallel.not_quantized import NotQuantized
 from tfscale.tensor_parallel.rules.rules import Rule
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
@@ -28,6 +30,36 @@ def attach(layer, make_rule, decide) -> None:
 def call_of(layer) -> "ShardedCall | None":
     """How a layer runs, if it has sharded variables."""
     return layer.sharded_call if isinstance(layer, ShardedLayer) else None
+
+
+class NotQuantized(in_place.Mixin):
+    """A layer that Keras would leave as it is, as one of a class unknown to it.
+
+    Its rules are for float kernels, and some layouts name dims that a
+    quantized kernel does not have.
+    """
+
+    @property
+    def quantize(self) -> Any:
+        """See `keras.Layer`, whose constructor sets it on each layer.
+
+        A property, because only that comes before what is set on an object.
+        """
+        has_one = self.__class__.quantize is not keras.Layer.quantize
+        if has_one and not isinstance(self, keras.Model):
+            return self._refuse
+        return _internals.attributes_of(self)["quantize"]
+
+    def _refuse(self, mode=None, **kwargs):
+        del kwargs
+        raise ValueError(
+            "A layer that runs on model ranks cannot be quantized. Received: "
+            f"`quantize` with mode={mode!r}, for {self.path!r} of type "
+            f"{type(self).__name__}. Load the trained weights into a plain "
+            "model, made outside of the strategy's scope, and quantize that. "
+            "Layers before this one may be quantized already: do not go on "
+            "with this model."
+        )
 
 
 class ShardedLayer(NotQuantized):

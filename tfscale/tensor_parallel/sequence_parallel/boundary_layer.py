@@ -9,7 +9,7 @@ import keras
 
 from tfscale import _internals
 from tfscale import in_place
-from tfscale.tensor_parallel.not_quantized import NotQuantized
+from tfscale.tensor_parallel.rules.sharded_call import NotQuantized
 from tfscale.tensor_parallel.sequence_parallel.sequence import Boundary
 
 _ATTENTION_MASK, _SELF_ATTENTION_MASK = _internals.METHODS_OF_SHAPES
