@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 import os
+from unittest import mock
 
 import keras
 import keras_hub
@@ -19,6 +20,7 @@ from tests import same_numbers
 from tests.layers import same_numbers_test as layer_jobs
 from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test as jobs
+from tfscale.tensor_parallel.propagation import propagation
 
 LAYERS = keras.layers
 LENGTH = 8
@@ -136,6 +138,27 @@ def noisy():
     return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
 
 
+@keras.saving.register_keras_serializable("sequence_test")
+class Composite(LAYERS.Layer):
+    """Needs the whole, and has a layer in it that takes the same tensor."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = LAYERS.Dense(12, name="inner")
+
+    def call(self, x):
+        return self.inner(x) + keras.ops.mean(x, axis=1, keepdims=True)
+
+
+def composite():
+    inputs = keras.Input((LENGTH, 12))
+    x = LAYERS.Dense(24, activation="relu", name="up")(inputs)
+    x = LAYERS.Dense(12, name="down")(x)
+    x = LAYERS.LayerNormalization(name="norm")(x)
+    x = Composite(name="composite")(x)
+    return keras.Model(inputs, LAYERS.Dense(4, name="out")(x))
+
+
 def of_vectors(build):
     return same_numbers.Job(
         build,
@@ -171,6 +194,7 @@ JOBS = {
     "shared_norm": (of_vectors(shared_norm), PAIR),
     "mlp": (jobs.JOBS["mlp_sgd"], None),
     "noisy": (of_vectors(noisy), PAIR),
+    "composite": (of_vectors(composite), PAIR),
     "two_lengths": (of_vectors(two_lengths), PAIR),
     "explicit": (
         same_numbers.Job(
@@ -275,6 +299,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("summarised", 2),
         ("shared_norm", 2),
         ("noisy", 2),
+        ("composite", 2),
         ("gpt_adam", 2, 2, 2),
         ("gpt2", 2, 1, 2),
         ("block_adam", 2, 2, 1, 1),
@@ -349,6 +374,24 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         parts, wholes = sums(graph, 24)
         self.assertEmpty(parts)
         self.assertEqual(set(wholes), {LENGTH})
+
+
+class SearchTest(tf.test.TestCase):
+    def test_a_deep_model_takes_no_more_passes(self):
+        # A pass ended at the first layer that gathers, and a model of 25
+        # blocks was given up after 100 of them.
+        passes = []
+        for num_blocks in (1, 3):
+            model, _, x = prepared(
+                (tokens(functools.partial(gpt, num_blocks)), None)
+            )
+            with mock.patch.object(
+                propagation, "Walk", wraps=propagation.Walk
+            ) as walk:
+                model.predict(x[:8], verbose=0)
+            self.assertNotEmpty(plan_of(model).scatters)
+            passes.append(walk.call_count)
+        self.assertEqual(*passes)
 
 
 def dropped(rate):

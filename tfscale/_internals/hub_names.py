@@ -5,46 +5,28 @@ of attentions that run on shards of their heads; of a model whose file is not
 there nothing is expected.
 """
 
+from tfscale._internals.attentions import ATTENTION_PARTS
+from tfscale._internals.attentions import ATTENTIONS
+from tfscale._internals.attentions import AttentionNames
+
 _MODELS = "keras_hub/src/models/"
-_CALL = "a subclass that overrides it has no rule"
 _HEADS = "whose heads are sharded"
-_OUTPUT = "which adds up over heads"
-
-_WITH_UNDERSCORES = {
-    "_compute_attention": _CALL,
-    "_masked_softmax": _CALL,
-    "_query_dense": _HEADS,
-    "_key_dense": _HEADS,
-    "_value_dense": _HEADS,
-    "_output_dense": _OUTPUT,
-}
-_GEMMA = {
-    "_compute_attention": _CALL,
-    "query_dense": _HEADS,
-    "key_dense": _HEADS,
-    "value_dense": _HEADS,
-    "output_dense": _OUTPUT,
-    "num_query_heads": "a rank has a part of them",
-    "num_key_value_heads": "likewise",
-    "hidden_dim": "likewise",
-}
-_REPEATS = "how often keys and values are repeated for the queries"
-
 _SHAPES = "looks at whole shapes"
 
+
+def _names_of_attention(path: str, names: AttentionNames):
+    module, _, _ = path.rpartition(".")
+    found = dict.fromkeys(names.projections, _HEADS)
+    found |= dict.fromkeys(names.counts, "a rank has a part of them")
+    if names.repeats:
+        found[names.repeats] = "keys and values are repeated for the queries"
+    # Those that count heads mask them in the first of the two.
+    parts = ATTENTION_PARTS[: 1 if names.counts else None]
+    found |= dict.fromkeys(parts, "a subclass that overrides it has no rule")
+    return module.replace(".", "/") + ".py", found
+
+
 KERAS_HUB = {
-    f"{_MODELS}llama/llama_attention.py": {
-        **_WITH_UNDERSCORES,
-        "num_key_value_groups": _REPEATS,
-    },
-    f"{_MODELS}mistral/mistral_attention.py": {
-        **_WITH_UNDERSCORES,
-        "_num_key_value_groups": _REPEATS,
-    },
-    f"{_MODELS}qwen/qwen_attention.py": {
-        **_WITH_UNDERSCORES,
-        "num_key_value_groups": _REPEATS,
-    },
     f"{_MODELS}llama/llama_decoder.py": {
         "_compute_self_attention_mask": _SHAPES,
     },
@@ -63,6 +45,9 @@ KERAS_HUB = {
     f"{_MODELS}gemma3/gemma3_decoder_block.py": {
         "_compute_attention_mask": _SHAPES,
     },
-    f"{_MODELS}gemma/gemma_attention.py": _GEMMA,
-    f"{_MODELS}gemma3/gemma3_attention.py": _GEMMA,
+    **dict(
+        _names_of_attention(path, names)
+        for path, names in ATTENTIONS.items()
+        if path.startswith("keras_hub.")
+    ),
 }

@@ -9,12 +9,14 @@ class NoRule(Exception):
     Attributes:
         operand: The whole tensor that is in the way, if one is.
         dim: Along which dim of it a part would do; None if none would.
+        made: What it would make if only gradients of `operand` were added up.
     """
 
-    def __init__(self, reason, operand=None, dim=None):
+    def __init__(self, reason, operand=None, dim=None, made=()):
         super().__init__(reason)
         self.operand = operand
         self.dim = dim
+        self.made = made
 
 
 class Infeasible(Exception):

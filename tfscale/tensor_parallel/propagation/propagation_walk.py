@@ -133,8 +133,11 @@ class Walk:
             try:
                 self._compute(op)
             except NoRule as error:
-                self._cannot(op, error)
-                self._lose(op.outputs)
+                if self._use_weights_on_parts(error.operand, error.made):
+                    self._set(op, error.made)
+                else:
+                    self._cannot(op, error)
+                    self._lose(op.outputs)
 
     def _cross(self, edge):
         """Where a tensor enters or leaves a layer."""
@@ -165,6 +168,9 @@ class Walk:
             made = self._repeated(op, found)
         else:
             return
+        self._set(op, made)
+
+    def _set(self, op, made):
         edges = self._edges(op.inputs)
         for tensor, state in zip(op.outputs, made):
             if state is not None:
@@ -186,10 +192,7 @@ class Walk:
     def _cannot(self, op, error):
         """An operation cannot take its inputs as they are."""
         operand = error.operand
-        if operand is not None and error.dim is None:
-            if self._use_weights_on_parts(operand):
-                return
-        elif operand is not None:
+        if error.dim is not None:
             edge = self._boundaries.edges.get(operand.op.name)
             if (
                 edge is not None
@@ -200,10 +203,14 @@ class Walk:
                 return
         self.gather(self._edges(op.inputs), f"{op.type} {op.name!r}: {error}")
 
-    def _use_weights_on_parts(self, operand):
+    def _use_weights_on_parts(self, operand, made):
         """Whether a tensor is a weight of the layer, or made from some."""
         span = self._span
-        if span is None or self._choices.get(span.boundary) is not None:
+        if (
+            not made
+            or span is None
+            or self._choices.get(span.boundary) is not None
+        ):
             return False
         parameters = self._boundaries.parameters
         seen, stack = set(), [operand]
@@ -357,6 +364,7 @@ class Walk:
                     f"its whole operand {tensor.name!r} would get a part of "
                     "its gradient on each rank",
                     tensor,
+                    made=made,
                 )
         if _internals.GRADIENT_TYPE in op.node_def.attr:
             self._check_custom_gradient(op, states, made)

@@ -26,10 +26,6 @@ from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
-# What counts heads, or is a number of entries for each, in Gemma's `call`.
-_COUNTS = ("num_query_heads", "num_key_value_heads", "hidden_dim")
-_GEMMA = ("gemma", "gemma3")
-_HUB_FAMILIES = ("llama", "mistral", "qwen", *_GEMMA)
 _HEADS = -2
 _PARTS = _internals.ATTENTION_PARTS
 _dense = _internals.attention_dense
@@ -41,12 +37,14 @@ def is_attention(layer) -> bool:
     Its `call` projects queries, keys and values, may repeat keys and values
     along dim 2, and ends with the output projection.
     """
-    if rules.runs_as(layer, [keras.layers.MultiHeadAttention], *_PARTS):
+    kind = _internals.attention_class(layer)
+    if kind is keras.layers.MultiHeadAttention and not hasattr(
+        layer, "model_parallel_dims"
+    ):
         # What Keras' own leaves sharded is found by analysis.
-        return hasattr(layer, "model_parallel_dims")
-    if rules.runs_as(layer, [keras.layers.GroupQueryAttention], *_PARTS):
-        return True
-    return _internals.is_hub_attention(layer, _HUB_FAMILIES)
+        return False
+    parts = [name for name in _PARTS if hasattr(kind, name)]
+    return kind is not None and rules.runs_as(layer, [kind], *parts)
 
 
 def make_rule(layer) -> rules.Rule | None:
@@ -160,9 +158,8 @@ class _Attention(rules.Rule):
     def own_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
         layer, changed = self.layer, {}
-        if _internals.is_hub_attention(layer, _GEMMA):
-            ranks = collectives.num_ranks()
-            changed = {name: getattr(layer, name) // ranks for name in _COUNTS}
+        for name in _internals.attention_names(layer).counts:
+            changed[name] = getattr(layer, name) // collectives.num_ranks()
         # Weights that all heads have in common.
         for name in ("query_norm", "key_norm"):
             if hasattr(layer, name):
@@ -188,13 +185,9 @@ class _GroupedAttention(_Attention):
         for name, dense in _internals.attributes_of(layer).items():
             if any(dense is key for key in keys):
                 changed[name] = functools.partial(self._project, dense)
-        changed.update(
-            {
-                name: 1
-                for name in _internals.ATTENTION_REPEATS
-                if hasattr(layer, name)
-            }
-        )
+        repeats = _internals.attention_names(layer).repeats
+        if repeats is not None:
+            changed[repeats] = 1
         if "num_key_value_heads" in changed:
             changed["num_key_value_heads"] = changed["num_query_heads"]
         return changed
