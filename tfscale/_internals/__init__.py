@@ -9,12 +9,6 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 """
 
 from tfscale._internals import check  # refuses, so first
-from tfscale._internals.attentions import ATTENTION_PARTS
-from tfscale._internals.attentions import attention_class
-from tfscale._internals.attentions import attention_dense
-from tfscale._internals.attentions import attention_gate
-from tfscale._internals.attentions import attention_names
-from tfscale._internals.attentions import num_attention_axes
 from tfscale._internals.attributes import COLOCATED_WITH
 from tfscale._internals.attributes import GRADIENT_TYPE
 from tfscale._internals.attributes import LOWERED
@@ -93,11 +87,17 @@ from tfscale._internals.instances import attributes_of
 from tfscale._internals.instances import held_by
 from tfscale._internals.instances import reachable
 from tfscale._internals.instances import view
+from tfscale._internals.layers import ATTENTION_PARTS
 from tfscale._internals.layers import METHODS_OF_SHAPES
 from tfscale._internals.layers import NORMALIZATION_PARTS
+from tfscale._internals.layers import attention_class
+from tfscale._internals.layers import attention_dense
+from tfscale._internals.layers import attention_gate
+from tfscale._internals.layers import attention_names
 from tfscale._internals.layers import causal_padding
 from tfscale._internals.layers import is_of_keras
 from tfscale._internals.layers import moments
+from tfscale._internals.layers import num_attention_axes
 from tfscale._internals.layers import weight_of
 from tfscale._internals.py_datasets import first_batches_from_python
 from tfscale._internals.py_datasets import keep_order

@@ -5,9 +5,9 @@ of attentions that run on shards of their heads; of a model whose file is not
 there nothing is expected.
 """
 
-from tfscale._internals.attentions import ATTENTION_PARTS
-from tfscale._internals.attentions import ATTENTIONS
-from tfscale._internals.attentions import AttentionNames
+from tfscale._internals.layers import ATTENTION_PARTS
+from tfscale._internals.layers import ATTENTIONS
+from tfscale._internals.layers import AttentionNames
 
 _MODELS = "keras_hub/src/models/"
 _HEADS = "whose heads are sharded"

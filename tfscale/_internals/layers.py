@@ -3,15 +3,70 @@
 Each name is listed in the tables beside, with why.
 """
 
+import dataclasses
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+# What the `call` of an attention consists of, beside its projections.
+ATTENTION_PARTS = ("_compute_attention", "_masked_softmax")
 # What the `call` of a BatchNormalization consists of.
 NORMALIZATION_PARTS = ("_moments",)
 # Methods that look at the shapes of what a layer has put in, and no more.
 METHODS_OF_SHAPES = ("_compute_attention_mask", "_compute_self_attention_mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionNames:
+    """Attributes of an attention.
+
+    Attributes:
+        query, key, value, output: Its projections.
+        counts: Numbers of heads, or of entries for all heads, of which a rank
+            has a part.
+        repeats: How often keys and values are repeated for the queries.
+    """
+
+    query: str = "_query_dense"
+    key: str = "_key_dense"
+    value: str = "_value_dense"
+    output: str = "_output_dense"
+    counts: tuple[str, ...] = ()
+    repeats: str | None = None
+
+    @property
+    def projections(self) -> tuple[str, str, str, str]:
+        """The names of the four projections."""
+        return self.query, self.key, self.value, self.output
+
+
+def _path(kind):
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_GEMMA = AttentionNames(
+    *("query_dense", "key_dense", "value_dense", "output_dense"),
+    counts=("num_query_heads", "num_key_value_heads", "hidden_dim"),
+)
+_HUB = "keras_hub.src.models."
+ATTENTIONS = {
+    _path(keras.layers.MultiHeadAttention): AttentionNames(),
+    _path(keras.layers.GroupQueryAttention): AttentionNames(
+        repeats="num_repeats"
+    ),
+    f"{_HUB}llama.llama_attention.LlamaAttention": AttentionNames(
+        repeats="num_key_value_groups"
+    ),
+    f"{_HUB}mistral.mistral_attention.CachedMistralAttention": AttentionNames(
+        repeats="_num_key_value_groups"
+    ),
+    f"{_HUB}qwen.qwen_attention.QwenAttention": AttentionNames(
+        repeats="num_key_value_groups"
+    ),
+    f"{_HUB}gemma.gemma_attention.CachedGemmaAttention": _GEMMA,
+    f"{_HUB}gemma3.gemma3_attention.CachedGemma3Attention": _GEMMA,
+}
 
 
 def weight_of(layer: keras.Layer, name: str = "kernel") -> keras.Variable:
@@ -39,3 +94,32 @@ def moments(
 def is_of_keras(method: Any) -> bool:
     """Whether a method is Keras' own, and not one of a user's class."""
     return getattr(method, "__module__", "").startswith("keras.src.")
+
+
+def attention_class(layer: keras.Layer) -> type | None:
+    """The class of `ATTENTIONS` that a layer is of, if it is of one."""
+    for kind in layer.__class__.__mro__:
+        if _path(kind) in ATTENTIONS:
+            return kind
+    return None
+
+
+def attention_names(layer: keras.Layer) -> AttentionNames:
+    """What an attention, of a class of `ATTENTIONS`, calls its heads."""
+    kind: Any = attention_class(layer)
+    return ATTENTIONS[_path(kind)]
+
+
+def attention_dense(layer: keras.Layer, name: str) -> keras.Layer:
+    """The `"query"`, `"key"`, `"value"` or `"output"` projection."""
+    return getattr(layer, getattr(attention_names(layer), name))
+
+
+def attention_gate(layer: keras.Layer) -> keras.Layer | None:
+    """The projection that gates the heads, if there is one."""
+    return getattr(layer, "_gate_dense", None)
+
+
+def num_attention_axes(layer: keras.Layer) -> int:
+    """Over how many dims of its input an attention goes."""
+    return len(getattr(layer, "_attention_axes", None) or (1,))

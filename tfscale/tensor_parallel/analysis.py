@@ -25,7 +25,7 @@ NOT_SEEN = (
 )
 
 
-def decide(num_ranks: int, rule) -> None:
+def apply_decision(num_ranks: int, rule) -> None:
     """Sets a rule as the model that is being called has it.
 
     Args:
@@ -52,7 +52,7 @@ def decide(num_ranks: int, rule) -> None:
         )
 
 
-def settle(model, num_ranks: int) -> None:
+def ensure_analysed(model, num_ranks: int) -> None:
     """Sets all rules as a functional model has them, analysed if need be."""
     decision = decisions.decision_of(model)
     rules = [call.rule for call in sharded_calls(model)]

@@ -111,7 +111,7 @@ def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
     if isinstance(model, _internals.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
-            analysis.settle(model, num_ranks)
+            analysis.ensure_analysed(model, num_ranks)
         return
     call = sharded_call.call_of(model)
     if call is not None and call.rule is not None:

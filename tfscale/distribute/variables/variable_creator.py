@@ -234,14 +234,14 @@ def _declared_dim(callers, name):
 
 def _prepare_layers(callers, extended, is_found):
     """Has the layers that make a sharded variable run on shards."""
-    decide = functools.partial(
-        sequence_model.decide
+    apply_decision = functools.partial(
+        sequence_model.apply_decision
         if extended.sequence_parallel
-        else analysis.decide,
+        else analysis.apply_decision,
         extended.num_model_ranks,
     )
     for layer in layer_rules.concerned(callers):
-        sharded_call.attach(layer, layer_rules.make_rule, decide)
+        sharded_call.attach(layer, layer_rules.make_rule, apply_decision)
         layer.sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer.sharded_call)
 

@@ -121,7 +121,9 @@ class _InputChannels(rules.Rule):
 
     def run(self, inputs):
         layer = self.layer
-        x = collectives.reduce_from_ranks(_convolve(layer, self.take(inputs)))
+        x = collectives.reduce_from_ranks(
+            _convolve(layer, self.shard_input(inputs))
+        )
         if layer.use_bias:
             x = _add_bias(layer, x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

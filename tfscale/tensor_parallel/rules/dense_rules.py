@@ -109,7 +109,7 @@ class _Row(rules.Rule):
     def whole_size(self):
         return _internals.weight_of(self.layer).shape[self._kernel_dim]
 
-    def take(self, inputs):
+    def shard_input(self, inputs):
         if self.sink_dim is None:
             dim = inputs.shape.rank + self._input_dim
             return collectives.scatter_to_ranks(inputs, dim)
@@ -121,7 +121,7 @@ class _Row(rules.Rule):
                 "Set input_is_parallel=False, or let the layer follow a "
                 "`ColumnParallelDense` with gather_output=False."
             )
-        return super().take(inputs)
+        return super().shard_input(inputs)
 
     def scatters(self, args, kwargs):
         """See `Rule`."""
@@ -134,7 +134,7 @@ class _Row(rules.Rule):
     def run(self, inputs, training=None):
         layer = self.layer
         kernel = low_rank.shard_of(layer, "kernel")
-        x = _contract(layer, self.take(inputs), kernel)
+        x = _contract(layer, self.shard_input(inputs), kernel)
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:

@@ -105,7 +105,7 @@ class _VocabularyParallel(rules.Rule):
             logits = keras.ops.multiply(
                 keras.ops.tanh(keras.ops.divide(logits, cap)), cap
             )
-        return self.give(logits)
+        return self.gather_output(logits)
 
 
 class _ColumnEmbedding(rules.Rule):
@@ -121,4 +121,6 @@ class _ColumnEmbedding(rules.Rule):
             inputs = keras.ops.cast(inputs, "int32")
         table = low_rank.shard_of(self.layer, "embeddings")
         outputs = keras.ops.take(table, inputs, axis=0)
-        return self.give(keras.ops.cast(outputs, self.layer.compute_dtype))
+        return self.gather_output(
+            keras.ops.cast(outputs, self.layer.compute_dtype)
+        )

@@ -122,7 +122,7 @@ class Rule(abc.ABC):
     def run(self, inputs, *args, **kwargs):
         """What the layer's `call` does, on shards; in replica context."""
 
-    def give(self, output):
+    def gather_output(self, output):
         """The sharded output as it is to leave the layer."""
         if self.stays_sharded:
             return output
@@ -133,13 +133,13 @@ class Rule(abc.ABC):
         """Applies the layer's activation, to the part if it can be."""
         activation = self.layer.activation
         if activation is None:
-            return self.give(output)
+            return self.gather_output(output)
         if acts_on_elements(activation):
-            return self.give(activation(output))
+            return self.gather_output(activation(output))
         # As softmax, which needs the whole: analysis keeps none sharded.
-        return activation(self.give(output))
+        return activation(self.gather_output(output))
 
-    def take(self, inputs):
+    def shard_input(self, inputs):
         """The sharded input, whether it came sharded or whole."""
         if self.is_sharded(inputs):
             return inputs

@@ -13,17 +13,17 @@ from tfscale.tensor_parallel.rules.rules import Rule
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
-def attach(layer, make_rule, decide) -> None:
+def attach(layer, make_rule, apply_decision) -> None:
     """Has a layer with sharded variables run by its rule; once.
 
     Args:
         layer: A Keras layer, in its `build`.
         make_rule: Makes a `Rule` for the built layer, or None.
-        decide: Called with the rule before each call on ranks; sets what it
-            is to keep sharded.
+        apply_decision: Called with the rule before each call on ranks; sets
+            whether it leaves its output sharded.
     """
     if not isinstance(layer, ShardedLayer):
-        call = ShardedCall(layer, make_rule, decide)
+        call = ShardedCall(layer, make_rule, apply_decision)
         in_place.put(layer, ShardedLayer, sharded_call=call)
 
 
@@ -86,10 +86,10 @@ class ShardedCall:
             has one.
     """
 
-    def __init__(self, layer, make_rule, decide):
+    def __init__(self, layer, make_rule, apply_decision):
         self._layer = layer
         self._make_rule = make_rule
-        self._decide = decide
+        self._apply_decision = apply_decision
         self._kind = self._rule = None
         self.is_decided = False
         self.is_found = True
@@ -128,7 +128,7 @@ class ShardedCall:
             return self._record(records, call, args, kwargs)
         if collectives.num_ranks() == 1:
             return call(*args, **kwargs)
-        self._decide(rule)
+        self._apply_decision(rule)
         return rule.run(*args, **kwargs)
 
     def _record(self, records, call, args, kwargs):

@@ -75,7 +75,7 @@ def _on_trial(fn):
     return call
 
 
-def decide(num_ranks: int, rule) -> None:
+def apply_decision(num_ranks: int, rule) -> None:
     """Prepares the outermost functional model that is being called.
 
     Args:
@@ -86,7 +86,7 @@ def decide(num_ranks: int, rule) -> None:
         _Prepared: If this is a trial run and there is such a model.
     """
     if not rank_context.current().prepares_models:
-        analysis.decide(num_ranks, rule)
+        analysis.apply_decision(num_ranks, rule)
         return
     model = decisions.model_in_call()
     if model is not None and call_of(model) is None:
@@ -94,7 +94,7 @@ def decide(num_ranks: int, rule) -> None:
         raise _Prepared
     if model is None and not rule.is_inner:
         _warn_of_own_call(rule)
-    analysis.decide(num_ranks, rule)
+    analysis.apply_decision(num_ranks, rule)
 
 
 def _warn_of_own_call(rule):
@@ -119,7 +119,7 @@ def prepare(model, num_ranks: int) -> "ModelCall":
         num_ranks: Number of model ranks.
     """
     if call_of(model) is None:
-        analysis.settle(model, num_ranks)
+        analysis.ensure_analysed(model, num_ranks)
         for layer in _internals.flatten_layers(model, include_self=False):
             if not isinstance(layer, _internals.Functional | keras.Sequential):
                 boundary_layer.attach(layer)
@@ -200,7 +200,7 @@ class ModelCall:
             ),
         )
         if key not in self.found:
-            analysis.settle(self._model, self._num_ranks)
+            analysis.ensure_analysed(self._model, self._num_ranks)
             plan, reason = sequence_analysis.find_plan(
                 self._model, inputs, self._num_ranks
             )
