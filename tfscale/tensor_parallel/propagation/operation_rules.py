@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation import moving_rules
+from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.labels import Labels
 from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.tensor_parallel.propagation.placements import Sharded
 
 # Entry by entry, operands of fewer dims broadcast from the right.
 ELEMENTWISE = frozenset(
@@ -33,6 +35,66 @@ ELEMENTWISE = frozenset(
         """,
     )
 )
+
+
+def apply(
+    op: tf.Operation, states: list, num_ranks: int, retraced: bool
+) -> list:
+    """States of the outputs of an operation.
+
+    Args:
+        op: An operation of the whole model.
+        states: For each input `Sharded`, `Sizes`, or None if it is whole.
+        num_ranks: Number of parts of a sharded tensor.
+        retraced: Whether a constant size of a dim may be one that was read from
+            the static shape of a sharded tensor.
+
+    Returns:
+        For each output `Sharded`, `Sizes`, or None if it is whole.
+
+    Raises:
+        NoRule: If ranks cannot run it on their parts.
+    """
+    if op.type == "IdentityN":
+        made = states
+    elif shape_rules.is_shape_rule(op, states):
+        made = shape_rules.apply(op, states, num_ranks, retraced)
+    else:
+        made = _matched(op, states)
+    for tensor, state in zip(op.outputs, made):
+        if isinstance(state, Sharded):
+            size = tensor.shape[state.dim]
+            if size is None or size % num_ranks:
+                raise NoRule(f"it makes {size} entries of the sharded dim")
+    return made
+
+
+def _matched(op, states):
+    """States of the outputs by the labels of the sharded dims."""
+    found = labels_of(op)
+    names = {
+        dims and dims[state.dim]
+        for dims, state in zip(found.inputs, states)
+        if state
+    }
+    if len(names) > 1:
+        raise NoRule("its operands are sharded along different dims")
+    (name,) = names
+    if name is None or any(name not in dims for dims in found.outputs):
+        raise NoRule("it does not treat entries of the sharded dim apart")
+    for tensor, dims, state in zip(op.inputs, found.inputs, states):
+        if (
+            state is None
+            and dims
+            and name in dims
+            and tensor.shape[dims.index(name)] != 1
+        ):
+            raise NoRule(
+                f"its operand {tensor.name!r} is whole",
+                tensor,
+                dims.index(name),
+            )
+    return [Sharded(dims.index(name)) for dims in found.outputs]
 
 
 def labels_of(op: tf.Operation) -> Labels:

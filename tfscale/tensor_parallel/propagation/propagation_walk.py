@@ -29,7 +29,6 @@ from tfscale import _internals
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
-from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.boundaries import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
@@ -331,25 +330,13 @@ class Walk:
         self._keys_in[call.key] = edges
 
     def _outputs(self, op, states):
-        if op.type == "IdentityN":
-            made = states
-        elif shape_rules.is_shape_rule(op, states):
-            made = shape_rules.apply(
-                op,
-                states,
-                num_ranks=self._facts.num_ranks,
-                retraced=self._facts.retraced,
-            )
-        else:
-            made = _matched(op, states)
-        sharded = False
-        for tensor, state in zip(op.outputs, made):
-            if isinstance(state, Sharded):
-                sharded = sharded or graph_facts.is_real(tensor)
-                size = tensor.shape[state.dim]
-                if size is None or size % self._facts.num_ranks:
-                    raise NoRule(f"it makes {size} entries of the sharded dim")
-        if sharded:
+        made = operation_rules.apply(
+            op, states, self._facts.num_ranks, self._facts.retraced
+        )
+        if any(
+            isinstance(state, Sharded) and graph_facts.is_real(tensor)
+            for tensor, state in zip(op.outputs, made)
+        ):
             self._check_gradients(op, states, made)
         return made
 
@@ -405,31 +392,3 @@ class Walk:
             self._compute(op)
         except NoRule as error:
             raise NoRule(f"{op.type} {op.name!r}: {error}") from error
-
-
-def _matched(op, states):
-    """States of the outputs by the labels of the sharded dims."""
-    labels = operation_rules.labels_of(op)
-    names = {
-        dims and dims[state.dim]
-        for dims, state in zip(labels.inputs, states)
-        if state
-    }
-    if len(names) > 1:
-        raise NoRule("its operands are sharded along different dims")
-    (name,) = names
-    if name is None or any(name not in dims for dims in labels.outputs):
-        raise NoRule("it does not treat entries of the sharded dim apart")
-    for tensor, dims, state in zip(op.inputs, labels.inputs, states):
-        if (
-            state is None
-            and dims
-            and name in dims
-            and tensor.shape[dims.index(name)] != 1
-        ):
-            raise NoRule(
-                f"its operand {tensor.name!r} is whole",
-                tensor,
-                dims.index(name),
-            )
-    return [Sharded(dims.index(name)) for dims in labels.outputs]

@@ -43,23 +43,9 @@ def is_shape_rule(op: tf.Operation, states: list) -> bool:
 
 
 def apply(
-    op: tf.Operation, states: list, *, num_ranks: int, retraced: bool
+    op: tf.Operation, states: list, num_ranks: int, retraced: bool
 ) -> list:
-    """States of the outputs of an operation.
-
-    Args:
-        op: An operation of the whole model.
-        states: For each input `Sharded`, `Sizes`, or None if it is whole.
-        num_ranks: Number of parts of a sharded tensor.
-        retraced: Whether a constant size of a dim may be one that was read from
-            the static shape of a sharded tensor.
-
-    Returns:
-        For each output `Sharded`, `Sizes`, or None if it is whole.
-
-    Raises:
-        NoRule: If ranks cannot run it on their parts.
-    """
+    """See `operation_rules.apply`."""
     place = _SHAPE_OPERANDS.get(op.type)
     if place is not None and isinstance(states[place], Sharded):
         raise NoRule("its shape is itself a sharded tensor")
