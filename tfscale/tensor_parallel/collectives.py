@@ -72,9 +72,9 @@ def reads_shards() -> bool:
 
 @contextlib.contextmanager
 def gradients_are_partial(are_partial: bool):
-    """Within it, whole variables are used on this rank's part of something.
+    """Within it, gradients of whole variables are added up, or are not.
 
-    Or not, if `uses` is false. If so, their gradients are added up.
+    They are where the variables are used on this rank's part of something.
     """
     with rank_context.within(gradients_are_partial=are_partial):
         yield

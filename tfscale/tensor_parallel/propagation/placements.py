@@ -34,7 +34,8 @@ class Sharded:
 class Replicated:
     """The same on all ranks, of which each rank makes its own use.
 
-    The gradients of the ranks are added up.
+    Its gradient is `Partial` in the words of DTensor: those of the ranks are
+    added up.
 
     Attributes:
         direct: Whether it is what was gathered, and nothing made from it.

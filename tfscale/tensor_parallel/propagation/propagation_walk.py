@@ -11,6 +11,9 @@ nearest before it:
     `Boundary`, its weights    whole, "partial" (used on parts, the gradients
                                are added up), "whole"
 
+The output of a row-parallel layer is `Partial`, as DTensor and GSPMD call it:
+sharded it is reduce-scattered, gathered it is all-reduced.
+
 What depends on an operation that fails is not looked at in this pass. A call of
 a layer goes on from what it declares, so that one pass finds the changes of all
 layers.

@@ -183,7 +183,7 @@ def map_inputs(function: Callable, args, kwargs) -> tuple[tuple, dict]:
 
 
 def map_outputs(function: Callable, outputs) -> Any:
-    """Likewise, of what a layer returns."""
+    """Maps tensors that a layer returns, and that could be sharded."""
     return _map(function, ("out",), outputs)
 
 

@@ -165,8 +165,8 @@ class ModelCall:
         Args:
             call: What the model does as it is.
             inputs: What the model is called with.
-            *args: Likewise.
-            **kwargs: Likewise.
+            *args: Other arguments.
+            **kwargs: Other arguments by name.
         """
         if (
             rank_context.current().recorder is not None
