@@ -176,32 +176,15 @@ class _Comparison:
 
     def _call(self, call, other):
         self._place = call.operations.start
-        names = ("sources", "sinks", "inputs", "outputs")
-        for name in names:
-            parts, others = getattr(call, name), getattr(other, name)
-            if len(parts) != len(others):
+        for name in ("sources", "sinks", "inputs", "outputs", "made"):
+            if len(getattr(call, name)) != len(getattr(other, name)):
                 raise _Different(f"layer {call.key!r} has other {name}")
-            if name in ("sources", "sinks"):
-                parts = [part.tensor for part in parts]
-                others = [part.tensor for part in others]
-            for tensor, local in zip(parts, others):
-                if name in ("sinks", "inputs"):
-                    self._check_partner(tensor, local)
-                else:
-                    self._partner[tensor.name] = local.name
-                self._check_shape(tensor, local)
-        for sink, sink_other in zip(call.sinks, other.sinks):
-            if (sink.propagates_to is None) != (
-                sink_other.propagates_to is None
-            ):
-                raise _Different(f"layer {call.key!r} has other sinks")
-            if sink.propagates_to:
-                tensor, local = (
-                    sink.propagates_to.tensor,
-                    sink_other.propagates_to.tensor,
-                )
-                self._partner[tensor.name] = local.name
-                self._check_shape(tensor, local)
+        for tensor, local in zip(*map(_given, (call, other))):
+            self._partner[tensor.name] = local.name
+            self._check_shape(tensor, local)
+        for tensor, local in zip(*map(_taken, (call, other))):
+            self._check_partner(tensor, local)
+            self._check_shape(tensor, local)
         for place in other.operations:
             for tensor in self._operations[1][place].inputs:
                 if tensor.name in self._sizes:
@@ -282,6 +265,14 @@ class _Comparison:
                 f"{tensor.name!r} has shape {shapes[1]} on a rank, not "
                 f"{shapes[0]}"
             )
+
+
+def _given(call: LayerCall):
+    return [*(part.tensor for part in call.made), *call.outputs]
+
+
+def _taken(call: LayerCall):
+    return [*(sink.tensor for sink in call.sinks), *call.inputs]
 
 
 def _attributes(op):
