@@ -75,6 +75,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),
     ("tfscale/backup/state/callback_states.py", "logger.keys"),
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
+    ("tfscale/backup/state/traced_step.py", "in_place.putting of function"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
     ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),
     ("tfscale/data/explaining/explain.py", "model.history"),

@@ -83,7 +83,7 @@ class FitTest(tf.test.TestCase):
             def skip(self, iterator):
                 calls.append(("skipped", next(iterator)[0].numpy()[0, 0]))
 
-            def between_steps(self, step):
+            def between_steps(self, step, iterator):
                 calls.append(step)
 
         def look(epochs, callbacks):
@@ -136,7 +136,7 @@ class FitTest(tf.test.TestCase):
                 fitting.give_data(*running, rows.batch(2))
                 return 0
 
-            def between_steps(self, step):
+            def between_steps(self, step, iterator):
                 counts.append(step)
 
         def look(*found):

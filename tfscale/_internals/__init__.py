@@ -19,6 +19,8 @@ from tfscale._internals.attributes import automatic_names
 from tfscale._internals.attributes import choose_worker_values
 from tfscale._internals.attributes import compile_arguments
 from tfscale._internals.attributes import compile_loss_of
+from tfscale._internals.attributes import concrete_functions
+from tfscale._internals.attributes import creation_number
 from tfscale._internals.attributes import devices_of
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
@@ -38,10 +40,13 @@ from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import put_key_value
 from tfscale._internals.attributes import standardize_inputs
+from tfscale._internals.attributes import step_function
 from tfscale._internals.attributes import sublayers
 from tfscale._internals.attributes import used_seed_generator
 from tfscale._internals.attributes import value_of
 from tfscale._internals.attributes import variables_created_eagerly
+from tfscale._internals.attributes import variables_used_by
+from tfscale._internals.attributes import whole_of
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
 from tfscale._internals.attributes import writes_old_format
@@ -182,7 +187,9 @@ __all__ = [
     "choose_worker_values",
     "compile_arguments",
     "compile_loss_of",
+    "concrete_functions",
     "count_time_from",
+    "creation_number",
     "current_path",
     "data_keras_reads",
     "device_properties",
@@ -248,6 +255,7 @@ __all__ = [
     "shuffles_arrays",
     "source_of",
     "standardize_inputs",
+    "step_function",
     "sublayers",
     "tell_steps",
     "tf_optimizer",
@@ -256,10 +264,12 @@ __all__ = [
     "validation_epochs",
     "value_of",
     "variables_created_eagerly",
+    "variables_used_by",
     "variant_of",
     "view",
     "watch",
     "weight_of",
+    "whole_of",
     "with_flat_losses",
     "with_losses",
     "without_order",

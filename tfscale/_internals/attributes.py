@@ -5,6 +5,7 @@ Each is listed in the tables beside, with why.
 
 import collections
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,3 +261,50 @@ def choose_worker_values(values: list[Any]) -> Any:
         values: A `tf.distribute.coordinator.PerWorkerValues` for each worker.
     """
     return type(values[0])([v._values[n] for n, v in enumerate(values)])
+
+
+# --- steps that were traced ------------------------------------------------
+
+
+def step_function(model: keras.Model) -> Any:
+    """The `tf.function` that a model's train function calls.
+
+    None of an eager model, and of a train function that is not Keras'.
+    """
+    function = inspect.unwrap(model.train_function)
+    if not inspect.isfunction(function):
+        return None
+    found = inspect.getclosurevars(function).nonlocals.get(
+        "multi_step_on_iterator"
+    )
+    is_traced = isinstance(found, tf.types.experimental.PolymorphicFunction)
+    return found if is_traced else None
+
+
+def concrete_functions(function: Any) -> list[Any]:
+    """What a `tf.function` was traced to, once for each kind of arguments."""
+    return list(function._list_all_concrete_functions())
+
+
+def variables_used_by(concrete: Any) -> Iterator[tf.Variable]:
+    """The variables that a traced function reads or assigns, in no order.
+
+    Those of the functions that it calls too; of a variable of a strategy each
+    component. Those that nobody holds any more are left out.
+    """
+    for reference in concrete.graph._weak_variables:
+        variable = reference()
+        if variable is not None:
+            yield variable
+
+
+def whole_of(variable: tf.Variable) -> tf.Variable:
+    """The variable of a strategy that one is a component of, or itself."""
+    reference = getattr(variable.handle, "_distributed_container", None)
+    container = None if reference is None else reference()
+    return variable if container is None else container
+
+
+def creation_number(variable: tf.Variable) -> int:
+    """It grows from variable to variable, as a program creates them."""
+    return int(variable._unique_id.rpartition("_")[-1])

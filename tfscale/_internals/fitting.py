@@ -46,7 +46,7 @@ class Watcher(Protocol):
     def skip(self, iterator: Iterator[Any]) -> None:
         """A step of those is passed over."""
 
-    def between_steps(self, step: int) -> None:
+    def between_steps(self, step: int, iterator: Iterator[Any]) -> None:
         """All callbacks have ended the step before and none has begun this."""
 
 
@@ -220,7 +220,7 @@ class _Watched:
             if step < done:
                 self.watcher.skip(iterator)
                 continue
-            self.watcher.between_steps(step)
+            self.watcher.between_steps(step, iterator)
             yield step, end, iterator
 
 

@@ -115,6 +115,9 @@ KERAS = {
     ".make_predict_function": {
         "one_step_on_data": "what replicas run to predict, by its name",
     },
+    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._make_function": {
+        "multi_step_on_iterator": "the function that a step is traced to",
+    },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer.__init__": {
         "_distribute_strategy": "under one, Keras draws a batch to build",
     },

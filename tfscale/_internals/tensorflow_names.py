@@ -176,6 +176,17 @@ TENSORFLOW = {
     ".Function.__init__": {
         "_jit_compile": "whether a function is to be compiled by XLA",
     },
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function"
+    ".Function": {
+        "_list_all_concrete_functions": "what a step was traced to",
+    },
+    "tensorflow.python.framework.func_graph.FuncGraph.__init__": {
+        "_weak_variables": "the variables that a traced step uses",
+    },
+    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable"
+    ".__init__": {
+        "_unique_id": "in which order variables were created",
+    },
     "tensorflow.python.eager.context": {
         "context": "how the outermost function of a step is run",
         "FunctionCallOptions": "without Grappler",

@@ -66,8 +66,10 @@ class SmallestNumber:
         both = self._memory.use_with(values, [*weights, *weights])
         self._size = MicrobatchSize(idle, both - idle)
         with tf.init_scope(), tf.device("CPU:0"):
-            self._rows = _internals.ResourceVariable(1)
-            self._num_rows = _internals.ResourceVariable(0)
+            self._rows = _internals.ResourceVariable(1, name="tfscale/rows")
+            self._num_rows = _internals.ResourceVariable(
+                0, name="tfscale/num_rows"
+            )
 
     def count(self, num_rows: tf.Tensor) -> tf.Tensor:
         """See `GivenNumber`."""

@@ -31,7 +31,7 @@ class OfOneFit:
         self._model = weakref.ref(model)
         self._epochs = weakref.ref(epochs)
         self._plain = plain
-        self._other = other
+        self._other = self.__wrapped__ = other
 
     def __call__(self, iterator):
         """See `keras.Model.train_function`."""

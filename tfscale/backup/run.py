@@ -33,6 +33,7 @@ from tfscale.backup.report import Report
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.state import callback_states
 from tfscale.backup.state import random_states
+from tfscale.backup.state import traced_step
 from tfscale.backup.state import variables
 from tfscale.backup.state.data_place import DataPlace
 from tfscale.backup.state.validation import Validation
@@ -87,6 +88,9 @@ class Run:
         self._identity = identity.identity(
             model, self._epochs, self._callbacks, self._data
         )
+        self._is_looked_at = False
+        # A backup, and keys of it whose variables the first step creates.
+        self._not_created: tuple[Any, list[str]] | None = None
         self._backup = self._newest()
         if self._backup is None and self._report.noted():
             logging.warning(
@@ -141,6 +145,9 @@ class Run:
         self._data.drawn(count)
         self._schedule.step_ended(count)
         self._report.step(self._num_steps)
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            traced_step.warn_of_unsaved(self._model)
 
     def on_test_begin(self) -> None:
         """Counts iterators over the validation data of this `fit`."""
@@ -232,8 +239,10 @@ class Run:
         """See `_internals.Watcher`."""
         self._data.skip(iterator, self._epochs.steps_per_execution)
 
-    def between_steps(self, step: int) -> None:
+    def between_steps(self, step: int, iterator: Any) -> None:
         """See `_internals.Watcher`; saves if it is due, or ends the run."""
+        if self._not_created is not None:
+            self._restore_created(iterator)
         self._schedule.step_is_over(is_last=step == 0)
         self._writer.check()
         if self._num_steps and self._schedule.expects_size:  # all is built
@@ -334,12 +343,11 @@ class Run:
             dict(backup.state_of(self._workers.index)),
             lambda key: np.asarray(backup.read_whole(key)),
         )
-        variables.restore(
-            variables.variables_of(self._model),
-            backup,
-            self._workers.index,
-            self._workers.count,
-        )
+        entries = variables.variables_of(self._model)
+        workers = self._workers
+        variables.restore(entries, backup, workers.index, workers.count)
+        keys = variables.not_created(entries, backup)
+        self._not_created = (backup, keys) if keys else None
         self._validation_state = state["validation"]
         self._num_steps = state["num_steps"]
         self._report.resume(state["report"], self._num_steps)
@@ -348,3 +356,13 @@ class Run:
         )
         random_states.set_random_states(state["random"])
         self._data.set_order(state.get("order"))
+
+    def _restore_created(self, iterator):
+        """Restores variables that are known once the step has been traced."""
+        (backup, keys), self._not_created = self._not_created, None
+        traced_step.trace(self._model, iterator)
+        entries, workers = variables.variables_of(self._model), self._workers
+        entries = [entry for entry in entries if entry.key in keys]
+        variables.restore(entries, backup, workers.index, workers.count)
+        for key in {*keys} - {entry.key for entry in entries}:
+            logging.warning("%r is in the backup, and not created.", key)

@@ -46,6 +46,12 @@ def set_random_states(states: dict[str, Any]) -> None:
     np.random.set_state(tuple(states["numpy"]))
 
 
+def handles() -> list[tf.Tensor]:
+    """Those of the variables that these states are."""
+    found = _internals.used_seed_generator(), _internals.global_generator()
+    return [part.handle for one in found if one for part in _components(one)]
+
+
 def _values(generator):
     return np.stack([each.numpy() for each in _components(generator)])
 

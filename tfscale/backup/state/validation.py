@@ -75,7 +75,7 @@ class Validation:
     def skip(self, iterator: Any) -> None:
         """See `_internals.Watcher`: there is nothing to skip."""
 
-    def between_steps(self, step: int) -> None:
+    def between_steps(self, step: int, iterator: Any) -> None:
         """See `_internals.Watcher`; Keras draws a batch that it looks at."""
         if step == 0 and _internals.model_that_looks_at_data() is not None:
             self._place.drawn(1)

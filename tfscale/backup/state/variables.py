@@ -4,7 +4,8 @@ What `model.variables` lists, what optimizer and metrics have, and variables
 and generators of TensorFlow that are attributes of layers, which nothing lists.
 A key is a place in the order in which a program makes them, because names
 depend on what else was made before. What losses, metrics, nested containers and
-plain objects hold may be made later, and has the way to it as its key.
+plain objects hold may be made later, and has the way to it as its key. Of what
+only the traced step leads to the key is the name.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.files.parts import Part
+from tfscale.backup.state import random_states
+from tfscale.backup.state.traced_step import captured_variables
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
@@ -117,6 +120,10 @@ def variables_of(model: keras.Model) -> list[Entry]:
             seen.add(id(variable))
             key = f"{HELD}/{path}" + (f"/{number}" if number else "")
             entries.append(Entry(key, path, variable, False))
+    handles = {id(part.handle) for e in entries for part in e.components}
+    handles.update(map(id, random_states.handles()))
+    for path, variable in captured_variables(model, handles):
+        entries.append(Entry(f"{HELD}/{path}", path, variable, False))
     return entries
 
 
@@ -255,6 +262,13 @@ def difference(entries: list[Entry], backup: Backup) -> str | None:
 _KINDS = ("model", "optimizer", "metrics", "tensorflow", HELD)
 
 
+def not_created(entries: list[Entry], backup: Backup) -> list[str]:
+    """Keys of a backup of which there is no variable before the first step."""
+    keys = {entry.key for entry in entries}
+    held = [key for key in backup.tensors if key.startswith(HELD)]
+    return [key for key in held if "@" not in key and key not in keys]
+
+
 def restore(
     entries: list[Entry], backup: Backup, worker: int = 0, count: int = 1
 ) -> None:
@@ -266,10 +280,6 @@ def restore(
         worker: Which one of the workers this is.
         count: How many there are.
     """
-    keys = {entry.key for entry in entries}
-    for key in backup.tensors:
-        if key.startswith(HELD) and "@" not in key and key not in keys:
-            logging.warning("%r is in the backup, and not yet made.", key)
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if entry.key not in backup.tensors and entry.key.startswith(HELD):

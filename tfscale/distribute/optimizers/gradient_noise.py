@@ -46,7 +46,9 @@ class GradientNoise:
         with tf.init_scope():
             # |G|^2, S, and the weight of both.
             self._means = _internals.ResourceVariable(
-                np.zeros(3, np.float32), trainable=False
+                np.zeros(3, np.float32),
+                trainable=False,
+                name="tfscale/gradient_noise",
             )
 
     def begin(self, epochs: Any) -> None:

@@ -1,6 +1,7 @@
 """What a pipeline does with one batch, for `fit`, `evaluate` and `predict`."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 from typing import Any
@@ -278,6 +279,7 @@ def _outermost(function, stages):
     if getattr(function, "is_outermost", False):
         return function
 
+    @functools.wraps(function)
     def call(iterator):
         with failures.explained(stages), no_grappler():
             return function(iterator)

@@ -1,0 +1,58 @@
+"""What backups rely on in the function that Keras traces a step to."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfscale
+from tests._internals.contracts import holds
+from tfscale import _internals
+
+X = np.ones((4, 2), "float32")
+
+
+class TracedStepsTest(tf.test.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        tfscale.use_virtual_devices(2)
+
+    @holds("TensorFlowTrainer._make_function", "multi_step_on_iterator")
+    @holds("polymorphic_function.Function", "_list_all_concrete_functions")
+    @holds("FuncGraph.__init__", "_weak_variables")
+    def test_a_step_knows_the_variables_that_it_uses(self):
+        used, other = tf.Variable(1.0), tf.Variable(1.0)
+
+        def loss(y, p):
+            used.assign_add(1.0)
+            return keras.ops.mean(keras.ops.abs(y - p)) * used
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss)
+        self.assertIsNone(_internals.step_function(model))
+        model.fit(X, X[:, :1], verbose=0)
+        function = _internals.step_function(model)
+        (concrete,) = _internals.concrete_functions(function)
+        found = list(_internals.variables_used_by(concrete))
+        self.assertTrue(any(each is used for each in found))
+        self.assertFalse(any(each is other for each in found))
+
+    @holds("BaseResourceVariable.__init__", "_unique_id")
+    def test_variables_are_numbered_as_they_are_created(self):
+        numbers = [
+            _internals.creation_number(tf.Variable(0.0, name=name))
+            for name in ("b_2", "a", "a")
+        ]
+        self.assertEqual(numbers, sorted(set(numbers)))
+
+    def test_a_component_leads_to_the_variable_of_its_strategy(self):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            whole = tf.Variable(0.0)
+        self.assertIs(_internals.whole_of(whole.values[0]), whole)
+        plain = tf.Variable(0.0)
+        self.assertIs(_internals.whole_of(plain), plain)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,135 @@
+"""What the traced step of a `fit` uses and no attribute of the model leads to.
+
+Global variables and those of closures are captured when Keras traces the
+step. What operations and Python functions of the step keep to themselves can
+not be saved.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale import in_place
+
+# Not of the state of a run: it belongs to callbacks, which have their own.
+_OF_TFSCALE = "tfscale/"
+_COPIES = re.compile(r"\b(replica_\d+|while)/")
+
+
+def captured_variables(
+    model: keras.Model, known: set[int]
+) -> Iterator[tuple[str, tf.Variable]]:
+    """The variables that the step captured, with a name for each.
+
+    A program that runs again creates them in the same order, also on another
+    mesh: several of one name are numbered.
+
+    Args:
+        model: The model that is trained.
+        known: Ids of the handles of variables that are left out.
+    """
+    found = {}
+    for concrete in _traced(model):
+        for variable in _internals.variables_used_by(concrete):
+            if id(variable.handle) not in known:
+                variable = _internals.whole_of(variable)
+                found[_internals.creation_number(variable)] = variable
+    counts: dict[str, int] = {}
+    for _, variable in sorted(found.items()):
+        name = variable.name.partition(":")[0]
+        if not name.startswith(_OF_TFSCALE):
+            number = counts[name] = counts.get(name, -1) + 1
+            yield f"captured/{name}/{number}", variable
+
+
+class _Traced(BaseException):
+    """Ends a call of a step that was only to be traced."""
+
+
+class _OnlyTraced(in_place.Mixin):
+    """A `tf.function` that is traced when it is called, and not run."""
+
+    def __call__(self, *args, **kwargs):
+        """Traces it, and raises."""
+        self.get_concrete_function(*args, **kwargs)
+        raise _Traced
+
+
+def trace(model: keras.Model, iterator: Any) -> None:
+    """Traces the step as the call with this iterator would, without running it.
+
+    Args:
+        model: The model that is trained.
+        iterator: What Keras calls the train function with next.
+    """
+    function = _internals.step_function(model)
+    kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
+    if function is None or not isinstance(iterator, kinds):
+        return
+    with (
+        in_place.putting(function, _OnlyTraced),
+        contextlib.suppress(_Traced),
+    ):
+        model.train_function(iterator)
+
+
+def warn_of_unsaved(model: keras.Model) -> None:
+    """Names what the step keeps in operations and in Python.
+
+    Args:
+        model: The model that is trained; its first step is over.
+    """
+    if model.run_eagerly:
+        logging.warning(
+            "BackupAndRestore saves the variables that a traced step uses. "
+            "Received: run_eagerly=True, with which only those are saved that "
+            "attributes of the model lead to."
+        )
+    random: dict[str, None] = {}
+    python: dict[str, None] = {}
+    for concrete in _traced(model):
+        for node in _nodes(concrete.graph.as_graph_def()):
+            name = repr(_COPIES.sub("", node.name))
+            # Kernels of stateful random operations count what they draw.
+            if "seed2" in node.attr and not node.op.startswith("CudnnRNN"):
+                random[f"{node.op} at {name}"] = None
+            elif node.op in ("EagerPyFunc", "PyFunc"):
+                python[name] = None
+    if random:
+        logging.warning(
+            "BackupAndRestore does not save where random operations without a "
+            "generator stand: after an interruption they begin anew. Received: "
+            "%s. Give `keras.random` functions a `keras.random.SeedGenerator`, "
+            "or draw from a `tf.random.Generator`.",
+            _few(random),
+        )
+    if python:
+        logging.warning(
+            "BackupAndRestore does not save what Python functions of a step "
+            "keep: after an interruption they begin anew. Received: "
+            "`tf.numpy_function` or `tf.py_function` at %s. Keep state in a "
+            "`tf.Variable`.",
+            _few(python),
+        )
+
+
+def _traced(model):
+    function = _internals.step_function(model)
+    return [] if function is None else _internals.concrete_functions(function)
+
+
+def _nodes(graph_def):
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _few(names):
+    first = ", ".join(list(names)[:5])
+    return f"{first} and {len(names) - 5} more" if len(names) > 5 else first
