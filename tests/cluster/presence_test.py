@@ -179,6 +179,26 @@ class PresenceTest(absltest.TestCase):
         ):
             presences[server].wait_for_end()
 
+    def test_a_chief_without_all_others_says_so_to_those_there(self):
+        here, missing = forked_processes.free_addresses(2)
+        found, roster = [], Roster()
+
+        def arrive():
+            found.append(Presence(here, CHIEF, 10.0))
+            found[0].be_ready()
+
+        thread = threading.Thread(target=arrive)
+        thread.start()
+        roster.wait_for([here], 10.0)
+        thread.join()
+        with self.assertRaises(ConnectionError) as error:
+            roster.wait_for([here, missing], 0.2)
+        end_all(roster, error.exception)
+        with self.assertRaisesRegex(
+            ConnectionError, f"{CHIEF} has failed with .*missing: {missing}"
+        ):
+            found[0].wait_for_end()
+
     def test_a_forked_child_does_not_keep_connections_open(self):
         (server,) = forked_processes.free_addresses(1)
         roster, presences = _meet([server])

@@ -60,6 +60,7 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
         signal.signal(signal.SIGTERM, _note_signal)
         serving.serve(cluster, presence)
     roster = Roster(word)
+    atexit.register(_end, roster)
     roster.wait_for(_others(cluster), timeout)
     tf.config.experimental_connect_to_cluster(
         serving.cluster_spec(cluster),
@@ -68,7 +69,6 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
         protocol="grpc",
     )
     roster.watch(_report)
-    atexit.register(_end, roster)
 
 
 def coordinator_of(cluster: Cluster) -> str:
@@ -124,15 +124,12 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
         ConnectionError: If one is not; says which, and why.
     """
     global _roster
-    roster = _roster
-    if roster is None:
-        others = "workers and parameter servers"
-        roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
-    roster.wait_for(_others(cluster), timeout)
     if _roster is None:
-        _roster = roster
-        roster.watch()
-        atexit.register(_end, roster)
+        others = "workers and parameter servers"
+        _roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
+        atexit.register(_end, _roster)
+    _roster.wait_for(_others(cluster), timeout)
+    _roster.watch()
 
 
 def _others(cluster):

@@ -68,6 +68,7 @@ class Roster:
         self.connections: dict[str, socket.socket] = {}
         self._missing: dict[str, str] = {}  # and why
         self._lost_at: dict[str, float] = {}
+        self._watched: set[str] = set()
         self._last_words = ""
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -83,6 +84,7 @@ class Roster:
             ConnectionError: If one is missing; says which, and why.
         """
         start, is_said = time.monotonic(), False
+        self._is_over.clear()
         for server in {*servers} - {*self.connections, *self._missing}:
             self._missing[server] = "not tried yet"
             _in_a_thread(self._call_until_ready, server)
@@ -91,6 +93,7 @@ class Roster:
             found = "; ".join(f"{a} ({self._missing.get(a)})" for a in missing)
             if waited > timeout:
                 self._is_over.set()
+                self._missing.clear()
                 raise ConnectionError(
                     f"All {self._others} must be there. Received: after "
                     f"{timeout:g} s, still missing: {found}. What they print "
@@ -117,7 +120,7 @@ class Roster:
                 )
                 continue
             with self._lock:
-                del self._missing[server]
+                self._missing.pop(server, None)
                 self.connections[server] = connection
                 self._tell(connection)
             return
@@ -141,7 +144,8 @@ class Roster:
                 was called, and whether its machine still answers. By default
                 it is called again, until it is back.
         """
-        for server in self.connections:
+        for server in {*self.connections} - self._watched:
+            self._watched.add(server)
             _in_a_thread(self._watch, server, on_lost)
 
     def _watch(self, server, on_lost):
@@ -160,6 +164,7 @@ class Roster:
                 on_lost(server, machine_answers)
                 return
             self._call_until_ready(server)
+        self._watched.discard(server)
 
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that this process ends now, and how.
