@@ -56,12 +56,18 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
             Part(str(i), whole, (0, 0), tf.fill((4,), float(i)))
             for i in range(8)
         ]
-        seen = []
-        with mock.patch.object(parts, "_CHUNK", 33):  # three parts are enough
-            write_parts(
-                f"{folder}/parts", left, lambda size: seen.append((size, *left))
-            )
-        self.assertEqual([(s[0], len(s) - 1) for s in seen], CHUNKS)
+        seen, write = [], parts._write
+
+        def watched(prefix, parts, count):
+            write(prefix, parts, count)
+            seen.append((count * whole.local_bytes, len(parts)))
+
+        with (
+            mock.patch.object(parts, "_CHUNK", 33),  # three parts are enough
+            mock.patch.object(parts, "_write", watched),
+        ):
+            write_parts(f"{folder}/parts", left)
+        self.assertEqual(seen, CHUNKS)
         self.assertLen(os.listdir(folder), 4)  # with the index
         reader = tf.train.load_checkpoint(f"{folder}/parts")
         for i in range(8):

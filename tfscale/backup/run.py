@@ -26,7 +26,6 @@ from tfscale.backup.export import config_of
 from tfscale.backup.files import json_arrays
 from tfscale.backup.files.committed import open_backup
 from tfscale.backup.files.folder import BackupFolder
-from tfscale.backup.files.pace import Pace
 from tfscale.backup.files.parts import Part
 from tfscale.backup.files.writer import Writer
 from tfscale.backup.report import Report
@@ -82,7 +81,6 @@ class Run:
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
-        self._saved_at = time.monotonic()
         self._logs_so_far: dict[str, float] | None = None
         self._config_of_epoch: tuple[str | None] | None = None
         self._identity = identity.identity(
@@ -290,23 +288,11 @@ class Run:
             whole = Sharding(array.shape, value.dtype.size)
             parts.append(Part(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
-        # Written twice as fast as saves follow each other, or faster; once to
-        # the disk, and once through the digest. Not in the next step, which
-        # copies what is held: that would be two delays of one step.
-        seconds = (start - self._saved_at) / 2
-        pace = Pace(
-            2 * sum(part.sharding.local_bytes for part in parts),
-            seconds,
-            delay=min(2 * self._schedule.seconds_per_step, seconds / 2),
-            rests=all(
-                device.device_type == "CPU"
-                for device in tf.config.list_logical_devices()
-            ),
-        )
-        self._saved_at = start
+        # Not in the next step, which copies what is held: that would be two
+        # delays of one step.
         self._writer.start(
-            lambda: folder.commit(number, parts, state, workers, pace.did),
-            pace,
+            lambda: folder.commit(number, parts, state, workers),
+            delay=2 * self._schedule.seconds_per_step,
         )
         stall = time.monotonic() - start
         self._report.saved(stall)

@@ -16,14 +16,12 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale.backup.files.pace import at_once
 from tfscale.backup.files.parts import Part
 from tfscale.backup.files.parts import read_part
 from tfscale.backup.files.parts import write_parts
@@ -108,7 +106,6 @@ def write_files(
     parts: list[Part],
     state: Mapping[str, Any],
     worker: int = 0,
-    did: Callable[[int], None] = at_once,
 ) -> dict[str, Any]:
     """Writes the files of a worker.
 
@@ -117,8 +114,6 @@ def write_files(
         parts: Parts of tensors, each once; is empty in the end.
         state: JSON.
         worker: Which one of the workers it is.
-        did: Is told of bytes, once when they are written and once when their
-            digest is known; see `Pace.did`.
 
     Returns:
         What is in them, JSON for `seal`.
@@ -134,14 +129,14 @@ def write_files(
     }
     files = []
     if parts:
-        write_parts(storage.path_of(name), parts, did)
+        write_parts(storage.path_of(name), parts)
         files = [n for n in storage.names() if n.startswith(f"{name}.")]
         storage.flush(sorted(files))
     text = f"{_name('state', worker)}.json"
     storage.write(text, json.dumps(state).encode())
     return {
         "files": {
-            n: storage.size_and_digest(n, did) for n in [*sorted(files), text]
+            n: storage.size_and_digest(n) for n in [*sorted(files), text]
         },
         "tensors": tensors,
     }

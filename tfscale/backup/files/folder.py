@@ -4,13 +4,11 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfscale.backup.files import committed
 from tfscale.backup.files.lock import FolderLock
-from tfscale.backup.files.pace import at_once
 from tfscale.backup.files.storage import storage_of
 from tfscale.cluster.coordination import Coordination
 
@@ -153,7 +151,6 @@ class BackupFolder:
         parts,
         state,
         workers: Coordination | None = None,
-        did: Callable[[int], None] = at_once,
     ):
         """Writes a backup, and removes those that are too many after it.
 
@@ -163,7 +160,6 @@ class BackupFolder:
                 end.
             state: JSON, of this worker.
             workers: The workers that write it together; one by default.
-            did: See `committed.write_files`.
 
         Raises:
             BlockingIOError: If the folder was removed, and made by another job.
@@ -171,7 +167,7 @@ class BackupFolder:
             OSError: If it cannot be written; those before are as they were.
         """
         try:
-            self._commit(step, parts, state, workers or Coordination(), did)
+            self._commit(step, parts, state, workers or Coordination())
         except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
@@ -182,13 +178,13 @@ class BackupFolder:
                 "writable, and start again."
             ) from error
 
-    def _commit(self, step, parts, state, workers, did):
+    def _commit(self, step, parts, state, workers):
         path = workers.from_first(f"folder/{step}", lambda: self._begin(step))
         index = workers.index
         with _removed_if_unfinished(path if index == 0 else None):
             contents = workers.to_first(
                 f"files/{step}",
-                lambda: committed.write_files(path, parts, state, index, did),
+                lambda: committed.write_files(path, parts, state, index),
             )
             # Nobody ends before the backup is there, and worker 0 is the last.
             workers.from_first(

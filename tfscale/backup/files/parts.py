@@ -9,11 +9,9 @@ They are written a few MB at a time, and joined in the end.
 
 import dataclasses
 import os
-from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfscale.backup.files.pace import at_once
 from tfscale.backup.files.storage import storage_of
 from tfscale.sharding.sharding import Sharding
 
@@ -39,16 +37,13 @@ class Part:
     value: tf.Tensor
 
 
-def write_parts(
-    prefix: str, parts: list[Part], did: Callable[[int], None] = at_once
-) -> None:
+def write_parts(prefix: str, parts: list[Part]) -> None:
     """Writes parts into the checkpoint files `<prefix>.index` and `.data-*`.
 
     Args:
         prefix: Path without an ending.
         parts: Each part of each tensor once. Is empty in the end: a value is
             let go as soon as it is written.
-        did: Is told of bytes that were written; see `Pace.did`.
     """
     parts.reverse()
     storage = storage_of(os.path.dirname(prefix))
@@ -66,7 +61,6 @@ def write_parts(
         prefixes.append(f"{prefix}.{len(prefixes)}")
         _write(prefixes[-1], parts, count)
         storage.flush([os.path.basename(prefixes[-1]) + _DATA])
-        did(size)
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=prefixes,

@@ -11,13 +11,11 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfscale.backup.files.lock import FolderLock
-from tfscale.backup.files.pace import at_once
 
 _CHUNK = 1 << 20
 
@@ -91,21 +89,13 @@ class Storage:
         with self._open(name) as file:
             return file.read()
 
-    def size_and_digest(
-        self, name: str, did: Callable[[int], None] = at_once
-    ) -> tuple[int, str]:
-        """Bytes of a file and its SHA-256, read chunk by chunk.
-
-        Args:
-            name: The file.
-            did: Is told of bytes that were read; see `Pace.did`.
-        """
+    def size_and_digest(self, name: str) -> tuple[int, str]:
+        """Bytes of a file and its SHA-256, read chunk by chunk."""
         digest, size = hashlib.sha256(), 0
         with self._open(name) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
-                did(len(chunk))
         return size, digest.hexdigest()
 
     @contextlib.contextmanager

@@ -8,45 +8,53 @@ import atexit
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
-from tfscale.backup.files.pace import Pace
-
+_SECONDS = 0.1  # between two looks at whether the program is over
 _idle: list[queue.SimpleQueue] = []  # of each thread that has no job
 _under_way: set[threading.Event] = set()
 
 
 class Writer:
-    """Runs one job at a time in a thread, at a pace."""
+    """Runs one job at a time in a thread."""
 
     def __init__(self):
         self._end: threading.Event | None = None
         self._error = None
-        self._pace: Pace | None = None
+        self._is_waited_for = threading.Event()
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is under way."""
         return self._end is not None and not self._end.is_set()
 
-    def start(self, job: Callable[[], None], pace: Pace) -> None:
+    def start(self, job: Callable[[], None], delay: float = 0.0) -> None:
         """Starts a job, after the one before has ended.
 
         Args:
             job: What is to be done.
-            pace: At which the job works; it hurries once it is waited for.
+            delay: Seconds before it begins, if nobody waits for it.
 
         Raises:
             Exception: What the job before raised.
         """
         self.wait()
-        self._pace, self._end = pace, threading.Event()
+        self._is_waited_for, self._end = threading.Event(), threading.Event()
         _under_way.add(self._end)
-        _jobs_of_a_thread().put((lambda: self._run(job, pace), self._end))
+        begin = time.monotonic() + delay
+        _jobs_of_a_thread().put((lambda: self._run(job, begin), self._end))
 
-    def _run(self, job, pace):
+    def _run(self, job, begin):
+        # Python ends once all threads have; after an error in `fit` nobody
+        # else says that it waits.
+        while (
+            (rest := begin - time.monotonic()) > 0
+            and threading.main_thread().is_alive()
+            and not self._is_waited_for.wait(min(rest, _SECONDS))
+        ):
+            pass
         try:
-            pace.begin()
             job()
         except BaseException as error:
             self._error = error
@@ -58,8 +66,8 @@ class Writer:
 
     def join(self) -> None:
         """Returns once no job is under way, whatever became of it."""
-        if self._end is not None and self._pace is not None:
-            self._pace.hurry()
+        if self._end is not None:
+            self._is_waited_for.set()
             self._end.wait()
             self._end = None
 
