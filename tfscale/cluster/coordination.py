@@ -33,7 +33,6 @@ class Coordination:
         index: Which of them this is.
         check_all_there: Raises a `ConnectionError` if one of them is gone.
         scope: Keeps names apart from those of another `Coordination`.
-        say: Is told who is waited for.
 
     Attributes:
         num_checks: How many times `check_same` has begun.
@@ -45,14 +44,12 @@ class Coordination:
         index: int = 0,
         check_all_there: Callable[[], None] = lambda: None,
         scope: str = "workers",
-        say: Callable[[str], None] = logging.warning,
     ):
         self.count = count
         self.index = index
         self.scope = scope
         self.num_checks = 0
         self._check_all_there = check_all_there
-        self._say = say
         self._is_over = False
 
     def give(self, name: str, value: Any) -> None:
@@ -92,9 +89,12 @@ class Coordination:
                 return json.loads(found)
             self._check_all_there()
             if subject and time.monotonic() - start > _PATIENCE_SECONDS:
-                self._say(
-                    f"Worker {self.index} waits for worker {index}, which has "
-                    f"not come as far as this yet: {subject}."
+                logging.warning(
+                    "Worker %d waits for worker %d, which has not come as far "
+                    "as this yet: %s.",
+                    self.index,
+                    index,
+                    subject,
                 )
                 subject = None
         raise TimeoutError(f"Worker {index} is not waited for any more.")
