@@ -175,9 +175,10 @@ class Roster:
         Args:
             error: What ends it, if it does not end well.
         """
-        lines = f"{type(error).__name__}: {error}".splitlines()
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        words = f"failed {first_line[:1000].rstrip('.')}" if error else "end"
         with self._lock:
-            self._last_words = f"failed {lines[0][:1000]}" if error else "end"
+            self._last_words = words
             for connection in self.connections.values():
                 self._tell(connection)
         latest = max(
