@@ -456,11 +456,12 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class RefusalTest(tf.test.TestCase, parameterized.TestCase):
-    def test_a_stage_that_is_not_there(self):
+    @parameterized.parameters(2, -1, 1.0, 0.0, True, "1", None)
+    def test_a_stage_that_is_not_there(self, stage):
         with self.assertRaisesRegex(
-            ValueError, "`zero_stage` must be 0.*or 1.*zero_stage=2"
+            ValueError, f"`zero_stage` must be 0.*or 1.*zero_stage={stage!r}"
         ):
-            tfscale.MeshStrategy(tfscale.device_mesh(data=2), zero_stage=2)
+            tfscale.MeshStrategy(tfscale.device_mesh(data=2), zero_stage=stage)
 
     @parameterized.named_parameters(
         ("adafactor", OPTIMIZERS.Adafactor, "Adafactor, which needs"),

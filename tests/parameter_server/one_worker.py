@@ -252,6 +252,16 @@ def errors(strategy, old):
         optimizer = keras.optimizers.SGD(clipnorm=1.0)
         compiled(tfscale.ParameterServerModel(sharded()), optimizer)
 
+    def quantized_later(method, *args, **kwargs):
+        # What had been traced went on with the float weights.
+        with strategy.scope():
+            inner = layers()
+            one = compiled(tfscale.ParameterServerModel(inner), "sgd")
+        getattr(one, method)(*args, verbose=0, **kwargs)
+        with strategy.scope():
+            inner.quantize("int8")
+        getattr(one, method)(*args, verbose=0, **kwargs)
+
     cases = {
         "outside": lambda: tfscale.ParameterServerModel(outside),
         "made outside": inside(tfscale.ParameterServerModel, outside),
@@ -286,6 +296,10 @@ def errors(strategy, old):
         "old": lambda: model.evaluate(old, steps=2, verbose=0),
         "metric": with_metric,
         "clips shards": inside(sharded_and_clipped),
+        "quantized fit": lambda: quantized_later(
+            "fit", dataset(X), steps_per_epoch=1
+        ),
+        "quantized predict": lambda: quantized_later("predict", X),
         "pipeline": inside(tfscale.PipelineModel, inner, 2),
     }
     found = {}

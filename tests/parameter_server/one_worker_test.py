@@ -28,6 +28,8 @@ _ERRORS = {
     "old": "must be made behind the strategy",
     "metric": "must begin at zero.*compile_metrics",
     "clips shards": "'sharded' is in 2 shards.*global_clipnorm",
+    "quantized fit": "must keep their variables.*kernel.*`quantize`",
+    "quantized predict": "must keep their variables.*kernel.*`quantize`",
     "pipeline": "must be made in the scope of a `tfscale.MeshStrategy`",
 }
 

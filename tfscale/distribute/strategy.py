@@ -96,7 +96,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         zero_stage: int = 0,
         sequence_parallel: bool = False,
     ):
-        if zero_stage not in (0, 1) or isinstance(zero_stage, bool):
+        if type(zero_stage) is not int or zero_stage not in (0, 1):
             raise ValueError(
                 "`zero_stage` must be 0 (each replica has all optimizer slots) "
                 "or 1 (the replicas divide them). Received: "

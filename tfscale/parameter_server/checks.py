@@ -52,6 +52,27 @@ def check_model(model: Any) -> None:
     _check_on_servers(model.variables, "the model")
 
 
+def check_variables(
+    model: keras.Model, wrapped: Iterable[keras.Variable]
+) -> None:
+    """Refuses other variables than those that a model was wrapped with.
+
+    Functions that were traced would go on with those.
+    """
+    ids, now = {id(v) for v in wrapped}, {id(v) for v in model.weights}
+    if ids != now:
+        path = next(
+            v.path for v in [*model.weights, *wrapped] if id(v) in ids ^ now
+        )
+        raise ValueError(
+            "A model's layers must keep their variables once it is wrapped, "
+            "because workers run functions that were traced with them. "
+            f"Received: {model.name!r}, whose variable {path!r} was created "
+            "or taken away later. Call `enable_lora`, `quantize` and the like "
+            "before, in the scope of the strategy, or wrap the model again."
+        )
+
+
 def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
     """Refuses steps that workers cannot run."""
     if run_eagerly:
