@@ -102,7 +102,7 @@ class Origin:
                 continue
             elif op.name in sums:
                 self.is_sum = True
-            elif _BACKWARD.search(op.name):
+            elif _is_of_tape(op):
                 self.is_of_tape = True
                 self._of_tape.add(op)
             else:
@@ -128,6 +128,14 @@ class Origin:
             ):
                 return op
         return None
+
+
+def _is_of_tape(op):
+    """Whether a tape has made it, by its name or by what it calls."""
+    if _BACKWARD.search(op.name):
+        return True
+    is_call = op.type in ("PartitionedCall", "StatefulPartitionedCall")
+    return is_call and "__backward_" in op.get_attr("f").name
 
 
 def _is_linear(op, num_given):
