@@ -32,18 +32,18 @@ from tests import forked_python
 # The dearest files, which begin first: none is left alone in the end, with one
 # core, while the others have nothing to do.
 _FIRST = (
-    "tests/tensor_parallel/sequence_test.py",
-    "tests/distribute/workers_test.py",
-    "tests/backup/workers_test.py",
-    "tests/whole_batch/every_layer_test.py",
-    "tests/distribute/zero_test.py",
-    "tests/pipeline/keras_hub_test.py",
     "tests/backup/kill_matrix_test.py",
+    "tests/distribute/workers_test.py",
+    "tests/tensor_parallel/sequence_test.py",
+    "tests/data/contract_test.py",
+    "tests/whole_batch/every_layer_test.py",
+    "tests/backup/workers_test.py",
+    "tests/data/explaining/explain_test.py",
     "tests/examples/train_gpt_test.py",
-    "tests/distribute/remote_test.py",
-    "tests/whole_batch/every_loss_test.py",
-    "tests/examples/train_preemptible_test.py",
     "tests/examples/finetune_causal_lm_test.py",
+    "tests/examples/train_preemptible_test.py",
+    "tests/distribute/remote_test.py",
+    "tests/pipeline/fit_test.py",
 )
 MAX_BYTES = 2.5 * 2**30
 MAX_SECONDS = 600.0
