@@ -138,6 +138,7 @@ LAYERS = (
         "tfscale/cluster/",
         "tfscale/mesh.py",
         "tfscale/virtual_devices.py",
+        "tfscale/dataset_graph.py",
         "tfscale/formatting.py",
         "tfscale/in_place.py",
         "tfscale/rank_context.py",

@@ -39,6 +39,24 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             self._pipeline(**kwargs)
 
+    def test_arguments_of_the_last_release_are_options(self):
+        options = tf.data.Options()
+        options.deterministic = False
+        options.threading.private_threadpool_size = 2
+        with self.assertWarnsRegex(DeprecationWarning, "Use `options.determ"):
+            old = self._pipeline(deterministic=False, num_threads=2)
+        for pipeline in (old, self._pipeline(options=options)):
+            found = pipeline.options()
+            self.assertFalse(found.deterministic)
+            self.assertEqual(found.threading.private_threadpool_size, 2)
+            found = np.concatenate(list(pipeline.as_numpy_iterator()))
+            self.assertCountEqual(found, range(9))
+        self.assertTrue(self._pipeline().options().deterministic)
+        with self.assertWarnsRegex(DeprecationWarning, "16 files"):
+            self._pipeline(interleaved_reads=4)
+        with self.assertRaisesRegex(TypeError, "no argument 'batchsize'"):
+            self._pipeline(batchsize=4)
+
     def test_numbers_of_numpy_are_numbers(self):
         pipeline = self._pipeline(batch_size=np.int64(3), seed=np.int32(1))
         self.assertLen(list(pipeline), 3)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfscale import data
 from tfscale.data import single_device
-from tfscale.data.explaining.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import DatasetGraph
 
 
 def _marked(dataset):

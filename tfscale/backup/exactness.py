@@ -5,7 +5,7 @@ import logging
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.data.explaining.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import DatasetGraph
 
 
 def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:

@@ -1,6 +1,9 @@
 """What `pipeline` can be given, checked before anything is done."""
 
 import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,6 +13,11 @@ from tfscale.data.sources.source import StreamSource
 
 _BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
 _INT64 = 1 << 63
+_REPLACED = {
+    "deterministic": "`options.deterministic`",
+    "num_threads": "`options.threading.private_threadpool_size`",
+    "interleaved_reads": "nothing: 16 files are read at a time",
+}
 
 
 def check_source(source):
@@ -56,6 +64,31 @@ def check_numbers(*, seed, num_threads, **positive):
         least = 0 if name in ("prefetch", "ram_budget") else 1
         rule = f"{least} or more" + ", or `tf.data.AUTOTUNE`" * tuned
         _check_integer(name, value, least, rule)
+
+
+def with_replaced(
+    options: tf.data.Options | None, replaced: Mapping[str, Any]
+) -> tf.data.Options:
+    """Options, with arguments of the last release that they have replaced.
+
+    Raises:
+        TypeError: If there never was such an argument.
+    """
+    options = tf.data.Options().merge(options or tf.data.Options())
+    for name, value in replaced.items():
+        if name not in _REPLACED:
+            raise TypeError(f"`pipeline` has no argument {name!r}.")
+        warnings.warn(
+            f"`{name}` of `tfscale.data.pipeline` goes in the next release. "
+            f"Use {_REPLACED[name]}.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        if name == "deterministic":
+            options.deterministic = value
+        elif name == "num_threads" and value is not None:
+            options.threading.private_threadpool_size = value
+    return options
 
 
 def _check_integer(name, value, least, rule):

@@ -55,10 +55,7 @@ def spec_of_any(
 ) -> Any:
     """Structure of `tf.TensorSpec`, with None for sizes that may differ.
 
-    Args:
-        source: The source.
-        functions: What its records go through.
-        first: What `through` returned for the first one.
+    `first` is what `through` returned for the first record.
     """
     known = _mapped(source.sample(1), functions).element_spec
     return keras.tree.map_structure(_spec_of_any, known, first)

@@ -46,12 +46,11 @@ def pipeline(
     shard: str = "records",
     prefetch: int = tf.data.AUTOTUNE,
     parallelism: int = tf.data.AUTOTUNE,
-    interleaved_reads: int = 16,
-    deterministic: bool = True,
-    num_threads: int | None = None,
     ram_budget: int | None = None,
+    options: tf.data.Options | None = None,
     service: str | None = None,
     service_lanes: int = 8,
+    **replaced: Any,
 ) -> ResumableDataset:
     """The input pipeline of a source: everything in the right order.
 
@@ -66,14 +65,13 @@ def pipeline(
             shape `(batch,)` from TFRecord files, that returns what `parse`
             does of each along its first dimension, such as
             `tf.io.parse_example`. It is compared with `parse` on some records,
-            and can stand without it. Left out, `parse` is called for batches
-            by itself where that is known to give the same bits and worth it;
-            `explain` says so.
+            and can stand without it. Left out, a `parse` of many small records
+            is run on batches by itself if it only parses strings or
+            `tf.train.Example`, calculates and reshapes; `explain` says so.
         augment: Function like `parse` of what `parse` returned, with one more
             argument `seed`, an int64 tensor of shape `(2,)` for
             `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
-            the pipeline's seed, the epoch and the record, on nothing else. It
-            is run on batches under the same condition as `parse`.
+            the pipeline's seed, the epoch and the record, on nothing else.
         shuffle: Whether each epoch has an order of its own.
         seed: Integer that order and augmentation are drawn from.
         remainder: What becomes of records that do not fill the last batch:
@@ -106,13 +104,11 @@ def pipeline(
             of its own.
         prefetch: Integer or `tf.data.AUTOTUNE`: batches made ahead.
         parallelism: Integer or `tf.data.AUTOTUNE`: records made at a time.
-        interleaved_reads: Integer, files read at the same time. Reads of a
-            remote file system wait rather than work, hence the 16.
-        deterministic: Whether a slow record holds up those after it. Without,
-            an epoch has the same records and no exact order or resume.
-        num_threads: Integer, threads of this pipeline's own, or None.
         ram_budget: Integer, bytes for caches and buffers; by default half of
             what is free on the machine or in its cgroup.
+        options: `tf.data.Options`, such as `deterministic`: if it is False, no
+            slow record holds up those after it, and an epoch has the same
+            records and no exact order or resume.
         service: String, the address of a `tf.data` service's dispatcher, such
             as `"grpc://host:5000"`: its workers do all but the prefetching.
             Order and resume are the same. A worker that dies takes its
@@ -120,6 +116,8 @@ def pipeline(
         service_lanes: Integer, how many of the service's workers can work at
             the same time, at most. Sources that are read in blocks are read
             once by each.
+        **replaced: `deterministic`, `num_threads` and `interleaved_reads` of
+            the last release: `options` are in their place.
 
     Returns:
         A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
@@ -145,15 +143,16 @@ def pipeline(
     arguments.check_source(source)
     arguments.check_numbers(
         seed=seed,
-        num_threads=num_threads,
+        num_threads=replaced.get("num_threads"),
         batch_size=batch_size,
         shuffle_window=shuffle_window,
         prefetch=prefetch,
         parallelism=parallelism,
-        interleaved_reads=interleaved_reads,
+        interleaved_reads=replaced.get("interleaved_reads", 1),
         ram_budget=ram_budget,
         service_lanes=service_lanes,
     )
+    options = arguments.with_replaced(options, replaced)
     if service is not None:
         service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
@@ -195,12 +194,11 @@ def pipeline(
         cache_reason="as asked",
         spec=spec,
         parallelism=parallelism,
-        interleaved_reads=interleaved_reads,
         prefetch=prefetch,
         padding=padding,
         service=service,
         service_lanes=service_lanes,
-        options=_options(deterministic, num_threads, ram_budget, context),
+        options=_options(options, ram_budget, context),
     )
     decision = batchwise.decide(recipe, parse_batch, raw)
     recipe = dataclasses.replace(
@@ -209,7 +207,6 @@ def pipeline(
         batchwise=decision.batchwise,
         parse_reason=decision.reason,
     )
-    recipe = _augmented_in_batches(recipe)
     if recipe.has_quick_decode:
         found = named.most_are_made(recipe)
         recipe = dataclasses.replace(recipe, most_are_made=found)
@@ -219,21 +216,6 @@ def pipeline(
     return ResumableDataset(dataset, recipe, position)
 
 
-def _augmented_in_batches(recipe):
-    if recipe.augment is None:
-        return recipe
-    decision = batchwise.decide_augment(recipe)
-    nothing_parsed = recipe.source.decode is None and recipe.parse is None
-    return dataclasses.replace(
-        recipe,
-        augment_batch=decision.function,
-        augment_reason=decision.reason,
-        # What is augmented one by one is not put together before.
-        batchwise=recipe.batchwise
-        and (decision.batchwise or not nothing_parsed),
-    )
-
-
 def _with_seed(augment):
     if augment is None:
         return None
@@ -241,13 +223,11 @@ def _with_seed(augment):
     return lambda *record: augment(*record, seed=seed)
 
 
-def _options(deterministic, num_threads, ram_budget, context):
-    options = tf.data.Options()
-    options.deterministic = deterministic
+def _options(asked, ram_budget, context):
+    options = tf.data.Options().merge(asked)
+    options.deterministic = asked.deterministic is not False
     # The last map tells when an epoch was consumed: nothing may run it ahead.
     options.experimental_optimization.inject_prefetch = False
-    if num_threads is not None:
-        options.threading.private_threadpool_size = num_threads
     if ram_budget is not None:
         options.autotune.ram_budget = ram_budget
     # Already this worker's part: tf.distribute must not cut it again. Or else

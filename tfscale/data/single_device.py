@@ -1,14 +1,13 @@
 """Maps of the package's own functions, which start at once.
 
-tf.data readies a function anew for each iterator. It does so for several
-devices: the graph is placed, optimized by Grappler and partitioned, at 3 ms and
-0.4 ms an operation. A function that is marked for one device runs as it is
-written, and is ready in a tenth of that.
+tf.data readies a function anew for each iterator, as for several devices: the
+graph is placed, optimized by Grappler and partitioned. A function that is
+marked for one device runs as it is written. That is work of the host, whatever
+devices there are: the first batch of 20,000 records comes after 15 ms in place
+of 43 from arrays, and after 90 in place of 229 from TFRecord files.
 
-What is written here in few operations, and runs once a batch or a window, gains
-by it. What a user has written runs once a record and may gain from Grappler:
-`Dataset.map` is for that. Nor is what is written here rewritten by AutoGraph,
-which takes longer than all the rest of making a pipeline.
+What a user has written may gain from Grappler: `Dataset.map` is for that. Nor
+is what is written here rewritten by AutoGraph, which takes longer still.
 """
 
 import tensorflow as tf
@@ -59,17 +58,7 @@ class _Transformed(tf.data.Dataset):
 
 
 def map_on_host(dataset, function, *, num_parallel_calls=None, name=None):
-    """`dataset.map(function)`.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        function: Function of an element.
-        num_parallel_calls: As of `Dataset.map`.
-        name: String, of the transformation.
-
-    Returns:
-        `tf.data.Dataset`.
-    """
+    """`dataset.map(function)`."""
 
     def make(**common):
         if num_parallel_calls is None:
@@ -84,18 +73,7 @@ def map_on_host(dataset, function, *, num_parallel_calls=None, name=None):
 
 
 def scan_on_host(dataset, state, specs, function):
-    """`dataset.scan(state, function)`.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        state: List of tensors.
-        specs: Tuple of `tf.TensorSpec`, of every state.
-        function: Function of a tuple, the state, and an element that returns
-            the next state and an element.
-
-    Returns:
-        `tf.data.Dataset`.
-    """
+    """`dataset.scan(state, function)`; `specs` are those of every state."""
 
     def make(**common):
         return tf.raw_ops.ScanDataset(
@@ -106,24 +84,15 @@ def scan_on_host(dataset, state, specs, function):
 
 
 def interleave_on_host(dataset, function, *, cycle_length, block_length):
-    """`dataset.interleave(function)`, each of a cycle in parallel, in order.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        function: Function of an element that returns a dataset.
-        cycle_length: Integer or `tf.data.AUTOTUNE`.
-        block_length: Integer.
-
-    Returns:
-        `tf.data.Dataset`.
-    """
+    """`dataset.interleave(function)`, each of a cycle in parallel, in order."""
 
     def make(**common):
+        auto = tf.constant(tf.data.AUTOTUNE, tf.int64)
         return tf.raw_ops.ParallelInterleaveDatasetV4(
             cycle_length=tf.constant(cycle_length, tf.int64),
             block_length=tf.constant(block_length, tf.int64),
-            buffer_output_elements=tf.constant(tf.data.AUTOTUNE, tf.int64),
-            prefetch_input_elements=tf.constant(tf.data.AUTOTUNE, tf.int64),
+            buffer_output_elements=auto,
+            prefetch_input_elements=auto,
             num_parallel_calls=tf.constant(cycle_length, tf.int64),
             deterministic="true",
             **common,

@@ -8,15 +8,7 @@ from tfscale.data.sources.source import Source
 def of_worker(
     source: Source, shard: str, context: tf.distribute.InputContext
 ) -> tuple[Source, list[int] | None]:
-    """What a worker reads of a source.
-
-    Args:
-        source: All records.
-        shard: "records" or "files".
-        context: Which worker it is, of how many.
-
-    Returns:
-        A source and, where files are dealt out, the records of each worker.
+    """A worker's source and, where files are dealt out, each worker's records.
 
     Raises:
         ValueError: If there are no files to deal out.

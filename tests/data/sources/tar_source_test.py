@@ -101,7 +101,7 @@ class TarTest(tf.test.TestCase, parameterized.TestCase):
             data.webdataset(self.path)
         with self.assertWarnsRegex(UserWarning, "1 damaged samples of 1 tar"):
             source = data.webdataset(self.path, on_damage="skip")
-        key = source.decode(source.first())["__key__"]
+        key = source.first()["__key__"]
         self.assertEqual((source.num_records, key), (1, b"b.x/one"))
 
     @parameterized.parameters("link", "holes")

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.caches import row_file
-from tfscale.data.caches.record_file import RecordFile
 from tfscale.data.caches.row_file import RowFile
 from tfscale.data.caches.string_file import StringFile
 
@@ -59,11 +58,7 @@ class FileCache:
                 raise ValueError(_broken(directory, reason))
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
-        """Compares some records with what is kept.
-
-        Args:
-            numbers: Integers, the records' numbers.
-            records: `tf.data.Dataset` of these records, parsed now.
+        """Compares records of given numbers, parsed now, with what is kept.
 
         Raises:
             ValueError: If they differ.
@@ -86,36 +81,20 @@ class FileCache:
         return tf.constant(True)
 
     def get_or_make(self, index: tf.Tensor, make: Any) -> Any:
-        """Records; `make` is what a `MemoryCache` needs.
-
-        Args:
-            index: int64 tensor, the number of a record, or a vector of those
-                of a batch.
-            make: Not used.
-
-        Returns:
-            A structure of tensors of the `spec`, or batches of those.
-        """
+        """Records of an int64 scalar or vector `index`; as of `MemoryCache`."""
         del make
         return keras.tree.pack_sequence_as(self._spec, self._file.read(index))
 
 
-def _format(specs: list[tf.TensorSpec]) -> type[RecordFile]:
+def _format(specs: list[tf.TensorSpec]) -> type[RowFile | StringFile]:
     return RowFile if row_file.suits(specs) else StringFile
 
 
 def place(cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset) -> str:
     """The directory of one source's cache within `cache_dir`.
 
-    Args:
-        cache_dir: String.
-        source: The source.
-        spec: Structure of `tf.TensorSpec`, what a parsed record is.
-        some: `tf.data.Dataset` of some of the source's records.
-
-    Returns:
-        String, another one for other data: sources of one shape, such as the
-        files of two workers, may share a `cache_dir`.
+    It is another one for other data, of which there are `some` records: sources
+    of one shape, such as the files of two workers, may share a `cache_dir`.
     """
     parts = [
         f"{part.dtype.name}{part.shape.as_list()}"
@@ -135,13 +114,9 @@ def place(cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset) -> str:
 def write(
     directory: str, records: tf.data.Dataset, spec: Any, need: int
 ) -> None:
-    """Writes all records, unless another run has.
+    """Writes all parsed records in order, unless another run has.
 
-    Args:
-        directory: String, from `place`.
-        records: `tf.data.Dataset` of the parsed records in order.
-        spec: Structure of `tf.TensorSpec`, what a record is.
-        need: Integer, bytes that they will take, about.
+    They will take about `need` bytes.
 
     Raises:
         OSError: If the disk is too small, or fills up on the way.

@@ -17,15 +17,8 @@ _SHARE = 0.5  # the rest is for the model, the program and other pipelines
 def budget(*, cgroup="/sys/fs/cgroup", available=None):
     """Bytes that a cache or a shuffle buffer may take.
 
-    Half of what is free: of the machine, or of the cgroup's limit where that
-    leaves less.
-
-    Args:
-        cgroup: String, where control groups are mounted.
-        available: Integer, free bytes of the machine; measured by default.
-
-    Returns:
-        Integer.
+    Half of what is free: of the machine, which is measured if `available` is
+    None, or of the limit of the control groups where that leaves less.
     """
     free = [_machine_available() if available is None else available]
     for limit_name, use_name in _CGROUPS:

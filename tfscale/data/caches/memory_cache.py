@@ -47,11 +47,7 @@ class MemoryCache:
         Args:
             index: int64 tensor, the number of a record, or a vector of those
                 of a batch.
-            make: Function without arguments that returns the record, or the
-                batch of them.
-
-        Returns:
-            A structure of tensors of the `spec`, or batches of those.
+            make: Function without arguments that returns them.
         """
 
         def hit():

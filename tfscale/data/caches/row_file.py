@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
-from tfscale.data.caches.record_file import RecordFile
-
 _SUMS = "sums.bin"
 _SUM_BYTES = 8
 _WRITTEN = 256  # records at a time
@@ -29,11 +27,24 @@ def suits(specs: Sequence[tf.TensorSpec]) -> bool:
     )
 
 
-class RowFile(RecordFile):
-    """Records of a fixed size: a row in each file."""
+class RowFile:
+    """Records of a fixed size: a row in each file.
+
+    Args:
+        directory: String, where `write` has put them.
+        specs: List of `tf.TensorSpec`: a record.
+        num_records: Integer.
+    """
+
+    def __init__(
+        self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
+    ):
+        self._directory = directory
+        self._specs = specs
+        self._num_records = num_records
 
     def sizes(self) -> dict[str, int]:
-        """Those of the parts, and of the fingerprints."""
+        """Bytes that each file must have, by its name."""
         sizes = {
             f"{number}.bin": self._num_records
             * spec.dtype.size
@@ -44,7 +55,7 @@ class RowFile(RecordFile):
         return {**sizes, _SUMS: sums}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """A gather from each file, compared with the fingerprints."""
+        """The parts of records, compared with their sums; for tf.data."""
         rows = tf.reshape(index, [-1])
         parts = [
             tf.gather(
@@ -56,7 +67,8 @@ class RowFile(RecordFile):
             self._mapped(_SUMS, tf.uint8, [len(self._specs) * _SUM_BYTES]), rows
         )
         wrong = tf.reduce_any(kept != _sums(parts), axis=1)
-        check = self._check(
+        check = check_record(
+            self._directory,
             tf.logical_not(tf.reduce_any(wrong)),
             tf.boolean_mask(rows, wrong)[:1],
         )
@@ -82,7 +94,11 @@ class RowFile(RecordFile):
         specs: Sequence[tf.TensorSpec],
         disk: Callable[[], AbstractContextManager],
     ) -> int:
-        """Writes rows, some hundreds at a time."""
+        """Writes rows, some hundreds at a time; returns how many.
+
+        Only what writes is done within `disk`, which says why it fails:
+        reading records fails for other reasons, and says so itself.
+        """
         names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
         batches = records.batch(_WRITTEN).map(
             lambda *parts: (parts, _sums(parts))
@@ -103,6 +119,22 @@ class RowFile(RecordFile):
                         _write_all(file, part.tobytes())
                 count += len(sums)
         return count
+
+
+def check_record(
+    directory: str, is_whole: tf.Tensor, record: tf.Tensor
+) -> tf.Operation:
+    """An operation that fails, and names the record, if it is damaged."""
+    return tf.raw_ops.Assert(
+        condition=is_whole,
+        data=[
+            "A record of a cache is damaged. Received: cache",
+            directory,
+            "record",
+            record,
+            "Delete that directory.",
+        ],
+    )
 
 
 def _write_all(file, data):

@@ -8,19 +8,20 @@ from contextlib import AbstractContextManager
 import numpy as np
 import tensorflow as tf
 
-from tfscale.data.caches.record_file import RecordFile
+from tfscale.data.caches.row_file import check_record
 
 _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
 _FRAME = 16  # bytes that TFRecord adds to a record
 
 
-class StringFile(RecordFile):
-    """Records of any size: their parts, serialized."""
+class StringFile:
+    """Records of any size: their parts, serialized; as `RowFile` otherwise."""
 
     def __init__(
         self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
     ):
-        super().__init__(directory, specs, num_records)
+        self._directory = directory
+        self._specs = specs
         self._path = os.path.join(directory, _RECORDS)
         offsets = np.load(os.path.join(directory, _OFFSETS))
         if len(offsets) != num_records + 1:
@@ -29,11 +30,11 @@ class StringFile(RecordFile):
         self._offsets = tf.constant(offsets)
 
     def sizes(self) -> dict[str, int]:
-        """That of the records: where they end."""
+        """Bytes that the file of the records must have."""
         return {_RECORDS: self._end}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """Records one by one, from where each begins."""
+        """The parts of records, one by one; for tf.data."""
         if index.shape.rank == 0:
             return self._read_one(index)
         return tf.map_fn(
@@ -61,7 +62,7 @@ class StringFile(RecordFile):
             .take(1)
             .get_single_element()
         )
-        check = self._check(tf.equal(failed, 0), index)
+        check = check_record(self._directory, tf.equal(failed, 0), index)
         with tf.control_dependencies([check]):
             parts = tf.io.parse_tensor(value, tf.string)
         return [
@@ -79,7 +80,7 @@ class StringFile(RecordFile):
         specs: Sequence[tf.TensorSpec],
         disk: Callable[[], AbstractContextManager],
     ) -> int:
-        """Writes records, and then where each one begins."""
+        """Writes records, and then where each one begins; as of `RowFile`."""
         del specs
 
         def serialize(*parts):

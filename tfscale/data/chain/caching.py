@@ -19,18 +19,7 @@ _COMPARED = 8  # records of a cache that are made again, to be compared
 
 
 def cached(recipe, kind, cache_dir, first, budget):
-    """The recipe with its cache.
-
-    Args:
-        recipe: `Recipe` without a cache.
-        kind: `"auto"`, `"memory"`, `"file"` or `"none"`; False or None for
-            the last.
-        cache_dir: String or None.
-        first: Structure of eager tensors, the first parsed record.
-        budget: Integer, bytes of memory.
-
-    Returns:
-        `Recipe`.
+    """The recipe with its cache; `budget` is in bytes of memory.
 
     Raises:
         ValueError: If the kind is unknown, or what is asked for does not fit.

@@ -35,10 +35,6 @@ from tfscale.data.sources.source import IndexedSource
 def build(recipe, position):
     """The chain as a plain `tf.data.Dataset`.
 
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
-
     Returns:
         `tf.data.Dataset` of batches, cut for one worker.
     """
@@ -65,7 +61,7 @@ def keyed_batches(recipe, position):
             functools.partial(made, recipe),
         )
     batches = _parsed_batches(recipe, position)
-    if recipe.augment is None or recipe.augment_batch is not None:
+    if recipe.augment is None:
         return batches
     # As many as a whole epoch has: see `stream`.
     size = recipe.plan.batch_size
@@ -109,21 +105,13 @@ def _parsed_batches(recipe, position):
             return parsed.get_single_element()
 
         if recipe.cache is None:
-            batch = make()
-        else:
-            batch = recipe.cache.get_or_make(index, make)
-        if recipe.augment is None or recipe.augment_batch is None:
-            return keys, batch
-        seeds = order.augmentation_seeds(
-            keys[0, stream.SEED], keys[0, stream.EPOCH], index
-        )
-        return keys, recipe.augment_batch(batch, seeds)
+            return keys, make()
+        return keys, recipe.cache.get_or_make(index, make)
 
     batches = _raw_batches(recipe, position)
     # Of a user's function Grappler changes bits, as it does one by one: it
     # makes a quotient by a constant a product.
-    users = recipe.parse_batch is not None and recipe.cache is None
-    if users or recipe.augment is not None:
+    if recipe.parse_batch is not None and recipe.cache is None:
         return batches.map(work, **recipe.parallel(), name="record")
     return single_device.map_on_host(
         batches, work, **recipe.parallel(), name="record"

@@ -24,11 +24,7 @@ _TRIED = 8  # records
 
 
 def most_are_made(recipe):
-    """Whether more than half of some records can be made.
-
-    Args:
-        recipe: `Recipe` of an `IndexedSource`.
-    """
+    """Whether more than half of some records can be made."""
     epoch = tf.constant(0, tf.int64)
 
     def make(number):
@@ -45,15 +41,12 @@ def most_are_made(recipe):
 
 
 def batches(made, wanted, make):
-    """What was made, if it is what was wanted.
+    """What was made, a dataset of `(keys, batch)`, if it is what was wanted.
 
     Args:
         made: `tf.data.Dataset` of `(keys, batch)`, without those that failed.
         wanted: `tf.data.Dataset` of the keys that belong there.
         make: Function of a key that makes the record and names it if it fails.
-
-    Returns:
-        `tf.data.Dataset` of `(keys, batch)`, as many as are wanted.
     """
     spec = made.element_spec
     nothing = tf.data.Dataset.from_tensors(0).repeat()

@@ -13,13 +13,10 @@ import tensorflow as tf
 def batched(
     records: tf.data.Dataset, padding: Any, batch_size: int, whole: bool
 ) -> tf.data.Dataset:
-    """Batches, each as long as its longest record.
+    """Batches of `(key, record)`, each as long as its longest record.
 
-    Args:
-        records: `tf.data.Dataset` of `(key, record)`.
-        padding: Number, or a structure like a record of what to pad with.
-        batch_size: Integer.
-        whole: Whether a smaller batch at the end is left out.
+    `padding` is a number, or a structure like a record; with `whole` a smaller
+    batch at the end is left out.
 
     Raises:
         ValueError: If parts cannot be padded with that.

@@ -40,7 +40,6 @@ class Recipe:
         spec: Structure of `tf.TensorSpec`: a parsed record; None if it is
             not to be checked.
         parallelism: Integer or `tf.data.AUTOTUNE`, of the parallel map.
-        interleaved_reads: Integer, files that are read at the same time.
         prefetch: Integer or `tf.data.AUTOTUNE`, batches; 0 for none.
         options: `tf.data.Options`.
         parse_batch: Function of a batch of records as they are read, and of
@@ -48,9 +47,6 @@ class Recipe:
         batchwise: Whether records go through the chain in batches, up to
             `augment`.
         parse_reason: String for explanations, why.
-        augment_batch: Function of a batch of parsed records and their `seeds`
-            that does what `augment` does of each, or None.
-        augment_reason: String for explanations, why.
         most_are_made: Whether most of some records that were tried can be
             made.
         padding: What records of several lengths are padded with, or None.
@@ -70,14 +66,11 @@ class Recipe:
     cache_reason: str
     spec: Any
     parallelism: int
-    interleaved_reads: int
     prefetch: int
     options: tf.data.Options
     parse_batch: Callable[..., Any] | None = None
     batchwise: bool = False
     parse_reason: str = ""
-    augment_batch: Callable[..., Any] | None = None
-    augment_reason: str = ""
     most_are_made: bool = False
     padding: Any = None
     service: str | None = None

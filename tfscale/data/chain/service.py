@@ -24,12 +24,8 @@ import tensorflow as tf
 def reach(address, *, patience=30.0):
     """Waits until somebody listens at a dispatcher's address.
 
-    tf.data itself would wait for ever, and say nothing.
-
-    Args:
-        address: String, such as `"grpc://host:5000"`.
-        patience: Float, seconds: who is started together is not ready
-            together.
+    tf.data itself would wait for ever, and say nothing. Who is started together
+    is not ready together: hence the `patience`, in seconds.
 
     Raises:
         ValueError: If it is no such address.
@@ -71,14 +67,7 @@ class _FixedPosition:
 def batches(recipe, position, make):
     """Keyed batches of an epoch, made by the service.
 
-    Args:
-        recipe: `Recipe` with a `service`.
-        position: `Position`.
-        make: Function of a recipe and a position that returns the dataset of
-            keyed batches that one lane makes.
-
-    Returns:
-        `tf.data.Dataset`.
+    Each lane's are what `make` returns of a recipe and a position.
     """
     lanes = recipe.service_lanes
 

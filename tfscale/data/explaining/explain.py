@@ -29,11 +29,11 @@ def explain(
     """Measures a pipeline, stage by stage, and what would make it faster.
 
     It runs prefixes of the pipeline in turns, each for `seconds` in all, and
-    the model's own step on one batch over and over. In three rounds the
-    pipeline as it is and each change are run, for half of `seconds` each, of
-    which the first half lets the buffers grow; a change's gain is the median
-    of the three. Weights, optimizer, metrics and position are afterwards what
-    they were.
+    the model's own step on one batch over and over. What more parallelism or a
+    cache would gain follows from these times; prefetching, and other arguments
+    of a `ResumableDataset`, are tried in three rounds beside the pipeline as it
+    is, for half of `seconds` each, and the gain is the median. Weights,
+    optimizer, metrics and position are afterwards what they were.
 
     Args:
         pipeline: `tf.data.Dataset`; a `ResumableDataset` is taken apart by its
@@ -81,7 +81,7 @@ def _explained(pipeline, model, seconds):
         stages=stages,
         nodes=_autotuned(pipeline, seconds),
         step_seconds=step,
-        suggestions=_suggestions(pipeline, seconds, whole, consumer),
+        suggestions=_suggestions(pipeline, seconds, stages, whole, consumer),
         findings=_findings(pipeline),
         decisions=_decisions(pipeline),
     )
@@ -92,13 +92,8 @@ def _decisions(pipeline):
         return ()
     recipe = pipeline.recipe
     how = "batch by batch" if recipe.batchwise else "one by one"
-    augmented = ()
-    if recipe.augment is not None:
-        by = "one by one" if recipe.augment_batch is None else "batch by batch"
-        augmented = (f"They are augmented {by}: {recipe.augment_reason}.",)
     return (
         f"Records are parsed {how}: {recipe.parse_reason}.",
-        *augmented,
         f"Cache: {recipe.cache_kind}, {recipe.cache_reason}.",
     )
 
@@ -130,8 +125,11 @@ def _stage_times(pipeline, seconds):
     return tuple(times), measured[-1]
 
 
-def _suggestions(pipeline, seconds, whole, consumer):
+def _suggestions(pipeline, seconds, stages, whole, consumer):
     """Changes with their gains, best first."""
+    found = []
+    if not isinstance(pipeline, what_if.ResumableDataset):
+        found.extend(what_if.estimated(pipeline, stages))
     slice_ = seconds / 4
     # Few enough that the warm-up reads them all.
     cached_batches = int(slice_ / 2 / whole.seconds_per_batch)
@@ -146,7 +144,6 @@ def _suggestions(pipeline, seconds, whole, consumer):
     runs = [(overlaps, pipeline) for overlaps in ways]
     runs += [(c.overlaps, d) for c, d in zip(changes, changed, strict=True)]
     rates = _rates(runs, slice_, consumer)
-    found = []
     for change, own in zip(changes, rates[len(ways) :], strict=True):
         base = rates[ways.index(change.overlaps)]
         gains = [one / other for one, other in zip(own, base, strict=True)]

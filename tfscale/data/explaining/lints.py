@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.data.caches import memory
-from tfscale.data.explaining.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import DatasetGraph
 
 _BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
 
@@ -83,9 +83,6 @@ def lint(
 
 def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
     """As `lint`, for a dataset whose order must always be the same.
-
-    Args:
-        dataset: `tf.data.Dataset`.
 
     Returns:
         A list of `Finding`.

@@ -1,12 +1,14 @@
 """Stages of a pipeline to be timed, and changes to it to be tried.
 
-A `ResumableDataset` is built again from a changed recipe. Any other dataset is
-taken apart and changed as a graph.
+A `ResumableDataset` is built again from a changed recipe. Of any other dataset
+the times of its stages tell what a change would gain.
 """
 
 import dataclasses
-import functools
+import os
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -15,11 +17,14 @@ from tfscale.data.caches import memory
 from tfscale.data.caches.memory_cache import MemoryCache
 from tfscale.data.chain import chain
 from tfscale.data.chain.resumable_dataset import ResumableDataset
-from tfscale.data.explaining.dataset_graph import DatasetGraph
+from tfscale.data.explaining.explanation import StageTime
+from tfscale.data.explaining.explanation import Suggestion
 from tfscale.data.order.position import Position
 from tfscale.data.order.position import PositionReadAhead
-from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
+from tfscale.dataset_graph import DatasetGraph
+
+_MOST_SAVED = 0.95  # of a batch's time: something is always left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +48,6 @@ class Change:
 def stages(dataset):
     """Prefixes of a pipeline, each one stage longer.
 
-    Args:
-        dataset: `tf.data.Dataset`.
-
     Returns:
         List of `(name, dataset)`; an element of each is a batch's worth.
     """
@@ -61,13 +63,10 @@ def changes(dataset, cached_batches):
         dataset: `tf.data.Dataset`.
         cached_batches: Integer: a cache is tried with so many batches, which
             are read again and again.
-
-    Returns:
-        List of `Change`.
     """
     if isinstance(dataset, ResumableDataset):
         return list(_recipe_changes(dataset.recipe, cached_batches))
-    return list(_graph_changes(dataset, cached_batches))
+    return list(_prefetches(dataset))
 
 
 def build(recipe):
@@ -128,8 +127,6 @@ def _recipe_changes(recipe, count):
         yield change("parallelism=tf.data.AUTOTUNE", parallelism=auto)
     if recipe.prefetch != auto:
         yield change("prefetch=tf.data.AUTOTUNE", True, prefetch=auto)
-    if isinstance(recipe.source, BlockSource) and recipe.interleaved_reads < 16:
-        yield change("interleaved_reads=16", interleaved_reads=16)
     works = recipe.parse is not None or recipe.source.decode is not None
     if recipe.cache is None and works and recipe.record_bytes():
         need = recipe.record_bytes() * recipe.source.num_records
@@ -145,12 +142,18 @@ def _recipe_changes(recipe, count):
         )
 
 
+def _timed(graph):
+    """The stages that are timed, the last one first."""
+    return [
+        stage
+        for stage in reversed(graph.stages())
+        if not stage.is_a("Options", "Model", "FiniteTake")
+    ]
+
+
 def _graph_stages(graph):
-    chain_ = graph.stages()
     prefixes, scale = [], 1
-    for stage in reversed(chain_):
-        if stage.is_a("Options", "Model", "FiniteTake"):
-            continue
+    for stage in _timed(graph):
         prefix = graph.dataset(stage)
         if scale > 1:
             prefix = prefix.map(lambda *_: 0).batch(scale)
@@ -168,29 +171,63 @@ def _name(stage):
     return spaced.strip()
 
 
-def _graph_changes(dataset, count):
+def estimated(
+    dataset: tf.data.Dataset, times: Sequence[StageTime]
+) -> Iterator[Suggestion]:
+    """Changes of a graph whose gain follows from the times of its stages.
+
+    A stage that works one by one takes, in parallel, its share of a processor;
+    a cache saves all but the reading.
+
+    Args:
+        dataset: `tf.data.Dataset`, but no `ResumableDataset`.
+        times: What was measured of `stages(dataset)`.
+    """
+    graph = DatasetGraph(dataset)
     ours = _stages_of_a_pipeline(dataset)
-    chain_ = DatasetGraph(dataset).stages()[ours:]
-    auto = tf.data.AUTOTUNE
+    chain_ = graph.stages()[ours:]
+    measured = {
+        stage.node: time for stage, time in zip(_timed(graph), times[::-1])
+    }
+    # Of the longest prefix: what runs ahead of the consumer hides some of it.
+    longest = max(time.total_seconds for time in times)
+
+    def suggestion(text, saved):
+        share = min(saved / longest, _MOST_SAVED)
+        return Suggestion(text, 1 / (1 - share))
+
     for stage in chain_:
-        for text, edit, overlaps in _edits(stage, DatasetGraph(dataset)):
-            yield Change(text, _edited(dataset, stage, edit), overlaps)
-    real = [s for s in chain_ if not s.is_a("Options", "Model")]
-    if not real[-1].is_a("Prefetch"):
-        yield Change(
-            "prefetch(tf.data.AUTOTUNE) at the end",
-            lambda: dataset.prefetch(auto),
-            overlaps=True,
-        )
+        time = measured.get(stage.node)
+        calls = 1
+        if stage.is_a("ParallelMap", "ParallelInterleave"):
+            calls = graph.constant(stage, -1) or tf.data.AUTOTUNE
+        elif not stage.is_a("Map", "Interleave"):
+            continue
+        if time is not None and calls != tf.data.AUTOTUNE:
+            share = 1 - calls / max(os.cpu_count() or 1, calls)
+            yield suggestion(
+                f"num_parallel_calls=AUTOTUNE for the {_name(stage)}",
+                time.added_seconds * share,
+            )
     # After a pipeline's augmentation, nothing is.
     last = None if ours else _last_worth_caching(chain_)
-    if last is not None:
-        edited = _edited(dataset, last, functools.partial(_insert_cache, count))
-        yield Change(
+    if last is not None and last.node in measured:
+        yield suggestion(
             f"cache() after the {_name(last)}",
-            lambda: edited().repeat(),
-            warm_up=count,
+            # To read a cache takes as long as to read the source.
+            measured[last.node].total_seconds - times[0].total_seconds,
         )
+
+
+def _prefetches(dataset):
+    """Prefetching is tried: what it gains in bursts no mean time tells."""
+    graph = DatasetGraph(dataset)
+    last, text = _timed(graph)[0], "prefetch(tf.data.AUTOTUNE)"
+    if not last.is_a("Prefetch"):
+        text += " at the end"
+    elif graph.constant(last, 1) in (None, tf.data.AUTOTUNE):
+        return
+    yield Change(text, lambda: dataset.prefetch(tf.data.AUTOTUNE), True)
 
 
 def _stages_of_a_pipeline(dataset):
@@ -208,58 +245,6 @@ def _stages_of_a_pipeline(dataset):
     return len([s for s in stages_ if not s.is_a("Options", "Model")])
 
 
-def _edits(stage, graph):
-    """`(text, edit, overlaps)` for what a stage could be instead."""
-    auto = tf.data.AUTOTUNE
-
-    def to(position, value):
-        return lambda g, s: g.set_constant(s, position, value)
-
-    if stage.is_a("Map"):
-        yield "num_parallel_calls=AUTOTUNE for the map", _parallel_map, False
-    fixed = stage.is_a("ParallelMap", "ParallelInterleave")
-    if fixed and (graph.constant(stage, -1) or auto) != auto:
-        text = f"num_parallel_calls=AUTOTUNE for the {_name(stage)}"
-        yield text, to(-1, auto), False
-    if stage.is_a("Interleave"):
-        text = "num_parallel_calls=AUTOTUNE for the interleave"
-        yield text, _parallel_interleave, False
-    if stage.is_a("Prefetch") and graph.constant(stage, 1) not in (None, auto):
-        yield "prefetch(tf.data.AUTOTUNE)", _autotuned_prefetch, True
-
-
-def _edited(dataset, stage, edit):
-    def make():
-        graph = DatasetGraph(dataset)
-        edit(graph, stage)
-        return graph.dataset()
-
-    return make
-
-
-def _autotuned_prefetch(graph, stage):
-    graph.set_constant(stage, 1, tf.data.AUTOTUNE)
-    # What `prefetch` sets beside it: a buffer that doubles whenever it was
-    # full and ran empty. The other kind stops growing at half of a burst.
-    graph.nodes()[stage.node].attr["legacy_autotune"].b = True
-
-
-def _parallel_map(graph, stage):
-    node = graph.nodes()[stage.node]
-    node.op = "ParallelMapDatasetV2"
-    node.input.append(graph.add_constant(tf.data.AUTOTUNE))
-    node.attr.pop("force_synchronous", None)
-    node.attr["deterministic"].s = b"true"
-
-
-def _parallel_interleave(graph, stage):
-    node = graph.nodes()[stage.node]
-    node.op = "ParallelInterleaveDatasetV4"
-    auto = graph.add_constant(tf.data.AUTOTUNE)
-    node.input.extend([auto, auto, auto])  # output, input buffers, calls
-    node.attr["deterministic"].s = b"true"
-
-
 def _last_worth_caching(chain_):
     """The last deterministic map before anything random or stateful."""
     last = None
@@ -271,23 +256,3 @@ def _last_worth_caching(chain_):
         if stage.is_a("Map", "ParallelMap"):
             last = stage
     return last
-
-
-def _insert_cache(count, graph, stage):
-    """Some elements, kept in memory and repeated, in place of a stage."""
-    nodes = graph.nodes()
-    stages_ = graph.stages()
-    after = stages_[[s.node for s in stages_].index(stage.node) + 1 :]
-    for one in after:
-        if one.is_a("Batch", "ParallelBatch", "PaddedBatch"):
-            count *= graph.constant(one, 1) or 1
-    taken = graph.add_node(
-        "TakeDataset", [stage.node, graph.add_constant(count)], stage
-    )
-    cached = graph.add_node(
-        "CacheDataset", [taken, graph.add_constant("")], stage
-    )
-    for node in nodes.values():
-        for at, name in enumerate(node.input):
-            if name == stage.node:
-                node.input[at] = cached

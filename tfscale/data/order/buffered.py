@@ -15,10 +15,6 @@ def stream_records(recipe, position):
     epoch). It is entered at a position by reading up to it, before anything
     costly is done to a record.
 
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
-
     Returns:
         `tf.data.Dataset` of an int64 key and the record.
     """

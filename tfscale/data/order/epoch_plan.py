@@ -82,9 +82,6 @@ class EpochPlan:
             step: Steps since `start`; integer or int64 tensor.
             start: The position at which the line begins.
             minimum: Function that takes two of their kind.
-
-        Returns:
-            `(first, size)`.
         """
         first = start + step * self.global_batch
         if self.remainder != "keep":

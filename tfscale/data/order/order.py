@@ -37,32 +37,9 @@ def shuffled(positions, size, seed, epoch):
 
 
 def augmentation_seed(seed, epoch, record):
-    """A seed for `tf.random.stateless_*`, one for each record and epoch.
+    """A seed of shape `(2,)` for `tf.random.stateless_*`.
 
-    Args:
-        seed: int64 scalar.
-        epoch: int64 scalar.
-        record: int64 scalar, the record's number in its source.
-
-    Returns:
-        int64 tensor of shape `(2,)`.
+    There is one for each record and epoch; all are int64 scalars.
     """
     key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
     return tf.random.experimental.stateless_fold_in(key, record)
-
-
-def augmentation_seeds(seed, epoch, records):
-    """As `augmentation_seed`, of a batch of records.
-
-    Args:
-        seed: int64 scalar.
-        epoch: int64 scalar.
-        records: int64 vector.
-
-    Returns:
-        int64 tensor of shape `(len(records), 2)`.
-    """
-    # A record's number is folded in as it is, behind what is drawn from the
-    # rest.
-    drawn = augmentation_seed(seed, epoch, tf.constant(0, tf.int64))[0]
-    return tf.stack([tf.fill(tf.shape(records), drawn), records], axis=1)

@@ -40,12 +40,7 @@ def declare(tensor, length):
 def whole(keys, *raw):
     """A batch without what has no key, so that it may be shorter than declared.
 
-    Args:
-        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
-        *raw: Structures of tensors with the same first dimension.
-
-    Returns:
-        A tuple of all of them.
+    `keys` has the shape `(batch, KEY_SIZE)`, and `raw` that first dimension.
     """
     count = tf.math.count_nonzero(keys[:, RECORD] >= 0, dtype=tf.int32)
 
@@ -80,10 +75,7 @@ def place(position, plan):
 def normal(epoch, index, plan):
     """An epoch and the place in its line: its end is the next one's beginning.
 
-    Args:
-        epoch: int64 scalar tensor.
-        index: int64 scalar tensor, records over all lines.
-        plan: `EpochPlan`.
+    `index` counts the records over all lines.
     """
     start = index // plan.lines if plan.lines > 1 else index
     over = tf.cast(plan.steps_in(plan.limit - start) < 1, tf.int64)
@@ -91,16 +83,9 @@ def normal(epoch, index, plan):
 
 
 def keys_of(where, records, positions, plan):
-    """Keys for records at positions.
+    """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
 
-    Args:
-        where: What `place` returned.
-        records: int64 vector.
-        positions: int64 vector of the same length.
-        plan: `EpochPlan`.
-
-    Returns:
-        int64 tensor of shape `(len(records), KEY_SIZE)`.
+    `where` is what `place` returned; records and positions are int64 vectors.
     """
     seed, epoch, start, steps, moving, final = where
     shape = tf.shape(records)
@@ -126,15 +111,10 @@ def keys_of(where, records, positions, plan):
 
 
 def move(position, plan, keys):
-    """Moves the position on by a batch that is handed out.
+    """Moves the position on by a batch of these `keys` that is handed out.
 
     Only from where the batches before have left it: what somebody else has set
     meanwhile stays.
-
-    Args:
-        position: `Position`.
-        plan: `EpochPlan`.
-        keys: int64 tensor of shape `(batch, KEY_SIZE)`.
     """
     epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])
     end = keys[0, TO]
@@ -156,10 +136,6 @@ def repeated(where, number):
 
 def indexed_keys(recipe, position):
     """A dataset of the keys of each step, for records read one by one.
-
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
 
     Returns:
         Dataset of int64 tensors of shape `(plan.slice_size, KEY_SIZE)`.

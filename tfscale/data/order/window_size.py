@@ -12,13 +12,7 @@ _COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
 def choose(
     source: Source, shuffle: bool, window: int | None, budget: int
 ) -> int:
-    """The size of the windows of a source.
-
-    Args:
-        source: What is read.
-        shuffle: Whether records are mixed.
-        window: As asked for, or None.
-        budget: Bytes for windows.
+    """How many records are mixed at a time; `budget` is in bytes.
 
     Raises:
         ValueError: If what is asked for does not fit the budget.

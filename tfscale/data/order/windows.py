@@ -21,6 +21,8 @@ from tfscale.data.order import stream
 from tfscale.data.sources.source import DAMAGED
 
 _FAR = 1 << 60  # a position after all others
+# Reads of a remote file system wait rather than work.
+_INTERLEAVED_READS = 16  # files at a time
 _MIX = 0x5EED  # so that blocks and records are not shuffled alike
 
 
@@ -32,12 +34,8 @@ def blocks_per_window(source, window):
 def block_records(recipe, position):
     """A dataset of `(key, raw)` for a `BlockSource`, in order.
 
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
-
     Returns:
-        `tf.data.Dataset` of an int64 key and a scalar string.
+        `tf.data.Dataset` of an int64 key and a record as it is read.
     """
     records = _read_windows(recipe, position)
     return _unbatched(
@@ -52,41 +50,45 @@ def block_batches(recipe, position):
     They are cut out of the windows as they are, because a hop for each record
     costs more than to shuffle and read it.
 
-    Args:
-        recipe: `Recipe`.
-        position: `Position`.
-
     Returns:
-        `tf.data.Dataset` of int64 keys and a vector of strings. Both are as
+        `tf.data.Dataset` of int64 keys and records as they are read. All are as
         long as a batch; where the last one is smaller, what it lacks has
         `stream.NO_KEY`.
     """
     plan = recipe.plan
     size = plan.batch_size
+    key = tf.TensorSpec([stream.KEY_SIZE], tf.int64)
+    specs = tuple(
+        tf.TensorSpec([None, *spec.shape], spec.dtype)
+        for spec in tf.nest.flatten((key, recipe.source.record_spec))
+    )
 
     def cut(left, window):
         last, *parts = window
-        keys, raw = (tf.concat(two, 0) for two in zip(left, parts))
-        count = tf.shape(raw)[0]
+        keys, *raw = (
+            tf.concat(two, 0) for two in zip(left, tf.nest.flatten(parts))
+        )
+        count = tf.shape(keys)[0]
         number = count // size
         if plan.remainder == "keep":
             lacks = tf.where(last, -count % size, 0)
             keys = tf.pad(
                 keys, [[0, lacks], [0, 0]], constant_values=stream.NO_KEY
             )
-            raw = tf.concat([raw, tf.fill([lacks], "")], 0)
+            raw = [
+                tf.concat([t, tf.zeros([lacks, *t.shape[1:]], t.dtype)], 0)
+                for t in raw
+            ]
             number = (count + lacks) // size
-        left = keys[number * size :], raw[number * size :]
-        keys = tf.reshape(
-            keys[: number * size], [number, size, stream.KEY_SIZE]
+        left = tuple(t[number * size :] for t in (keys, *raw))
+        keys, *raw = (
+            tf.reshape(t[: number * size], [number, size, *t.shape[1:]])
+            for t in (keys, *raw)
         )
-        return left, (keys, tf.reshape(raw[: number * size], [number, size]))
+        raw = tf.nest.pack_sequence_as(recipe.source.record_spec, raw)
+        return left, (keys, raw)
 
-    none = [tf.zeros([0, stream.KEY_SIZE], tf.int64), tf.zeros([0], tf.string)]
-    specs = (
-        tf.TensorSpec([None, stream.KEY_SIZE], tf.int64),
-        tf.TensorSpec([None], tf.string),
-    )
+    none = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
     batches = single_device.scan_on_host(
         _read_windows(recipe, position), none, specs, cut
     )
@@ -97,7 +99,9 @@ def _unbatched(dataset, length):
     """What is in windows, of which `length` are in a step."""
 
     def declared(*parts):
-        return tuple(stream.declare(part, length) for part in parts)
+        return tf.nest.map_structure(
+            lambda part: stream.declare(part, length), parts
+        )
 
     return single_device.map_on_host(dataset, declared).unbatch()
 
@@ -183,10 +187,14 @@ class _WindowReader:
             within = order.shuffled(
                 within, size, seed + _MIX, epoch * self._num_windows + window
             )
-        raw = tf.gather(self._raw(blocks, size), within)
+        raw = tf.nest.map_structure(
+            lambda part: tf.gather(part, within), self._raw(blocks, size)
+        )
         records = tf.gather(records, within)
         keys = stream.keys_of(where, records, positions, self._plan)
-        with tf.control_dependencies([self._check(records, raw)]):
+        strings = [t for t in tf.nest.flatten(raw) if t.dtype == tf.string]
+        checks = [self._check(records, part) for part in strings]
+        with tf.control_dependencies(checks):
             keys = tf.identity(keys)
         return last, keys, raw
 
@@ -202,9 +210,9 @@ class _WindowReader:
         mine &= step % recipe.num_lanes == recipe.lane
         return tf.boolean_mask(positions, mine & (step < steps))
 
-    def _check(self, records, raw):
+    def _check(self, records, strings):
         """Fails with file and offset if a record could not be read."""
-        damaged = tf.equal(raw, DAMAGED)
+        damaged = tf.equal(strings, DAMAGED)
         # A block ends at its first damage: what follows counts as damaged.
         none = tf.constant(self._source.num_records - 1, tf.int64)
         # And a window may hold nothing of this worker.
@@ -230,7 +238,7 @@ class _WindowReader:
             records = single_device.interleave_on_host(
                 tf.data.Dataset.from_tensor_slices(blocks),
                 self._source.read_block,
-                cycle_length=self._recipe.interleaved_reads,
+                cycle_length=_INTERLEAVED_READS,
                 block_length=1,
             )
             return records.rebatch(size).get_single_element()
@@ -238,6 +246,11 @@ class _WindowReader:
         if self._recipe.cache is None:
             return read()
         # What is all in memory need not be read again.
-        return tf.cond(
-            self._recipe.cache.is_full(), lambda: tf.fill([size], ""), read
-        )
+
+        def blank():
+            return tf.nest.map_structure(
+                lambda spec: tf.zeros([size, *spec.shape], spec.dtype),
+                self._source.record_spec,
+            )
+
+        return tf.cond(self._recipe.cache.is_full(), blank, read)

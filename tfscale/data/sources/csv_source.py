@@ -1,5 +1,7 @@
 """CSV files as a source."""
 
+import csv as csv_reader
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.data.sources import csv_file
 from tfscale.data.sources import file_source
-from tfscale.data.sources.csv_file import CsvFile
 from tfscale.data.sources.source import BlockSource
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
+_QUOTE, _NEWLINE, _RETURN = b'"\n\r'
+_TRUE, _FALSE = ("true", "1"), ("false", "0", "")
+_MARK = b"\xef\xbb\xbf"  # with which spreadsheets begin UTF-8
 
 
 def csv(
@@ -72,7 +75,7 @@ def csv(
             f'"skip". Received: delimiter={delimiter!r}, '
             f"on_damage={on_damage!r}."
         )
-    texts = [CsvFile(path, has_header) for path in file_source.match(pattern)]
+    texts = [_CsvFile(path, has_header) for path in file_source.match(pattern)]
     texts = [text for text in texts if text.header or text.begins.size]
     dtypes = {name: _dtype(name, dtype) for name, dtype in dtypes.items()}
     columns = list(dtypes)
@@ -94,8 +97,10 @@ def csv(
             f"{skipped} damaged lines of {len(texts)} CSV files are left out.",
             stacklevel=2,
         )
-    decode = _decoder(columns, dtypes, label, delimiter)
-    return _source(texts, decode, skipped)
+    parse = _reader(columns, dtypes, label, delimiter)
+    spec = {n: tf.TensorSpec([], dtypes[n]) for n in columns if n in dtypes}
+    record = spec if label is None else (spec, spec.pop(label))
+    return _source(texts, parse, record, skipped)
 
 
 def _dtype(name, dtype):
@@ -123,63 +128,52 @@ def _columns(texts, delimiter):
     return list(headers.pop())
 
 
-def _decoder(columns, dtypes, label, delimiter):
-    defaults = [
-        csv_file.default(dtypes[name]) for name in columns if name in dtypes
-    ]
-    selected = [at for at, name in enumerate(columns) if name in dtypes]
-    names = [columns[at] for at in selected]
+def _reader(columns, dtypes, label, delimiter):
+    """Function from lines to what is read of them."""
+    names = [name for name in columns if name in dtypes]
+    selected = [columns.index(name) for name in names]
+    defaults = [_default(dtypes[name]) for name in names]
 
-    def decode(line):
+    def parse(lines):
         values = tf.io.decode_csv(
-            line, defaults, field_delim=delimiter, select_cols=selected
+            lines, defaults, field_delim=delimiter, select_cols=selected
         )
         record = {
-            name: csv_file.booleans(value) if dtypes[name] == tf.bool else value
-            for name, value in zip(names, values)
+            name: _is_one_of(value, _TRUE) if dtypes[name] == tf.bool else value
+            for name, value in zip(names, values, strict=True)
         }
         if label is None:
             return record
         target = record.pop(label)
         return record, target
 
-    return decode
+    return parse
 
 
-def _source(texts, decode, skipped):
+def _source(texts, parse, record_spec, skipped):
     texts = [text for text in texts if text.begins.size]
-    sizes = [text.begins.size for text in texts]
-    ends = np.cumsum(sizes, dtype=np.int64)
+    sizes = np.array([text.begins.size for text in texts], np.int64)
     paths = tf.constant([text.path for text in texts], tf.string)
-    row_begins = tf.constant(ends - np.array(sizes, np.int64), tf.int64)
-    row_ends = tf.constant(ends, tf.int64)
+    ends = tf.constant(np.cumsum(sizes))
+    firsts = tf.constant(np.cumsum(sizes) - sizes)
     empty = np.zeros([0], np.int64)
-    begins = tf.constant(
-        np.concatenate([empty, *(text.begins for text in texts)])
-    )
-    lengths = tf.constant(
-        np.concatenate([empty, *(text.lengths for text in texts)])
-    )
+    begins = tf.constant(np.concatenate([empty, *(t.begins for t in texts)]))
+    lengths = tf.constant(np.concatenate([empty, *(t.lengths for t in texts)]))
 
     def read_block(block):
-        last = tf.gather(row_ends, block)
-        first = tf.gather(row_begins, block)
+        own = slice(tf.gather(firsts, block), tf.gather(ends, block))
         contents = tf.io.read_file(tf.gather(paths, block))
-        lines = tf.strings.substr(
-            contents,
-            begins[first:last],
-            lengths[first:last],
-        )
-        return tf.data.Dataset.from_tensors(lines)
+        lines = tf.strings.substr(contents, begins[own], lengths[own])
+        return tf.data.Dataset.from_tensors(parse(lines))
 
     def place(record):
-        file = tf.searchsorted(row_ends, record[tf.newaxis], side="right")
+        file = tf.searchsorted(ends, record[tf.newaxis], side="right")
         return tf.gather(paths, file[0]), tf.gather(begins, record)
 
     def split(num_workers, worker):
         shares = [texts[w::num_workers] for w in range(num_workers)]
         sizes = [sum(t.begins.size for t in share) for share in shares]
-        return _source(shares[worker], decode, skipped), sizes
+        return _source(shares[worker], parse, record_spec, skipped), sizes
 
     table = [(text.begins.size, int(text.lengths.sum())) for text in texts]
     return BlockSource(
@@ -187,7 +181,153 @@ def _source(texts, decode, skipped):
         blocks=np.array(table, np.int64).reshape(-1, 2),
         read_block=read_block,
         place=place,
-        decode=decode,
+        record_spec=record_spec,
         split=split,
         num_skipped=skipped,
     )
+
+
+class _CsvFile:
+    """The lines of one file.
+
+    Args:
+        path: String.
+        has_header: Whether the first line names the columns.
+
+    Attributes:
+        path: String.
+        header: String, the first line, or "".
+        begins: int64 array, where each other line begins.
+        lengths: int64 array, their bytes without the end of the line.
+    """
+
+    def __init__(self, path, has_header):
+        with tf.io.gfile.GFile(path, "rb") as file:
+            data = np.frombuffer(file.read(), np.uint8)
+        inside = np.cumsum(data == _QUOTE) % 2 == 1
+        ends = np.flatnonzero((data == _NEWLINE) & ~inside)
+        if data.size and (not ends.size or ends[-1] != data.size - 1):
+            ends = np.append(ends, data.size)
+        # Between two ends; quoted fields may hold newlines.
+        begins = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+        begins = begins[: ends.size]
+        begins[:1] += len(_MARK) if data[:3].tobytes() == _MARK else 0
+        returns = (ends > begins) & (data[ends - 1] == _RETURN)
+        ends = ends - returns  # lines end in CR LF as well
+        filled = ends > begins
+        begins, ends = begins[filled], ends[filled]
+        self.path = path
+        self.header = ""
+        if has_header and ends.size:
+            header = data[begins[0] : ends[0]].tobytes()
+            self.header = header.decode("utf-8", errors="replace")
+            begins, ends = begins[1:], ends[1:]
+        self.begins = begins
+        self.lengths = (ends - begins).astype(np.int64)
+
+    def columns(self, delimiter):
+        """Names of the columns, as the header has them.
+
+        Raises:
+            tf.errors.DataLossError: If it is no text.
+        """
+        try:
+            if "\0" in self.header:
+                raise csv_reader.Error("it is no text")
+            (names,) = csv_reader.reader([self.header], delimiter=delimiter)
+        except csv_reader.Error as error:
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                "A CSV file cannot be read: it is damaged, or of another "
+                f"format: {error}. Received: file {self.path}, line 1: "
+                f"{self.header[:80]!r}.",
+            ) from error
+        return [name.strip() for name in names]
+
+    def check(self, columns, dtypes, delimiter, on_damage):
+        """Leaves out lines that cannot be read.
+
+        Args:
+            columns: List of strings, the columns of the file.
+            dtypes: Dict from some of them to `tf.DType`.
+            delimiter: String of one character.
+            on_damage: `"raise"` or `"skip"`.
+
+        Returns:
+            Integer, how many there were.
+
+        Raises:
+            tf.errors.DataLossError: If there is one and `on_damage` is
+                `"raise"`.
+        """
+        with tf.io.gfile.GFile(self.path, "rb") as file:
+            contents = file.read()
+        lines = tf.strings.substr(contents, self.begins, self.lengths)
+        # All fields, so that one too few or too many is found.
+        defaults = [_default(dtypes.get(name, tf.string)) for name in columns]
+
+        def damage(first, last):
+            try:
+                fields = tf.io.decode_csv(
+                    lines[first:last], defaults, field_delim=delimiter
+                )
+                for name, values in zip(columns, fields, strict=True):
+                    if dtypes.get(name) == tf.bool:
+                        _check_booleans(values)
+            except tf.errors.InvalidArgumentError as error:
+                if last - first == 1:
+                    return [(first, _reason(error))]
+                middle = (first + last) // 2
+                found = damage(first, middle)
+                if found and on_damage == "raise":
+                    return found  # one is enough
+                return found + damage(middle, last)
+            return []
+
+        found = damage(0, len(self.begins)) if len(self.begins) else []
+        if found and on_damage == "raise":
+            number, reason = found[0]
+            begin = int(self.begins[number])
+            line = contents.count(b"\n", 0, begin) + 1
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                f"A line of a CSV file cannot be read: {reason}. Received: "
+                f"file {self.path}, offset {begin}, line {line}: "
+                f"{lines[number].numpy()[:80]!r}. To leave out what cannot be "
+                "read, use on_damage='skip'.",
+            )
+        damaged = [number for number, _ in found]
+        self.begins = np.delete(self.begins, damaged)
+        self.lengths = np.delete(self.lengths, damaged)
+        return len(damaged)
+
+
+def _default(dtype):
+    """What an empty field is, as `tf.io.decode_csv` takes it."""
+    if dtype in (tf.string, tf.bool):  # which it reads as a string
+        return tf.constant([""])
+    return tf.constant([0], dtype)
+
+
+def _check_booleans(fields):
+    known = _is_one_of(fields, _TRUE + _FALSE)
+    unknown = tf.boolean_mask(fields, ~known).numpy()
+    if unknown.size:
+        raise tf.errors.InvalidArgumentError(
+            None, None, f"Field is not a valid bool: {unknown[0].decode()}"
+        )
+
+
+def _is_one_of(fields, words):
+    lower = tf.strings.lower(tf.strings.strip(fields))
+    return functools.reduce(
+        tf.logical_or, [tf.equal(lower, word) for word in words]
+    )
+
+
+def _reason(error):
+    """What TensorFlow says, without where in its graph."""
+    reason = error.message.split("}}")[-1].split(" [Op:")[0].strip()
+    return reason.removesuffix(" in record 0")

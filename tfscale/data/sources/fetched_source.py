@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import from_python
 
 
 def array_records(
@@ -123,7 +124,7 @@ def _of_files(files, rows, skipped):
     ends = np.cumsum([len(own) for own in rows]).tolist()
 
     def fetch(index):
-        found = [b""] * len(index)
+        found = np.empty([len(index)], object)
         by_file = {}
         for place, record in enumerate(index.tolist()):
             by_file.setdefault(bisect.bisect_right(ends, record), []).append(
@@ -135,7 +136,7 @@ def _of_files(files, rows, skipped):
             contents = files[number].read(own)
             for (place, _), value in zip(wanted, contents, strict=True):
                 found[place] = value
-        return found
+        return [found]
 
     def split(num_workers, worker):
         sizes = [
@@ -158,30 +159,29 @@ def _of_files(files, rows, skipped):
 def fetched(
     kind: str,
     num_records: int,
-    fetch: Callable[[np.ndarray], list[bytes]],
+    fetch: Callable[[np.ndarray], list[np.ndarray]],
     identity: Callable[[], bytes],
+    spec: Any = tf.TensorSpec([], tf.string),  # noqa: B008
     **kwargs: Any,
 ) -> IndexedSource:
-    """A source of byte strings that a Python function reads, many at a time.
+    """A source of records that a Python function reads, many at a time.
 
     Args:
         kind: String, the builder's name.
         num_records: Integer.
-        fetch: Function from an int64 vector, numbers of records, to them.
+        fetch: Function from an int64 vector, numbers of records, to their
+            parts, in the order of the flat `spec`.
         identity: As in `IndexedSource`.
+        spec: Structure of `tf.TensorSpec`, a record.
         **kwargs: More of `IndexedSource`.
     """
 
-    def strings(index):
-        return np.array(fetch(index), object)
-
     def gather(index):
-        found = tf.numpy_function(strings, [index], tf.string, stateful=False)
-        # Outside of a graph one string comes without a dimension.
-        return tf.ensure_shape(tf.reshape(found, tf.shape(index)), [None])
+        return from_python(fetch, index, spec)
 
     def read(index):
-        return gather(tf.reshape(tf.cast(index, tf.int64), [1]))[0]
+        batch = gather(tf.reshape(tf.cast(index, tf.int64), [1]))
+        return tf.nest.map_structure(lambda part: part[0], batch)
 
     return IndexedSource(
         kind=kind,

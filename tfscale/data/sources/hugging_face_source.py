@@ -1,6 +1,9 @@
-"""Rows of a Hugging Face dataset, read at random or as they are streamed."""
+"""Rows of a Hugging Face dataset, read at random or as they are streamed.
 
-from collections.abc import Callable
+Not through the arrays that they make for NumPy: those make float64 float32, a
+missing integer the smallest one, and take zeros off the ends of bytes.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +12,10 @@ import tensorflow as tf
 
 from tfscale.data.sources import fetched_source
 from tfscale.data.sources import stream_source
-from tfscale.data.sources.hugging_face_rows import ArrayRows
-from tfscale.data.sources.hugging_face_rows import ArrowRows
+from tfscale.data.sources import table_columns
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource
+from tfscale.data.sources.table_columns import Leaf
 
 # Rows that are looked at to know a dataset again.
 _NUM_MARKED = 256
@@ -61,32 +64,40 @@ def hugging_face(
     >>> import datasets
     >>> table = datasets.Dataset.from_dict({"x": [1, 2], "y": ["a", "b"]})
     >>> source = hugging_face(table)
-    >>> source.num_records, source.decode(source.read(1))["y"].numpy()
+    >>> source.num_records, source.read(1)["y"].numpy()
     (2, b'b')
     """
     if _is_streamed(dataset):
         return _streamed(dataset, columns, num_records)
     _check(dataset, num_records)
     if dataset.format["type"] == "custom":
-        names, fetch, decode = _transformed(dataset, columns)
+        leaves, read = _transformed_rows(dataset, columns)
     else:
         names = _checked(columns, dataset.column_names)
         tables = dataset.select_columns(names).with_format("arrow")
-        rows = ArrowRows(names, tables.features, tables[:1], tables.data)
-        decode = rows.decode
+        leaves, of_table = _arrow_rows(
+            names, tables.features, tables[:1], tables.data
+        )
 
-        def fetch(index):
-            numbers = index.tolist()
-            return rows.rows(tables[numbers], numbers)
+        def read(numbers):
+            return of_table(tables[numbers], numbers)
+
+    def fetch(index):
+        return tf.nest.flatten(read(index.tolist()))
 
     def mark():
         """What a cache knows the rows by: how many, and some all over them."""
         step = max(len(dataset) // _NUM_MARKED, 1)
-        some = fetch(np.arange(0, len(dataset), step))
-        return repr((names, len(dataset), some)).encode()
+        some = [a.tolist() for a in fetch(np.arange(0, len(dataset), step))]
+        return repr((list(leaves), len(dataset), some)).encode()
 
     return fetched_source.fetched(
-        "hugging_face", len(dataset), fetch, mark, decode=decode
+        "hugging_face",
+        len(dataset),
+        fetch,
+        mark,
+        spec={name: leaf.spec for name, leaf in leaves.items()},
+        decode=_decoder(leaves),
     )
 
 
@@ -141,7 +152,7 @@ def _streamed(dataset, columns, num_records):
     features = dataset.features or datasets.Features.from_arrow_schema(
         some.schema
     )
-    rows = ArrowRows(names, features, some.slice(0, 1), None)
+    leaves, read = _arrow_rows(names, features, some.slice(0, 1), None)
 
     def generate():
         begin = 0
@@ -150,62 +161,200 @@ def _streamed(dataset, columns, num_records):
             if not table.schema.equals(some.schema):
                 table = table.cast(some.schema)
             end = begin + table.num_rows
-            yield from rows.rows(table, range(begin, end))
+            columns = read(table, range(begin, end))
+            for row in range(table.num_rows):
+                yield {name: values[row] for name, values in columns.items()}
             begin = end
 
     records = tf.data.Dataset.from_generator(
-        generate, output_signature=tf.TensorSpec([], tf.string)
+        generate,
+        output_signature={name: leaf.spec for name, leaf in leaves.items()},
     )
     return stream_source.of_dataset(
-        "hugging_face", records, num_records, rows.decode
+        "hugging_face", records, num_records, _decoder(leaves)
     )
 
 
-def _transformed(
-    dataset: Any, columns: Sequence[str] | None
-) -> tuple[list[str], Callable[..., Any], Callable[..., Any]]:
-    """Names, and the functions of rows that a transform is run on."""
+def _decoder(leaves):
+    return table_columns.decoder(
+        {(name,): leaf for name, leaf in leaves.items()}
+    )
+
+
+def _arrow_rows(names, features, first, whole):
+    """What Hugging Face's own tables hold, and a function that reads it.
+
+    Args:
+        names: Strings, the columns to be read.
+        features: `datasets.Features`, of these at least.
+        first: Pyarrow table of the first row.
+        whole: Pyarrow table of all rows, or None if nobody has it.
+
+    Returns:
+        `(leaves, read)`: a dict from column to `Leaf`, and a function of a
+        table and its rows' numbers that returns a dict from column to values.
+    """
+    import datasets
+
+    images = {
+        name: features[name]
+        for name in names
+        if isinstance(features[name], datasets.Image) and features[name].decode
+    }
+    leaves = {}
+    for name in names:
+        if name in images:
+            array = _image(name, images[name], first[name], 0)
+            leaves[name] = _leaf_of_array(array)
+        else:
+            leaves[name] = _leaf(name, features[name], whole)
+
+    def read(table, numbers):
+        found = {}
+        for name, leaf in leaves.items():
+            if name not in images:
+                found[name] = table_columns.values_of(
+                    (name,), _stored(table[name]), leaf, numbers
+                )
+                continue
+            arrays = [
+                _image(name, images[name], table[name].slice(at, 1), number)
+                for at, number in enumerate(numbers)
+            ]
+            found[name] = _serialized(name, arrays, leaf)
+        return found
+
+    return leaves, read
+
+
+def _leaf(name, feature, whole):
+    import datasets
+
+    field = datasets.Features({name: feature}).arrow_schema.field(name)
+    kind = getattr(field.type, "storage_type", field.type)
+    inner, rank = table_columns.leaf_and_rank(kind)
+    dtype = table_columns.dtype_of(inner)
+    if dtype is None or (rank and dtype == tf.string):
+        raise TypeError(
+            "A column must hold numbers, strings, arrays of numbers or images."
+            f" Received: {name!r} of {kind}. Leave it out of `columns`, or "
+            "make it one with the dataset's `map`."
+        )
+    if not rank:
+        return Leaf(dtype, (), 0)
+    shape = None if whole is None else _shape_of_all(whole.column(name))
+    return Leaf(dtype, shape, rank)
+
+
+def _image(name, feature, column, number):
+    value = column.to_pylist()[0]
+    if value is None:
+        raise ValueError(
+            "Every row must have its image. Received: column "
+            f"{name!r}, row {number}, which has none. Leave such rows out with "
+            "the dataset's `filter`."
+        )
+    try:
+        return np.asarray(feature.decode_example(value))
+    except OSError as error:
+        raise ValueError(
+            f"An image cannot be decoded. Received: column {name!r}, row "
+            f"{number}: {error}. Leave such rows out with the dataset's "
+            "`filter`."
+        ) from error
+
+
+def _stored(column):
+    """A column of lists, also where it is one of Hugging Face's arrays."""
+    import pyarrow
+
+    if not isinstance(column.type, pyarrow.ExtensionType):
+        return column
+    return pyarrow.chunked_array([chunk.storage for chunk in column.chunks])
+
+
+def _shape_of_all(column):
+    """The shape that the lists of all rows have, or None."""
+    from pyarrow import compute
+
+    column, shape = _stored(column), []
+    while table_columns.is_list(column.type):
+        lengths = compute.list_value_length(column)
+        ends = compute.min_max(lengths).as_py()
+        if lengths.null_count or not ends["max"] or ends["min"] != ends["max"]:
+            return None
+        shape.append(ends["max"])
+        column = compute.list_flatten(column)
+    return tuple(shape)
+
+
+def _leaf_of_array(array):
+    dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)
+    return Leaf(dtype, None if array.ndim else (), array.ndim)
+
+
+def _serialized(name, arrays, leaf):
+    """Arrays as bytes, which must be like the first one but for their sizes."""
+    found = np.empty([len(arrays)], object)
+    for row, array in enumerate(arrays):
+        own = _leaf_of_array(array)
+        if own != leaf:
+            raise ValueError(
+                "Arrays of a column must be of one dtype and number of "
+                f"dimensions. Received: {name!r} with {own.dtype.name} of "
+                f"shape {array.shape} after {leaf.rank} dimensions of "
+                f"{leaf.dtype.name}. Make them so with the dataset's `map`, "
+                f"images by `cast_column({name!r}, "
+                "datasets.Image(mode='RGB'))`."
+            )
+        found[row] = table_columns.serialized(array, leaf.dtype)
+    return found
+
+
+def _transformed_rows(dataset, columns):
+    """As `_arrow_rows`, of rows that a transform is run on."""
     tried = list(range(min(_NUM_TRIED, len(dataset))))
     names = _checked(columns, list(dataset[tried]))
 
-    def parts(numbers):
-        import pyarrow
-
-        batch, plain, arrays = dataset[numbers], {}, {}
+    def arrays_of(numbers):
+        batch = dataset[numbers]
         for name in names:
-            values = list(batch[name])
-            if len(values) != len(numbers):
+            if len(batch[name]) != len(numbers):
                 raise ValueError(
                     "A transform must return as many rows as it is given. "
-                    f"Received: {len(values)} of {len(numbers)} in column "
+                    f"Received: {len(batch[name])} of {len(numbers)} in column "
                     f"{name!r}."
                 )
-            found = [_array(name, value) for value in values]
-            if found[0].dtype.kind in "US":
-                plain[name] = pyarrow.array(
-                    # Not NumPy's scalars: those lose zeros at their ends.
-                    [a.tolist() for a in found] if found[0].ndim else values
-                )
-            elif found[0].ndim == 0:
-                plain[name] = pyarrow.array(np.stack(found))
+        return {
+            name: [_array(name, value) for value in batch[name]]
+            for name in names
+        }
+
+    first = arrays_of(tried[:1])
+    leaves = {name: _leaf_of_array(array) for name, (array,) in first.items()}
+
+    def read(numbers):
+        found = {}
+        for name, arrays in arrays_of(numbers).items():
+            leaf = leaves[name]
+            if leaf.rank:
+                found[name] = _serialized(name, arrays, leaf)
             else:
-                arrays[name] = found
-        return pyarrow.table(plain), arrays
+                dtype = object if leaf.dtype == tf.string else arrays[0].dtype
+                found[name] = np.array([a.item() for a in arrays], dtype)
+        return found
 
-    table, first = parts(tried[:1])
-    rows = ArrayRows(names, table, first, {})
-
-    def fetch(index):
-        return rows.rows(*parts(index.tolist()))
-
-    if fetch(np.array(tried)) != fetch(np.array(tried)):
+    once, again = (
+        [part.tolist() for part in read(tried).values()] for _ in range(2)
+    )
+    if once != again:
         raise ValueError(
             "A dataset's transform must give the same of the same row: it may "
             "be cached, and a resumed run must see the same. Received: one "
             "that is random. Move what is random to the pipeline's `augment`, "
             "and draw from its `seed`."
         )
-    return names, fetch, rows.decode
+    return leaves, read
 
 
 def _array(name, value):
@@ -215,5 +364,10 @@ def _array(name, value):
             "A transform must return numbers, strings, arrays of these or "
             f"images. Received: column {name!r} with a {type(value).__name__}"
             f" of dtype {array.dtype}."
+        )
+    if array.dtype.kind in "US":
+        # Not NumPy's own strings: those lose zeros at their ends.
+        return np.vectorize(tf.compat.as_bytes, otypes=[object])(
+            np.asarray(value, object)
         )
     return array

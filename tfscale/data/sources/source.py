@@ -10,6 +10,8 @@ import tensorflow as tf
 # Stands for a record that could not be read; no record is this by chance.
 DAMAGED = b"\x00tfscale: damaged record 5b0d6b1e7f8a4c52\x00"
 
+_STRING = tf.TensorSpec([], tf.string)
+
 
 @dataclasses.dataclass(frozen=True)
 class IndexedSource:
@@ -82,10 +84,11 @@ class BlockSource:
         blocks: int64 array of shape `(num_blocks, 2)`: the number of records
             of each block, and the bytes that they take in memory.
         read_block: Function of an int64 scalar, the block's number, that
-            returns a `tf.data.Dataset` of one element: a vector of its
-            records, strings, and `DAMAGED` for each that cannot be read.
+            returns a `tf.data.Dataset` of one element: its records, behind
+            each other. Strings are `DAMAGED` where they cannot be read.
         place: Function of an int64 scalar, a record's number, that returns
             its file and the offset in it, for errors.
+        record_spec: Structure of `tf.TensorSpec`, a record as it is read.
         decode: As in `IndexedSource`.
         split: As in `IndexedSource`.
         num_skipped: Integer, damaged records that were left out.
@@ -95,6 +98,7 @@ class BlockSource:
     blocks: np.ndarray
     read_block: Callable[[tf.Tensor], tf.data.Dataset]
     place: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    record_spec: Any = _STRING
     decode: Callable[..., Any] | None = None
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
     num_skipped: int = 0
@@ -114,14 +118,15 @@ class BlockSource:
         return int(self.blocks[:, 1].sum()) / max(self.num_records, 1)
 
     def first(self) -> Any:
-        """The first record, as an eager tensor.
+        """The first record, as eager tensors.
 
         Raises:
             tf.errors.DataLossError: If it cannot be read.
         """
         # Inside a dataset: some of what reads blocks runs nowhere else.
         record = self.sample(1).get_single_element()
-        if record.numpy() == DAMAGED:
+        strings = [t for t in tf.nest.flatten(record) if t.dtype == tf.string]
+        if any(t.numpy() == DAMAGED for t in strings):
             path, offset = self.place(tf.constant(0, tf.int64))
             raise tf.errors.DataLossError(
                 None,
@@ -184,6 +189,29 @@ class StreamSource:
         """As of an `IndexedSource`; those at the beginning."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
+
+
+def from_python(
+    function: Callable[[Any], list[np.ndarray]], argument: tf.Tensor, spec: Any
+) -> Any:
+    """Records that a Python function reads, behind each other.
+
+    Args:
+        function: Function of `argument` that returns arrays, in the order of
+            the flat `spec`.
+        argument: int64 tensor.
+        spec: Structure of `tf.TensorSpec`, a record.
+    """
+    flat = tf.nest.flatten(spec)
+    parts = tf.numpy_function(
+        function, [argument], [part.dtype for part in flat], stateful=False
+    )
+    # Outside of a graph one string comes without a dimension.
+    shaped = [
+        tf.reshape(part, [-1, *one.shape])
+        for part, one in zip(parts, flat, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(spec, shaped)
 
 
 Source = IndexedSource | BlockSource | StreamSource

@@ -130,19 +130,6 @@ class Shard:
         begins = self.places[:, :, 0].min(axis=1)
         return begins, self.places.sum(axis=2).max(axis=1)
 
-    def heads(self):
-        """What precedes the part of the tar file in each record."""
-        begins, _ = self.spans()
-        size = 8 * 2 * (self.places.shape[1] + 1)
-        heads = []
-        for key, begin, files in zip(
-            self.sample_keys, begins, self.places, strict=True
-        ):
-            own = files - [begin - size - len(key), 0]
-            table = np.append(own, [[size, len(key)]], axis=0)
-            heads.append(table.astype("<i8").tobytes() + key)
-        return heads
-
     def runs(self):
         """Neighbours, `(first, last)`, that are read at one go."""
         begins, _ = self.spans()

@@ -116,7 +116,9 @@ def _source(shards, names, skipped):
     empty = np.zeros([0], np.int64)
     begins = tf.constant(np.concatenate([empty, *(b for b, _ in spans)]))
     ends = tf.constant(np.concatenate([empty, *(e for _, e in spans)]))
-    heads = tf.constant([h for s in shards for h in s.heads()], tf.string)
+    keys = tf.constant([k for s in shards for k in s.sample_keys], tf.string)
+    none = np.zeros([0, len(names), 2], np.int64)
+    places = tf.constant(np.concatenate([none, *(s.places for s in shards)]))
     paths = tf.constant([shard.path for shard in shards], tf.string)
     sizes = tf.constant([shard.size for shard in shards], tf.int64)
     files_end = tf.constant(
@@ -141,41 +143,39 @@ def _source(shards, names, skipped):
         )
 
         def cut(_, part):
-            pieces = tf.strings.substr(
-                part, begins[own] - begin, ends[own] - begins[own]
-            )
-            return tf.strings.join([heads[own], pieces])
+            files = {
+                name: tf.strings.substr(
+                    part, places[own, at, 0] - begin, places[own, at, 1]
+                )
+                for at, name in enumerate(names)
+            }
+            return {**files, _KEY: keys[own]}
 
         # Counting makes errors finite: a file that cannot be opened fails
         # for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), part)
         records = single_device.map_on_host(counted.ignore_errors(), cut)
-        damaged = tf.data.Dataset.from_tensors(tf.fill([count], DAMAGED))
+        damaged = tf.data.Dataset.from_tensors(
+            {name: tf.fill([count], DAMAGED) for name in [*names, _KEY]}
+        )
         return records.concatenate(damaged).take(1)
 
     def place(record):
         number = tf.searchsorted(files_end, record[tf.newaxis], side="right")
         return tf.gather(paths, number[0]), tf.gather(begins, record)
 
-    def decode(row):
-        size = 8 * 2 * (len(names) + 1)
-        head = tf.io.decode_raw(tf.strings.substr(row, 0, size), tf.int64)
-        return {
-            name: tf.strings.substr(row, head[2 * at], head[2 * at + 1])
-            for at, name in enumerate([*names, _KEY])
-        }
-
     def split(num_workers, worker):
         shares = [shards[w::num_workers] for w in range(num_workers)]
         sizes = [sum(len(shard.sample_keys) for shard in s) for s in shares]
         return _source(shares[worker], names, skipped), sizes
 
+    spec = tf.TensorSpec([], tf.string)
     return BlockSource(
         kind="webdataset",
         blocks=table,
         read_block=read_block,
         place=place,
-        decode=decode,
+        record_spec={name: spec for name in [*names, _KEY]},
         split=split,
         num_skipped=skipped,
     )

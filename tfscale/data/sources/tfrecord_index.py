@@ -59,9 +59,6 @@ class FileIndex:
 def scan(path: str) -> FileIndex:
     """Reads the headers of an uncompressed file.
 
-    Args:
-        path: String.
-
     Returns:
         A `FileIndex`, up to the first damage to the framing.
     """

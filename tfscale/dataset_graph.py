@@ -1,13 +1,11 @@
-"""A dataset's own graph: the chain of its transformations, read and changed.
+"""A dataset's own graph: the chain of its transformations, for who reads it.
 
 tf.data writes any dataset as a GraphDef (`DatasetToGraphV2`) and makes one of a
-GraphDef (`DatasetFromGraph`). Between the two a prefix can be cut off, or a
-transformation be changed, of datasets that nobody else can look into. What is
-made so is a copy: it has variables and tables of its own.
+GraphDef (`DatasetFromGraph`). Between the two a prefix can be cut off, which is
+a copy: it has variables and tables of its own.
 """
 
 import dataclasses
-import itertools
 
 import tensorflow as tf
 
@@ -86,11 +84,7 @@ class DatasetStage:
 
 
 class DatasetGraph:
-    """The graph of a dataset.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-    """
+    """The graph of a dataset."""
 
     def __init__(self, dataset):
         serialized = tf.raw_ops.DatasetToGraphV2(
@@ -102,7 +96,6 @@ class DatasetGraph:
             function.signature.name: function
             for function in self.graph.library.function
         }
-        self._numbers = itertools.count()
 
     def nodes(self):
         """Dict from name to node."""
@@ -200,38 +193,8 @@ class DatasetGraph:
         """The value of a boolean attribute of a stage; False without it."""
         return self.nodes()[stage.node].attr[name].b
 
-    def set_constant(self, stage, position, value):
-        """Gives a stage another constant for one of its inputs."""
-        self.nodes()[stage.node].input[position] = self.add_constant(value)
-
-    def add_constant(self, value):
-        """Adds a scalar, int64 or string, and returns its node's name."""
-        dtype = tf.string if isinstance(value, str) else tf.int64
-        node = self.graph.node.add()
-        node.name, node.op = f"tfscale_{next(self._numbers)}", "Const"
-        node.attr["dtype"].type = dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(
-            tf.make_tensor_proto(value, dtype, [])
-        )
-        return node.name
-
-    def add_node(self, op, inputs, like):
-        """Adds a transformation and returns its node's name.
-
-        Args:
-            op: String.
-            inputs: List of nodes' names.
-            like: `DatasetStage` whose elements it gives.
-        """
-        node = self.graph.node.add()
-        node.name, node.op = f"tfscale_{next(self._numbers)}", op
-        node.input.extend(inputs)
-        for name in ("output_types", "output_shapes"):
-            node.attr[name].CopyFrom(self.nodes()[like.node].attr[name])
-        return node.name
-
     def dataset(self, stage=None):
-        """A dataset of the graph as it is now, up to a stage.
+        """A dataset of the graph up to a stage.
 
         Args:
             stage: `DatasetStage`, or None for the whole chain.

@@ -78,6 +78,18 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
             source = data.json_lines(path, on_damage="skip")
         self.assertEqual(self._batch(source)["x"].tolist(), [1, 4])
 
+    @parameterized.parameters("null", "5", '{"x": "\udcff"}', '{"x": 2}' * 2)
+    def test_a_line_that_only_python_refuses(self, line):
+        # Pyarrow reads some of these, and ended the process at `null`.
+        path = self._lines('{"x": 1}')
+        with open(path, "ab") as file:
+            file.write(line.encode("utf-8", "surrogateescape"))
+        with self.assertRaisesRegex(tf.errors.DataLossError, f"{path}, line 2"):
+            data.json_lines(path)
+        with self.assertWarnsRegex(UserWarning, "1 damaged lines"):
+            source = data.json_lines(path, on_damage="skip")
+        self.assertEqual(self._batch(source)["x"].tolist(), [1])
+
     def test_a_line_that_only_pyarrow_refuses(self):
         # Half of a surrogate pair is a string of Python. One such line made
         # the whole file unreadable, also with "skip".

@@ -1,0 +1,310 @@
+"""Columns of Arrow tables as tensors.
+
+    numbers, strings          a tensor of shape (rows,)
+    lists of one known size   a tensor of shape (rows, size)
+    other lists               one serialized tensor a row, which `decode` parses
+    objects                   dicts of the columns of their keys
+    lists of objects          dicts of lists, one for each key
+
+What is missing is 0, NaN, "" or an empty list.
+"""
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_TensorProto = type(tf.make_tensor_proto(0))
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What a column without objects holds.
+
+    Attributes:
+        dtype: `tf.DType` of the values.
+        shape: Tuple of integers, the same for each row; None where rows differ.
+        rank: Integer, how deep the lists are.
+    """
+
+    dtype: tf.DType
+    shape: tuple[int, ...] | None
+    rank: int
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Of a row as it is read."""
+        if self.shape is None:
+            return tf.TensorSpec([], tf.string)
+        return tf.TensorSpec(self.shape, self.dtype)
+
+    def parsed(self, row: tf.Tensor) -> tf.Tensor:
+        """A row as it was before it was serialized."""
+        if self.shape is not None:
+            return row
+        array = tf.io.parse_tensor(row, self.dtype)
+        return tf.ensure_shape(array, [None] * self.rank)
+
+
+class TableColumns:
+    """The columns of tables with one schema.
+
+    Args:
+        schema: That of a pyarrow table, or None where there is no row.
+        columns: Names of the columns to be read, or None for all.
+
+    Raises:
+        ValueError: If a column is missing or there twice, or holds none
+            of numbers, dates, strings, and lists and objects of these.
+
+    Attributes:
+        names: List of strings, the columns that are read.
+        spec: Structure of `tf.TensorSpec`, a row as it is read.
+        decode: Function of such a row that parses its lists; None where
+            there are none.
+    """
+
+    def __init__(self, schema: Any, columns: Sequence[str] | None):
+        there = [] if schema is None else schema.names
+        self.names = list(dict.fromkeys(there if columns is None else columns))
+        once = bool(self.names) and all(
+            there.count(name) == 1 for name in self.names
+        )
+        # Without a row a pipeline says that the dataset is empty.
+        if schema is not None and (isinstance(columns, str) or not once):
+            raise ValueError(
+                "`columns` must be a list of columns of the files, at least "
+                "one, each of which there is once. Received: "
+                f"columns={columns!r}; there are {sorted(there)}."
+            )
+        self._leaves: dict[Path, Leaf] = {}
+        table = schema.empty_table() if there else None
+        for path, column in self._columns(table) if there else ():
+            field = schema.field(path[0])
+            self._leaves[path] = _leaf(path, column.type, field)
+        self.spec = nested({p: leaf.spec for p, leaf in self._leaves.items()})
+        self.decode = decoder(self._leaves)
+
+    def _columns(self, table):
+        for name in self.names:
+            yield from _without_objects((name,), table.column(name))
+
+    def arrays(self, table: Any) -> list[np.ndarray]:
+        """The values of a pyarrow table, in the order of the flat `spec`.
+
+        Raises:
+            ValueError: If the lists within a row are no array.
+        """
+        found = {
+            path: values_of(path, column, self._leaves[path])
+            for path, column in self._columns(table)
+        }
+        return tf.nest.flatten(nested(found))
+
+
+def decoder(leaves: Mapping[Path, Leaf]) -> Callable[[Any], Any] | None:
+    """A function that parses the lists of a row; None where there are none."""
+    if all(leaf.shape is not None for leaf in leaves.values()):
+        return None
+
+    def decode(record):
+        found = {}
+        for path, leaf in leaves.items():
+            row = functools.reduce(operator.getitem, path, record)
+            found[path] = leaf.parsed(row)
+        return nested(found)
+
+    return decode
+
+
+def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
+    """Values by their paths, as dicts of dicts."""
+    whole: dict[str, Any] = {}
+    for (*path, last), value in values.items():
+        inner = whole
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return whole
+
+
+def serialized(array: np.ndarray, dtype: tf.DType) -> bytes:
+    """An array as `tf.io.parse_tensor` reads it."""
+    text = dtype == tf.string
+    proto = _TensorProto(
+        dtype=dtype.as_datatype_enum,
+        string_val=array.reshape(-1).tolist() if text else (),
+        tensor_content=b"" if text else array.tobytes(),
+    )
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    return proto.SerializeToString()
+
+
+def dtype_of(kind: Any) -> tf.DType | None:
+    """The dtype of a pyarrow type of numbers, times or strings; or None."""
+    import pyarrow
+
+    types, kind = pyarrow.types, without_dictionary(kind)
+    if _is_any(kind, "string", "large_string", "binary", "large_binary"):
+        return tf.string
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return tf.as_dtype(f"int{kind.bit_width}")
+    if types.is_boolean(kind):
+        return tf.bool
+    if types.is_integer(kind) or types.is_floating(kind):
+        return tf.as_dtype(kind.to_pandas_dtype())
+    return None
+
+
+def without_dictionary(kind: Any) -> Any:
+    """The pyarrow type of values that a dictionary may number."""
+    import pyarrow
+
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+
+
+def leaf_and_rank(kind: Any) -> tuple[Any, int]:
+    """The pyarrow type of the values in lists of lists, and how deep."""
+    rank = 0
+    while is_list(kind):
+        kind, rank = kind.value_type, rank + 1
+    return kind, rank
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a pyarrow type is one of lists, of whatever."""
+    return _is_any(kind, "list", "large_list", "fixed_size_list")
+
+
+def _is_any(kind, *names):
+    import pyarrow
+
+    return any(getattr(pyarrow.types, f"is_{name}")(kind) for name in names)
+
+
+def values(column: Any, dtype: tf.DType) -> np.ndarray:
+    """Values of a pyarrow column, with 0, NaN or "" for what is missing."""
+    import pyarrow
+
+    kind = without_dictionary(column.type)
+    column = column.cast(kind)
+    if dtype == tf.string:
+        column = column.cast(pyarrow.large_binary()).fill_null(b"")
+        return column.to_numpy(zero_copy_only=False)
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if pyarrow.types.is_temporal(kind):
+        column = column.view(f"int{kind.bit_width}")
+    if not dtype.is_floating:
+        column = column.fill_null(False if dtype == tf.bool else 0)
+    found = column.to_numpy(zero_copy_only=False)
+    return found.astype(dtype.as_numpy_dtype)
+
+
+def _leaf(path, kind, field):
+    inner, rank = leaf_and_rank(kind)
+    dtype = dtype_of(inner)
+    if dtype is None:
+        raise ValueError(
+            "A column must hold numbers, booleans, dates, strings, or lists"
+            f" or objects of these. Received: {'.'.join(path)!r} of {kind}."
+            " Leave it out of `columns`."
+        )
+    shape = None if rank else ()
+    size = getattr(kind, "list_size", None)
+    if size is not None and rank == len(path) == 1 and not field.nullable:
+        shape = (size,)
+    return Leaf(dtype, shape, rank)
+
+
+def _without_objects(path, column):
+    """Columns without objects, by the path of keys that leads to each."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind = column.type
+    inner, rank = leaf_and_rank(kind)
+    # One without a key is no column at all, and is refused.
+    if not pyarrow.types.is_struct(inner) or not inner.num_fields:
+        yield path, column
+    elif not rank:
+        for number, field in enumerate(kind):
+            part = compute.struct_field(column, [number])
+            yield from _without_objects((*path, field.name), part)
+    else:
+        ends = np.cumsum([0, *_lengths(column)], dtype=np.int64)
+        for found, part in _without_objects(path, _flattened(column)):
+            if isinstance(part, pyarrow.ChunkedArray):
+                part = part.combine_chunks()
+            yield found, pyarrow.LargeListArray.from_arrays(ends, part)
+
+
+def _lengths(column):
+    from pyarrow import compute
+
+    return compute.list_value_length(column).fill_null(0).to_numpy()
+
+
+def _flattened(column):
+    from pyarrow import compute
+
+    return compute.list_flatten(column)
+
+
+def values_of(
+    path: Path, column: Any, leaf: Leaf, numbers: Sequence[int] | None = None
+) -> np.ndarray:
+    """The values of a pyarrow column without objects, row by row.
+
+    Args:
+        path: Keys that lead to it, for errors.
+        column: Pyarrow column.
+        leaf: What it holds.
+        numbers: Those of its rows, for errors.
+
+    Raises:
+        ValueError: If the lists within a row are no array.
+    """
+    if leaf.shape is None:
+        return _serialized_rows(path, column, leaf, numbers)
+    while is_list(column.type):
+        column = _flattened(column)
+    return values(column, leaf.dtype).reshape(-1, *leaf.shape)
+
+
+def _serialized_rows(path, column, leaf, numbers):
+    """The lists of each row, which must be an array, as bytes."""
+    count = len(column)
+    rows = np.arange(count)  # of each list that is looked at
+    shapes = np.zeros([count, leaf.rank], np.int32)
+    for level in range(leaf.rank):
+        lengths = _lengths(column)
+        np.maximum.at(shapes[:, level], rows, lengths)
+        wrong = np.flatnonzero(lengths != shapes[rows, level])
+        if wrong.size:
+            row = rows[wrong[0]]
+            found = sorted(set(lengths[rows == row].tolist()))
+            raise ValueError(
+                "Lists within a row must be of one length, an array. Received: "
+                f"column {'.'.join(path)!r}, row "
+                f"{row if numbers is None else numbers[row]}: lengths {found}. "
+                "Pad them in the data, or leave the column out of `columns`."
+            )
+        rows = np.repeat(rows, lengths)
+        column = _flattened(column)
+    flat = values(column, leaf.dtype)
+    ends = np.cumsum([0, *shapes.prod(axis=1)]).tolist()
+    found = np.empty([count], object)
+    for row, (begin, end) in enumerate(itertools.pairwise(ends)):
+        array = flat[begin:end].reshape(shapes[row])
+        found[row] = serialized(array, leaf.dtype)
+    return found

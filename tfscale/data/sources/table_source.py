@@ -1,0 +1,377 @@
+"""Files of tables as sources: read by blocks of rows, through pyarrow."""
+
+import contextlib
+import io
+import json
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfscale.data.sources import file_source
+from tfscale.data.sources import table_columns
+from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import from_python
+from tfscale.data.sources.table_columns import TableColumns
+
+_BLOCK_BYTES = 1 << 20  # of JSON, parsed at a time
+
+
+def _source(
+    kind: str,
+    blocks: list[tuple[str, int, int, int]],
+    columns: TableColumns,
+    read: Callable[[str, int], Any],
+    skipped: int,
+) -> BlockSource:
+    """A source of the rows of blocks, in their order.
+
+    Args:
+        kind: What the source is called in errors.
+        blocks: Of each block the path of its file, its number there, its rows
+            and its bytes.
+        columns: What is read of them.
+        read: From path and number to a pyarrow table.
+        skipped: How many records are damaged, and left out.
+    """
+    blocks = [block for block in blocks if block[2]]
+    ends = tf.constant(np.cumsum([block[2] for block in blocks]), tf.int64)
+    paths = tf.constant([block[0] for block in blocks], tf.string)
+
+    def fetch(number):
+        path, group, count, _ = blocks[int(number)]
+        try:
+            table = read(path, group)
+            found = columns.arrays(table)
+        except ValueError as error:
+            raise ValueError(f"{error} File {path}.") from error
+        if table.num_rows != count:
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                "A file must stay as it was when its source was made. "
+                f"Received: file {path} with {table.num_rows} rows where there "
+                f"were {count}.",
+            )
+        return found
+
+    def read_block(number):
+        rows = from_python(fetch, number, columns.spec)
+        return tf.data.Dataset.from_tensors(rows)
+
+    def place(record):
+        block = tf.searchsorted(ends, record[tf.newaxis], side="right")[0]
+        return tf.gather(paths, block), record
+
+    def split(num_workers, worker):
+        names = sorted({block[0] for block in blocks})
+        shares = [
+            [b for b in blocks if b[0] in names[w::num_workers]]
+            for w in range(num_workers)
+        ]
+        sizes = [sum(block[2] for block in share) for share in shares]
+        return _source(kind, shares[worker], columns, read, skipped), sizes
+
+    table = np.array([block[2:] for block in blocks], np.int64)
+    return BlockSource(
+        kind=kind,
+        blocks=table.reshape(-1, 2),
+        read_block=read_block,
+        record_spec=columns.spec,
+        place=place,
+        decode=columns.decode,
+        split=split,
+        num_skipped=skipped,
+    )
+
+
+@contextlib.contextmanager
+def _named(path):
+    """What pyarrow cannot read is damaged, and is named."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise tf.errors.DataLossError(
+            None,
+            None,
+            "A file cannot be read: it is damaged, or of another format. "
+            f"Received: file {path}: {error}",
+        ) from error
+
+
+class _RemoteFile(tf.io.gfile.GFile):
+    """As pyarrow takes a file of Python's."""
+
+    closed = False
+
+
+def parquet(
+    pattern: file_source.Pattern, *, columns: Sequence[str] | None = None
+) -> BlockSource:
+    """Records are the rows of Parquet files; needs pyarrow (`tfscale[tables]`).
+
+    A row group is read as a whole, and is what a worker or a shuffle reads at
+    a time.
+
+    Args:
+        pattern: String or path, or a list of them: paths or globs, also of a
+            remote file system that `tf.io.gfile` knows.
+        columns: List of strings, the columns to be read; by default all.
+
+    Returns:
+        A source of dicts from column to scalar tensor, or to a vector where the
+        column has lists; structs are dicts, and lists of lists arrays, as in
+        `json_lines`. Dates and times are the integers that
+        the file has: dates are int32, days since 1970; timestamps are int64,
+        in the column's own unit since 1970 (UTC where it has a time zone).
+        What is missing is 0, NaN, "" or an empty vector.
+
+    Raises:
+        FileNotFoundError: If no file matches.
+        tf.errors.DataLossError: If a file cannot be read.
+        ValueError: If a column is missing, or holds none of numbers, dates,
+            strings, and lists and structs of these.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> import pyarrow
+    >>> import pyarrow.parquet
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.parquet")
+    >>> pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2]}), path)
+    >>> parquet(path).num_records
+    2
+    """
+    from pyarrow import parquet as pyarrow_parquet  # an extra
+
+    def opened(path):
+        file = _RemoteFile(path, "rb") if "://" in path else path
+        return pyarrow_parquet.ParquetFile(file)
+
+    blocks, schema = [], None
+    for path in file_source.match(pattern):
+        with _named(path), opened(path) as file:
+            groups = [
+                file.metadata.row_group(group)
+                for group in range(file.metadata.num_row_groups)
+            ]
+            own = file.schema_arrow
+        blocks += [
+            (path, number, group.num_rows, group.total_byte_size)
+            for number, group in enumerate(groups)
+        ]
+        schema = schema or own
+        _check_same(schema, own, columns, path)
+    found = TableColumns(schema, columns)
+
+    def read(path, group):
+        with _named(path), opened(path) as file:
+            return file.read_row_group(group, columns=found.names)
+
+    return _source("parquet", blocks, found, read, 0)
+
+
+def _check_same(schema, own, columns, path):
+    """Refuses a file whose columns, those that are read, are not the first's.
+
+    Their order may differ, and whether values are numbered in a dictionary.
+    """
+    own, first = (
+        {
+            field.name: str(table_columns.without_dictionary(field.type))
+            for field in one
+            if columns is None or field.name in columns
+        }
+        for one in (own, schema)
+    )
+    if own != first:
+        raise ValueError(
+            "Files must have the same columns. Received: "
+            f"{path} with {own} after {first}."
+        )
+
+
+def json_lines(
+    pattern: file_source.Pattern,
+    *,
+    columns: Sequence[str] | None = None,
+    on_damage: str = "raise",
+) -> BlockSource:
+    """Records are the lines of JSON files; needs pyarrow (`tfscale[tables]`).
+
+    A file is read as a whole, so it must fit the memory. Every line is looked
+    at once, here: one that cannot be read is found before the first step.
+
+    Args:
+        pattern: String or path, or a list of them: paths or globs, also of a
+            remote file system that `tf.io.gfile` knows.
+        columns: List of strings, the keys to be read; by default all.
+        on_damage: `"raise"`, with the file and the line, or `"skip"`: lines
+            that cannot be read are left out, and counted in a warning.
+
+    Returns:
+        A source of dicts from column to scalar tensor, or to a vector where the
+        column has lists. An object is a dict, a list of objects a dict of
+        lists, and a list of lists an array, in which the lists of a record have
+        one length. What is missing is 0, NaN, "" or an empty vector, also where
+        a file never has the key. Dates are strings; numbers are int64, or
+        float64 where one of the column is a fraction or beyond 64 bits.
+
+    Raises:
+        FileNotFoundError: If no file matches.
+        tf.errors.DataLossError: If a line cannot be read.
+        ValueError: If a column is missing, or holds none of numbers, strings,
+            and lists and objects of these, or not always the same.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "a.jsonl")
+    >>> with open(path, "w") as file:
+    ...     _ = file.write('{"x": 1}' + chr(10) + '{"x": 2}' + chr(10))
+    >>> json_lines(path).num_records
+    2
+    """
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(
+            '`on_damage` must be "raise" or "skip". '
+            f"Received: on_damage={on_damage!r}."
+        )
+    blocks, damaged, schema = [], {}, None
+    for path in file_source.match(pattern):
+        table, damaged[path] = _table_and_damaged(path)
+        if damaged[path] and on_damage == "raise":
+            number, reason = min(damaged[path].items())
+            raise tf.errors.DataLossError(
+                None,
+                None,
+                f"A line is no JSON that can be read: {reason}. Received: file "
+                f"{path}, line {number}. To leave out what cannot be read, use "
+                "on_damage='skip'.",
+            )
+        if table is not None:
+            blocks.append((path, 0, table.num_rows, table.nbytes))
+            schema = _joined(schema, table.schema, columns, path)
+    skipped = sum(map(len, damaged.values()))
+    if skipped:
+        warnings.warn(
+            f"{skipped} damaged lines of JSON files are left out.", stacklevel=2
+        )
+    found = TableColumns(schema, columns)
+
+    def read(path, _):
+        lines = _lines(path)
+        whole = [lines[n] for n in lines if n not in damaged[path]]
+        with _named(path):
+            return _parsed(whole, [schema.field(n) for n in found.names])
+
+    return _source("json_lines", blocks, found, read, skipped)
+
+
+def _lines(path):
+    """The lines of a file that are not blank, by their numbers."""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        lines = enumerate(file.read().split(b"\n"), 1)
+    return {number: line for number, line in lines if line.strip()}
+
+
+def _parsed(lines, fields=None):
+    """A table of lines; of given columns, or of all that there are."""
+    import pyarrow
+    from pyarrow import json as pyarrow_json
+
+    options = {"newlines_in_values": False}
+    if fields is not None:
+        options["explicit_schema"] = pyarrow.schema(fields)
+        options["unexpected_field_behavior"] = "ignore"
+    # A line must be within a block or two.
+    longest = max(map(len, lines)) + 1
+    return pyarrow_json.read_json(
+        io.BytesIO(b"\n".join(lines)),
+        read_options=pyarrow_json.ReadOptions(
+            block_size=max(_BLOCK_BYTES, 2 * longest)
+        ),
+        parse_options=pyarrow_json.ParseOptions(**options),
+    )
+
+
+def _table_and_damaged(path):
+    """What can be read, or None, and the other lines' numbers and reasons."""
+    import pyarrow
+
+    lines, damaged = _lines(path), {}
+    # Of these, pyarrow reads some as it likes, and `null` ends the process.
+    for number, line in lines.items():
+        try:
+            if not isinstance(json.loads(line), dict):
+                damaged[number] = "it is no object"
+        except (ValueError, RecursionError) as error:
+            damaged[number] = str(error)
+
+    def table():
+        whole = [lines[number] for number in lines if number not in damaged]
+        return _parsed(whole) if whole else None
+
+    with contextlib.suppress(pyarrow.ArrowException):
+        return table(), damaged
+    # Lines that Python reads and pyarrow does not, such as half of a surrogate
+    # pair or a key that comes twice.
+    for number in lines.keys() - damaged.keys():
+        try:
+            _parsed([lines[number]])
+        except pyarrow.ArrowException as error:
+            damaged[number] = str(error)
+    try:
+        return table(), damaged
+    except pyarrow.ArrowException as error:
+        raise ValueError(
+            "The values of a key must be of one type: numbers, strings, "
+            f"booleans or lists of numbers. Received: file {path}: {error}."
+        ) from error
+
+
+def _joined(schema, own, columns, path):
+    """The schema of a file and of those before it, as far as it is read."""
+    import pyarrow
+
+    before = [] if schema is None else schema.names
+    fields = [
+        # What looks like a time is a string, in whichever files.
+        field.with_type(_without_times(field.type))
+        for field in own
+        if columns is None or field.name in columns or field.name not in before
+    ]
+    own = pyarrow.schema(fields)
+    if schema is None:
+        return own
+    try:
+        return pyarrow.unify_schemas(
+            [schema, own], promote_options="permissive"
+        )
+    except pyarrow.ArrowException as error:
+        raise ValueError(
+            "The values of a key must be of one type in all files. Received: "
+            f"{path}, unlike those before it: {error}."
+        ) from error
+
+
+def _without_times(kind):
+    """A pyarrow type with strings for times, at any depth."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(kind):
+        return pyarrow.string()
+    if table_columns.is_list(kind):
+        return pyarrow.list_(_without_times(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct(
+            [field.with_type(_without_times(field.type)) for field in kind]
+        )
+    return kind
