@@ -147,12 +147,7 @@ class ResumableDataset(tf.data.Dataset):
 
 @contextlib.contextmanager
 def positions_kept(dataset: tf.data.Dataset) -> Iterator[None]:
-    """Puts the positions of all pipelines in a dataset back in the end.
-
-    Args:
-        dataset: `tf.data.Dataset`, such as a `ResumableDataset` that was
-            repeated.
-    """
+    """Puts the positions of all pipelines in a dataset back in the end."""
     positions = (
         positions_of(dataset) if isinstance(dataset, tf.data.Dataset) else []
     )

@@ -82,11 +82,7 @@ def lint(
 
 
 def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
-    """As `lint`, for a dataset whose order must always be the same.
-
-    Returns:
-        A list of `Finding`.
-    """
+    """As `lint`, for a dataset whose order must always be the same."""
     graph = DatasetGraph(dataset)
     return [
         Finding(
@@ -108,10 +104,8 @@ def check_functions(
 ) -> None:
     """Refuses or warns of what the functions of a pipeline do.
 
-    Args:
-        record: Structure of eager tensors, what `parse` is given.
-        parse: List of functions that must be deterministic.
-        augment: Function that draws from its `seed`, or None.
+    `parse` are functions that must be deterministic, of a `record` of eager
+    tensors; `augment` draws from its `seed`.
 
     Raises:
         ValueError: If a function draws from hidden random state, or random

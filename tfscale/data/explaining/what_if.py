@@ -59,10 +59,7 @@ def stages(dataset):
 def changes(dataset, cached_batches):
     """What could be tried.
 
-    Args:
-        dataset: `tf.data.Dataset`.
-        cached_batches: Integer: a cache is tried with so many batches, which
-            are read again and again.
+    A cache is tried with so many batches, which are read again and again.
     """
     if isinstance(dataset, ResumableDataset):
         return list(_recipe_changes(dataset.recipe, cached_batches))
@@ -174,14 +171,10 @@ def _name(stage):
 def estimated(
     dataset: tf.data.Dataset, times: Sequence[StageTime]
 ) -> Iterator[Suggestion]:
-    """Changes of a graph whose gain follows from the times of its stages.
+    """Changes of a graph whose gain follows from the `times` of its `stages`.
 
     A stage that works one by one takes, in parallel, its share of a processor;
     a cache saves all but the reading.
-
-    Args:
-        dataset: `tf.data.Dataset`, but no `ResumableDataset`.
-        times: What was measured of `stages(dataset)`.
     """
     graph = DatasetGraph(dataset)
     ours = _stages_of_a_pipeline(dataset)

@@ -154,11 +154,7 @@ def make_plan(
 
 
 def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
-    """A plan of the same records in batches of another size.
-
-    Args:
-        plan: The plan.
-        batch_size: Integer, the global batch size.
+    """A plan of the same records in batches of another global size.
 
     Raises:
         ValueError: As `make_plan`.

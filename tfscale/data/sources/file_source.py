@@ -96,20 +96,9 @@ def files(pattern: Pattern) -> IndexedSource:
 def labelled(
     kind, paths, labels, *, decode, quick_decode, class_names, num_skipped
 ):
-    """Each file is a record, which `decode` makes.
+    """Each file is a record: what `decode` makes of contents, label and path.
 
-    Args:
-        kind: String, the builder's name.
-        paths: List of strings.
-        labels: Integer array of shape `(len(paths),)`.
-        decode: Function of contents, a scalar string, label, an int32 scalar,
-            and path, a scalar string, that returns the record.
-        quick_decode: As in `IndexedSource`.
-        class_names: Tuple of strings.
-        num_skipped: Integer, damaged files that were left out.
-
-    Returns:
-        A source of what `decode` returns.
+    `labels` are integers; the rest is as in `IndexedSource`.
     """
 
     def read(contents, path, label):

@@ -37,16 +37,9 @@ def index_files(
     scan: Callable[[str], _Index],
     index_dir: str | os.PathLike[str] | None,
 ) -> list[_Index]:
-    """The indices of files, in their order.
+    """The indices of files, in their order: what `scan` returns of each path.
 
-    Args:
-        paths: List of strings.
-        scan: Function from a path to its index, a `FileIndex` where indices
-            are kept.
-        index_dir: String, a directory where indices are kept, or None.
-
-    Returns:
-        List of what `scan` returns.
+    Those that are kept in `index_dir`, if there is one, are of `FileIndex`.
     """
     if index_dir is not None:
         index_dir = os.fspath(index_dir)

@@ -194,13 +194,9 @@ class StreamSource:
 def from_python(
     function: Callable[[Any], list[np.ndarray]], argument: tf.Tensor, spec: Any
 ) -> Any:
-    """Records that a Python function reads, behind each other.
+    """Records that a Python function of `argument` reads, behind each other.
 
-    Args:
-        function: Function of `argument` that returns arrays, in the order of
-            the flat `spec`.
-        argument: int64 tensor.
-        spec: Structure of `tf.TensorSpec`, a record.
+    It returns arrays, in the order of the flat `spec` of a record.
     """
     flat = tf.nest.flatten(spec)
     parts = tf.numpy_function(

@@ -144,11 +144,7 @@ def of_dataset(
 ) -> StreamSource:
     """A source of a dataset's elements, which are finitely many.
 
-    Args:
-        kind: String, what it is called in errors.
-        records: `tf.data.Dataset`.
-        num_records: As of `dataset`.
-        decode: As of `StreamSource`.
+    `num_records` is as of `dataset`, and the rest as in `StreamSource`.
     """
     known = int(records.cardinality())
     if num_records is None and known < 0:

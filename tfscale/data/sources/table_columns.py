@@ -265,11 +265,7 @@ def values_of(
 ) -> np.ndarray:
     """The values of a pyarrow column without objects, row by row.
 
-    Args:
-        path: Keys that lead to it, for errors.
-        column: Pyarrow column.
-        leaf: What it holds.
-        numbers: Those of its rows, for errors.
+    The path of keys that leads to it, and its rows' numbers, are for errors.
 
     Raises:
         ValueError: If the lists within a row are no array.

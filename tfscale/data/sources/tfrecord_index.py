@@ -196,12 +196,7 @@ class _Chunks:
 def scan_compressed(path: str, compression: str) -> FileIndex:
     """Reads all of a compressed file, which has no offsets to begin at.
 
-    Args:
-        path: String.
-        compression: `"GZIP"` or `"ZLIB"`.
-
-    Returns:
-        A `FileIndex` whose offsets are records' numbers.
+    The offsets in its `FileIndex` are records' numbers.
     """
     lengths = tf.data.TFRecordDataset(path, compression).map(tf.strings.length)
     sizes, damage = [], None
@@ -232,12 +227,7 @@ def damaged_data(
 ) -> list[int]:
     """Numbers of the records whose data does not match its CRC.
 
-    Args:
-        index: `FileIndex`.
-        read: Function from an offset to a dataset that reads from there.
-
-    Returns:
-        A list of integers.
+    `read` returns a dataset that reads from an offset on.
     """
     damaged, number = [], 0
     while number < len(index.offsets):
