@@ -7,6 +7,7 @@ turns. Whoever changes it does so for a while:
 
     with rank_context.within(reads_shards=True):
         ...
+        rank_context.current().shards.reads_shards
 """
 
 import contextlib
@@ -22,28 +23,34 @@ _thread = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
-class RankContext:
-    """All that holds for a while.
+class Step:
+    """What a training step knows, of a replica or of one of its microbatches.
+
+    Made anew for whatever visits a part of a batch: a replica, a microbatch in
+    a loop, a stage of a pipeline.
 
     Attributes:
-        devices: The devices that a strategy calls a function on, if not on one
-            of each replica; where ranks are called.
-        graph: The graph in which the ranks meet, if there is one.
-        reads_shards: Whether a sharded variable is this rank's shard.
-        gradients_are_partial: Whether whole variables are used on a part of
-            something, so that their gradients are summed over the ranks.
-        given_shards: Tensors that stand for shards, by `id(variable)`.
+        part: The `whole_batch.BatchPart` that is worked on, or None.
+        moments: Where BatchNormalization layers note what they saw, a
+            `whole_batch.batch_norm.NotedMoments`, or None.
+        taken_gradients: Who takes gradients from optimizers, or None.
         replica: The number of the replica, a tensor, in a function that is
             traced once for all of them; else None.
-        seeds_are_for_shards: Whether random numbers are for a part of a tensor.
-        model: The functional model whose decisions count, or None.
-        sequence_plan: What layers divide along the sequence, or None.
-        recorder: The `Recorder` of a model that is only looked at, or None.
-        prepares_models: Whether this is a run that looks for models to prepare.
         is_one_replica: Whether Keras is told that there is one replica.
-        part: The `whole_batch.BatchPart` of a batch that is worked on, or None.
-        batch_norm_step: Where BatchNorm layers note what they saw, or None.
-        taken_gradients: Who takes gradients from optimizers, or None.
+    """
+
+    part: Any = None
+    moments: Any = None
+    taken_gradients: Any = None
+    replica: Any = None
+    is_one_replica: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """How variables are assigned to.
+
+    Attributes:
         gradients_are_reduced: Whether gradients are summed over replicas.
         applies_gradients: Whether an optimizer is applying them.
         applies_in_branch: Likewise, in a branch where no rank meets another.
@@ -51,27 +58,8 @@ class RankContext:
         updates_parts: Whether updates are of a replica's part of variables.
         new_parts: What has been assigned to such parts; see `zero.OwnShard`.
         assigns_on_trial: Whether what is assigned is only checked.
-        pipeline_rank: On which stage's devices variables are made, or None.
-        made_like: As which variable they are sharded, or None.
     """
 
-    devices: Sequence[str] | None = None
-    graph: Any = None
-    reads_shards: bool = False
-    gradients_are_partial: bool = False
-    given_shards: MutableMapping[int, Any] = dataclasses.field(
-        default_factory=dict
-    )
-    replica: Any = None
-    seeds_are_for_shards: bool = False
-    model: Any = None
-    sequence_plan: Any = None
-    recorder: Any = None
-    prepares_models: bool = False
-    is_one_replica: bool = False
-    part: Any = None
-    batch_norm_step: Any = None
-    taken_gradients: Any = None
     gradients_are_reduced: bool = False
     applies_gradients: bool = False
     applies_in_branch: bool = False
@@ -81,8 +69,68 @@ class RankContext:
         default_factory=dict
     )
     assigns_on_trial: bool = False
-    pipeline_rank: int | None = None
-    made_like: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """Where ranks are called.
+
+    Attributes:
+        devices: The devices that a strategy calls a function on, if not on one
+            of each replica.
+        graph: The graph in which the ranks meet, if there is one.
+    """
+
+    devices: Sequence[str] | None = None
+    graph: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """How a rank uses variables.
+
+    Attributes:
+        reads_shards: Whether a sharded variable is this rank's shard.
+        gradients_are_partial: Whether whole variables are used on a part of
+            something, so that their gradients are summed over the ranks.
+        given_shards: Tensors that stand for shards, by `id(variable)`.
+        seeds_are_for_shards: Whether random numbers are for a part of a tensor.
+    """
+
+    reads_shards: bool = False
+    gradients_are_partial: bool = False
+    given_shards: MutableMapping[int, Any] = dataclasses.field(
+        default_factory=dict
+    )
+    seeds_are_for_shards: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """By what layers with sharded variables are called, or looked at.
+
+    Attributes:
+        model: The functional model whose decisions count, or None.
+        sequence_plan: What layers divide along the sequence, or None.
+        recorder: The `Recorder` of a model that is only looked at, or None.
+        prepares_models: Whether this is a run that looks for models to prepare.
+    """
+
+    model: Any = None
+    sequence_plan: Any = None
+    recorder: Any = None
+    prepares_models: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RankContext:
+    """All that holds for a while."""
+
+    step: Step = dataclasses.field(default_factory=Step)
+    update: Update = dataclasses.field(default_factory=Update)
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)
+    shards: Shards = dataclasses.field(default_factory=Shards)
+    calls: Calls = dataclasses.field(default_factory=Calls)
 
 
 def current() -> RankContext:
@@ -95,10 +143,19 @@ def within(**changes: Any) -> Iterator[None]:
     """Within it this thread has another context; behind it, what it had before.
 
     Args:
-        **changes: What differs, by name.
+        **changes: What differs: a `Step` or another group as a whole, or
+            single attributes of them, by name.
     """
     before = current()
-    _thread.context = dataclasses.replace(before, **changes)
+    groups: dict[str, Any] = {}
+    for name, value in changes.items():
+        group = _GROUPS.get(name)
+        if group is None:
+            groups[name] = value
+        else:
+            known = groups.get(group, getattr(before, group))
+            groups[group] = dataclasses.replace(known, **{name: value})
+    _thread.context = dataclasses.replace(before, **groups)
     try:
         yield
     finally:
@@ -106,3 +163,8 @@ def within(**changes: Any) -> Iterator[None]:
 
 
 _NOTHING = RankContext()
+_GROUPS = {
+    attribute.name: group.name
+    for group in dataclasses.fields(RankContext)
+    for attribute in dataclasses.fields(getattr(_NOTHING, group.name))
+}

@@ -21,6 +21,6 @@ class MirroredAsOne(in_place.Mixin):
 
     @property
     def _num_replicas_in_sync(self):
-        if rank_context.current().is_one_replica:
+        if rank_context.current().step.is_one_replica:
             return 1
         return super()._num_replicas_in_sync

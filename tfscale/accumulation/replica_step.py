@@ -81,7 +81,7 @@ class ReplicaStep:
 
         with _Trial(collect_losses=True) as scope:
             try:
-                logs, taken, step = self._run(data, record, 1.0)
+                logs, taken, noted = self._run(data, record, 1.0)
             except Exception:
                 # Weights that a layer has assigned to are no longer variables
                 # here, which may be what it is about.
@@ -99,7 +99,7 @@ class ReplicaStep:
         self._variables = taken.variables
         self._are_paired = taken.are_paired
         self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
-        self._averages = [averages for averages, _ in step.calls]
+        self._averages = [averages for averages, _ in noted.calls]
         self._logs = logs
         self.initial = [
             tf.zeros(_known_shape(g, taken.variables, i), _sum_dtype(g.dtype))
@@ -107,7 +107,7 @@ class ReplicaStep:
             if g is not None
         ]
         self._num_gradients = len(self.initial)
-        self.initial += [tf.zeros_like(moments) for _, moments in step.calls]
+        self.initial += [tf.zeros_like(moments) for _, moments in noted.calls]
         if self._noise is not None:
             # Squared norms; q and r: see `GradientNoise`.
             self.initial += [tf.zeros(self._num_gradients), tf.zeros(2)]
@@ -141,7 +141,7 @@ class ReplicaStep:
         data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
-        logs, taken, step = self._run(data, lambda _: next(totals), weight)
+        logs, taken, noted = self._run(data, lambda _: next(totals), weight)
         before = iter(sums)
         found = []
         for g in taken.gradients:
@@ -149,7 +149,7 @@ class ReplicaStep:
                 total = next(before)
                 g = _times(tf.cast(g, total.dtype), taken.weight)
                 found.append(total + g)
-        for _, moments in step.calls:
+        for _, moments in noted.calls:
             both = tf.stack([next(before), moments])
             found.append(batch_norm.combined(both))
         if self._noise is not None:
@@ -168,7 +168,7 @@ class ReplicaStep:
             found.append(value)
         return found
 
-    def end(self, noting: batch_norm.Step) -> Any:
+    def end(self, noting: batch_norm.NotedMoments) -> Any:
         """Updates the variables by the sums; returns the logs.
 
         Args:
@@ -202,13 +202,11 @@ class ReplicaStep:
             weight,
         )
         taken = TakenGradients(self._model.optimizer, weight)
-        step = batch_norm.Step()
-        with (
-            part.entered(),
-            rank_context.within(batch_norm_step=step, taken_gradients=taken),
-        ):
+        noted = batch_norm.NotedMoments()
+        step = rank_context.Step(part, noted, taken)
+        with rank_context.within(step=step):
             logs = self._train_step(data)
-        return logs, taken, step
+        return logs, taken, noted
 
 
 class _Trial(keras.StatelessScope):

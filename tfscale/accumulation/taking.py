@@ -16,14 +16,14 @@ class TakenOptimizer(in_place.Mixin):
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().taken_gradients
+        taken = rank_context.current().step.taken_gradients
         if taken is None:
             return super().apply(grads, trainable_variables)
         return taken.take(self, grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars):
         """See `keras.optimizers.Optimizer`; a class may have its own."""
-        taken = rank_context.current().taken_gradients
+        taken = rank_context.current().step.taken_gradients
         if taken is None:
             return super().apply_gradients(grads_and_vars)
         taken.take(self, *zip(*grads_and_vars))
@@ -32,7 +32,7 @@ class TakenOptimizer(in_place.Mixin):
 
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().taken_gradients
+        taken = rank_context.current().step.taken_gradients
         if taken is not None:
             loss = taken.weigh(loss)
         return super().scale_loss(loss)

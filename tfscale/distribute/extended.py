@@ -155,7 +155,7 @@ class MeshExtended(ModelRanks):
     @property
     def gradients_are_reduced(self) -> bool:
         """Whether this thread runs inside `reduced_gradients`."""
-        return rank_context.current().gradients_are_reduced
+        return rank_context.current().update.gradients_are_reduced
 
     @contextlib.contextmanager
     def reduced_gradients(self):

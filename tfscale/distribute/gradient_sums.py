@@ -70,7 +70,7 @@ def sum_gradients(
     >>> history = model.fit(x, x[:, :1], verbose=0)
     """
     gradients, variables = list(gradients), list(variables)
-    if rank_context.current().taken_gradients is not None:
+    if rank_context.current().step.taken_gradients is not None:
         raise ValueError(
             "Gradients of a batch can be summed where all of them are there. "
             "Received: `sum_gradients` in a microbatch of "

@@ -98,7 +98,7 @@ class ModelRanks(_internals.MirroredExtended):
 
         A call has a thread for each model rank.
         """
-        return rank_context.current().devices or self._first_ranks
+        return rank_context.current().ranks.devices or self._first_ranks
 
     @property
     def _first_ranks(self):
@@ -115,11 +115,11 @@ class ModelRanks(_internals.MirroredExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        context = rank_context.current()
-        if context.is_one_replica:
+        step = rank_context.current().step
+        if step.is_one_replica:
             return 1
-        if context.part is not None:
-            context.part.is_divided = True
+        if step.part is not None:
+            step.part.is_divided = True
         return self.num_replicas
 
     def _get_replica_id_in_sync_group(self, replica_id):

@@ -68,7 +68,7 @@ class WorkersExtended(MeshExtended):
     @property
     def _num_replicas_in_sync(self):
         here = super()._num_replicas_in_sync
-        if rank_context.current().is_one_replica:
+        if rank_context.current().step.is_one_replica:
             return here
         return here * self.workers.count
 

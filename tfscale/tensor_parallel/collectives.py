@@ -67,7 +67,7 @@ def local_shards():
 
 def reads_shards() -> bool:
     """Whether this thread is inside `local_shards`."""
-    return rank_context.current().reads_shards
+    return rank_context.current().shards.reads_shards
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def gradients_are_partial(are_partial: bool):
 
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
-    if rank_context.current().gradients_are_partial and num_ranks() > 1:
+    if rank_context.current().shards.gradients_are_partial and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
 
@@ -100,7 +100,7 @@ def graph_of_collectives():
     Where operations are run eagerly there is no graph, and no way to be inside
     of a loop.
     """
-    graph = rank_context.current().graph
+    graph = rank_context.current().ranks.graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
     return graph.as_default()

@@ -47,7 +47,7 @@ def within(model):
 
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
-    model = rank_context.current().model
+    model = rank_context.current().calls.model
     if model is not None:
         return model
     for caller in _internals.name_scope_callers():

@@ -75,7 +75,7 @@ class RankedGenerator(in_place.Mixin):
             return seed
         plan = sequence.current()
         is_part = (
-            rank_context.current().seeds_are_for_shards
+            rank_context.current().shards.seeds_are_for_shards
             or (plan is not None and id(self.state) in plan.sharded_generators)
             or self.is_for_shard()
         )
@@ -84,7 +84,7 @@ class RankedGenerator(in_place.Mixin):
 
 def _of_replica(seed):
     """The seed of the replica that draws."""
-    replica = rank_context.current().replica
+    replica = rank_context.current().step.replica
     if replica is not None:
         # A tensor, in a function for all replicas.
         return tf.where(replica > 0, _with(replica, seed), seed)

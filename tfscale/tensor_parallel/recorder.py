@@ -105,7 +105,7 @@ class Recorder:
 
 def current() -> Recorder | None:
     """The recorder of this thread, if it traces a model."""
-    return rank_context.current().recorder
+    return rank_context.current().calls.recorder
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
     """What is put in front of the class of a layer while replicas run."""
 
     def _moments(self, inputs, mask):
-        step = _current_step()
+        step = _current_moments()
         if step is None:
             return super()._moments(inputs, mask)
         if mask is None:
@@ -64,7 +64,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
         return mean, variance
 
     def _update_renorm_statistics(self, mean, variance):
-        if _current_step() is None or self.synchronized:
+        if _current_moments() is None or self.synchronized:
             super()._update_renorm_statistics(mean, variance)
 
     def update_moving(self, mean, variance):
@@ -140,7 +140,7 @@ class MovingAverages:
                 rules.assign_shard(variable, average)
 
 
-class Step:
+class NotedMoments:
     """What the layers of a replica note down, in a step or a microbatch.
 
     Attributes:
@@ -185,12 +185,12 @@ class Step:
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[Step]:
+def noting() -> Iterator[NotedMoments]:
     """Within it, layers of this replica note down what they saw."""
-    step = Step()
-    with rank_context.within(batch_norm_step=step):
-        yield step
-        all_sums_and_statistics(step.sums, [])
+    moments = NotedMoments()
+    with rank_context.within(moments=moments):
+        yield moments
+        all_sums_and_statistics(moments.sums, [])
 
 
 def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
@@ -205,7 +205,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     Returns:
         The sums of `tensors`.
     """
-    step = _current_step()
+    step = _current_moments()
     if step is None or not step.calls:
         return list(all_reduce(tensors)) if tensors else []
     calls = step.take()
@@ -242,9 +242,9 @@ def _by_layer(calls):
     return found.values()
 
 
-def _current_step() -> Step | None:
+def _current_moments() -> NotedMoments | None:
     """That of this thread, where replicas can meet."""
-    step = rank_context.current().batch_norm_step
-    if step is None or step.graph is not tf.compat.v1.get_default_graph():
+    moments = rank_context.current().step.moments
+    if moments is None or moments.graph is not tf.compat.v1.get_default_graph():
         return None
-    return step
+    return moments

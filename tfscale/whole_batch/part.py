@@ -109,7 +109,7 @@ def warn_of_undivided(gradients: Sequence[Any]) -> None:
     Args:
         gradients: Those that a `train_step` gives to its optimizer.
     """
-    part = rank_context.current().part
+    part = rank_context.current().step.part
     if part is None or part.num_replicas == 1:
         return
     if not part.is_divided:
@@ -145,7 +145,7 @@ def current_part() -> BatchPart | None:
     That is nothing in a function or branch of its own, in which no replica
     meets another one.
     """
-    part = rank_context.current().part
+    part = rank_context.current().step.part
     if part is None or part._graph is not tf.compat.v1.get_default_graph():
         return None
     return part

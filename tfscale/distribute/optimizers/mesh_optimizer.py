@@ -76,7 +76,7 @@ class MeshOptimizer(in_place.Mixin):
                     "it into the function that `strategy.run` is given."
                 )
             return apply(grads, trainable_variables)
-        if rank_context.current().applies_gradients:
+        if rank_context.current().update.applies_gradients:
             return apply(grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
         if not self.built:

@@ -83,7 +83,7 @@ class ShardedOptimizer(MeshOptimizer):
         parts = extended_of(self).optimizer_states
         if not parts.are_sharded:
             return
-        if rank_context.current().applies_in_branch:
+        if rank_context.current().update.applies_in_branch:
             parts.write(self._trainable_variables)
             return
         # Averages may be written to variables that have no gradient.
@@ -121,7 +121,9 @@ class ShardedLARS(ShardedOptimizer):
 
     def norms(self, weights, gradient, variable):
         """See `LARS`."""
-        return rank_context.current().norms[self._get_variable_index(variable)]
+        return rank_context.current().update.norms[
+            self._get_variable_index(variable)
+        ]
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         norms = self._whole_norms(grads, trainable_variables)

@@ -44,7 +44,7 @@ class _Common:
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
-        if rank_context.current().assigns_on_trial:
+        if rank_context.current().update.assigns_on_trial:
             self._checked(value)
             return self
         part = whole_batch_part.current_part()

@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import rank_context
 from tfscale.distribute.optimizers.optimizer import adapt_optimizer
 from tfscale.distribute.variables.late_variables import late_variable
 from tfscale.distribute.variables.late_variables import layers_around
@@ -64,6 +64,8 @@ class VariableCreator:
         self._layouts = layouts
         self._optimizer_states = optimizer_states
         self.paths = []
+        self._pipeline_rank: int | None = None
+        self._made_like: Any = None
 
     @contextlib.contextmanager
     def placed_on(self, pipeline_rank: int, like=None):
@@ -74,8 +76,12 @@ class VariableCreator:
             like: The variable as which they are sharded over model ranks,
                 if they are.
         """
-        with rank_context.within(pipeline_rank=pipeline_rank, made_like=like):
+        before = self._pipeline_rank, self._made_like
+        self._pipeline_rank, self._made_like = pipeline_rank, like
+        try:
             yield
+        finally:
+            self._pipeline_rank, self._made_like = before
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
         """Makes a variable.
@@ -92,7 +98,7 @@ class VariableCreator:
         if _is_layer(callers):
             self.paths.append(path)
         sharding = values = None
-        is_moved = rank_context.current().made_like is not None
+        is_moved = self._made_like is not None
         is_first = strategy.extended.has_workers and not is_moved
         if (
             is_first
@@ -128,7 +134,7 @@ class VariableCreator:
         classes = _CLASSES
         if values:
             kwargs.pop("shape", None)
-            like = rank_context.current().made_like
+            like = self._made_like
             sharded = functools.partial(
                 ShardedVariable,
                 sharding=sharding,
@@ -157,7 +163,7 @@ class VariableCreator:
         """The device of each component."""
         if colocate_with is not None:
             return _internals.devices_of(colocate_with)
-        rank = rank_context.current().pipeline_rank
+        rank = self._pipeline_rank
         devices = [
             device
             for stages in self._device_grid
@@ -171,7 +177,7 @@ class VariableCreator:
         """How a new variable is sharded."""
         like = colocate_with
         if like is None:
-            like = rank_context.current().made_like
+            like = self._made_like
         model_dim = data_dim = None
         if like is None:
             model_dim = self._layout_dim(callers, path, initial, kwargs)

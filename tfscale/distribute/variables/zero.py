@@ -87,7 +87,7 @@ class OptimizerStateSharding:
     @property
     def are_updated(self) -> bool:
         """Whether this thread runs inside `updated`."""
-        return rank_context.current().updates_parts
+        return rank_context.current().update.updates_parts
 
     @contextlib.contextmanager
     def updated(self):
@@ -205,7 +205,7 @@ class OwnShard:
 
     def __tf_tensor__(self, dtype=None, name=None):
         """The part as it is now."""
-        value = rank_context.current().new_parts.get(self._key)
+        value = rank_context.current().update.new_parts.get(self._key)
         if value is None:
             value = tf.raw_ops.StridedSlice(
                 input=self._component.read_value(), **self._slice
@@ -216,17 +216,17 @@ class OwnShard:
     def assign(self, value):
         """Changes the part; see the class."""
         value = tf.convert_to_tensor(value, self.dtype)
-        rank_context.current().new_parts[self._key] = value
+        rank_context.current().update.new_parts[self._key] = value
 
     def take(self):
         """The part as it is now, which is no longer noted."""
         value = tf.convert_to_tensor(self)
-        rank_context.current().new_parts.pop(self._key, None)
+        rank_context.current().update.new_parts.pop(self._key, None)
         return value
 
     def write(self):
         """Writes the part into the component, if it has been assigned."""
-        value = rank_context.current().new_parts.pop(self._key, None)
+        value = rank_context.current().update.new_parts.pop(self._key, None)
         if value is not None:
             with tf.device(self.device):
                 whole = tf.raw_ops.TensorStridedSliceUpdate(

@@ -173,7 +173,9 @@ class PipelineStep:
         )
         return dict(zip(gradients, sums))
 
-    def assign(self, result: StepResult, noting: batch_norm.Step) -> None:
+    def assign(
+        self, result: StepResult, noting: batch_norm.NotedMoments
+    ) -> None:
         """Assigns this replica's components of what the layers changed.
 
         Args:

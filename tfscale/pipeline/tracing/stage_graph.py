@@ -166,10 +166,10 @@ class StageGraph:
         replica = None
         if self.options.has_replicas:
             replica = self._argument(keys.Replica(), [], tf.int64)
-        noted = batch_norm.Step()
+        noted = batch_norm.NotedMoments()
         with (
             variables.replaced(),
-            rank_context.within(replica=replica, batch_norm_step=noted),
+            rank_context.within(replica=replica, moments=noted),
         ):
             for call in stage.calls:
                 with failures.noted(call.name, stage.index):

@@ -176,7 +176,7 @@ def runs_as(layer, kinds, *parts: str) -> bool:
 
 def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
-    given = rank_context.current().given_shards
+    given = rank_context.current().shards.given_shards
     if id(variable) in given:
         return _internals.autocast(variable, given[id(variable)])
     with collectives.local_shards():
@@ -185,7 +185,7 @@ def shard_of(variable):
 
 def assign_shard(variable, value) -> None:
     """Assigns this rank's shard of a Keras variable."""
-    given = rank_context.current().given_shards
+    given = rank_context.current().shards.given_shards
     if id(variable) in given:
         given[id(variable)] = value
         return

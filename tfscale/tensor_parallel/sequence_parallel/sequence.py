@@ -96,7 +96,7 @@ class SequencePlan:
 
 def current() -> SequencePlan | None:
     """The plan by which this thread's model runs, if by one."""
-    return rank_context.current().sequence_plan
+    return rank_context.current().calls.sequence_plan
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ class Boundary:
 
     def run(self, method: Callable, args, kwargs):
         """Calls a method, by the plan of this thread if there is one."""
-        recorder = rank_context.current().recorder
+        recorder = rank_context.current().calls.recorder
         if recorder is not None:
             return recorder.run_with_edges(self, method, args, kwargs)
         plan, num_ranks = current(), collectives.num_ranks()

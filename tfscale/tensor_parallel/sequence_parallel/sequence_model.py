@@ -85,7 +85,7 @@ def apply_decision(num_ranks: int, rule) -> None:
     Raises:
         _Prepared: If this is a trial run and there is such a model.
     """
-    if not rank_context.current().prepares_models:
+    if not rank_context.current().calls.prepares_models:
         analysis.apply_decision(num_ranks, rule)
         return
     model = decisions.model_in_call()
@@ -169,7 +169,7 @@ class ModelCall:
             **kwargs: Other arguments by name.
         """
         if (
-            rank_context.current().recorder is not None
+            rank_context.current().calls.recorder is not None
             or sequence.current() is not None
             or collectives.num_ranks() == 1
         ):
