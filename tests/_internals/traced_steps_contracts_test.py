@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import tfscale
 from tests._internals.contracts import holds
 from tfscale import _internals
 
@@ -12,11 +11,6 @@ X = np.ones((4, 2), "float32")
 
 
 class TracedStepsTest(tf.test.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        tfscale.use_virtual_devices(2)
-
     @holds("TensorFlowTrainer._make_function", "multi_step_on_iterator")
     @holds("polymorphic_function.Function", "_list_all_concrete_functions")
     @holds("FuncGraph.__init__", "_weak_variables")

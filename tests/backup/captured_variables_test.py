@@ -77,11 +77,6 @@ class KilledAt(keras.callbacks.Callback):
 
 
 class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        tfscale.use_virtual_devices(2)
-
     def fit(self, path, mesh=None, kill=-1, callbacks=(), steps=1):
         keras.utils.set_random_seed(1)
         strategy = tf.distribute.get_strategy()

@@ -27,7 +27,9 @@ from tfscale._internals.attributes import flatten_layers
 from tfscale._internals.attributes import functional_in
 from tfscale._internals.attributes import get_key_value
 from tfscale._internals.attributes import global_generator
+from tfscale._internals.attributes import global_seeds
 from tfscale._internals.attributes import inputs_structure
+from tfscale._internals.attributes import is_stateless
 from tfscale._internals.attributes import keep_side_effects_of_branches
 from tfscale._internals.attributes import make_value_anew
 from tfscale._internals.attributes import name_scope_callers
@@ -209,6 +211,7 @@ __all__ = [
     "give_data",
     "global_generator",
     "global_seed_generator",
+    "global_seeds",
     "go_on_with",
     "grappler_cluster",
     "held_by",
@@ -218,6 +221,7 @@ __all__ = [
     "is_compiled_by_xla",
     "is_of_keras",
     "is_running",
+    "is_stateless",
     "is_worker_failure",
     "keep_order",
     "keep_side_effects_of_branches",

@@ -36,6 +36,13 @@ def name_scope_callers() -> list[Any]:
     return [scope.caller for scope in scopes]
 
 
+def is_stateless() -> bool:
+    """Whether a `keras.StatelessScope` is open in this thread."""
+    return (
+        symbols.global_state.get_global_attribute(_STATELESS_SCOPE) is not None
+    )
+
+
 @contextlib.contextmanager
 def variables_created_eagerly() -> Iterator[None]:
     """Within it, variables are made even where Keras would wait."""
@@ -100,6 +107,18 @@ def used_seed_generator() -> keras.random.SeedGenerator | None:
     return symbols.global_state.get_global_attribute(
         symbols.GLOBAL_SEED_GENERATOR
     )
+
+
+@contextlib.contextmanager
+def global_seeds(generator: Any) -> Iterator[None]:
+    """Within it, Keras draws from this where this thread has no generator."""
+    state, name = symbols.global_state, symbols.GLOBAL_SEED_GENERATOR
+    before = state.get_global_attribute(name)
+    state.set_global_attribute(name, generator if before is None else before)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(name, before)
 
 
 def global_generator() -> tf.random.Generator | None:

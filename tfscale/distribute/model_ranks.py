@@ -13,6 +13,7 @@ from tfscale.distribute import cross_device
 from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs.mesh_inputs import MeshInputs
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
@@ -144,7 +145,9 @@ class ModelRanks(_internals.MirroredExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         if self.num_model_ranks == 1:
-            return super()._call_for_each_replica(fn, args, kwargs)
+            return super()._call_for_each_replica(
+                self._with_seeds(fn), args, kwargs
+            )
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._function_of_ranks(fn)(args, kwargs)
         return self._run_on_ranks(fn, args, kwargs)
@@ -181,8 +184,27 @@ class ModelRanks(_internals.MirroredExtended):
         """
         with rank_context.within(devices=tuple(devices)):
             return super()._call_for_each_replica(
-                _meeting(fn), args, kwargs or {}
+                self._with_seeds(_meeting(fn)), args, kwargs or {}
             )
+
+    def _with_seeds(self, fn):
+        """The function, for threads without a global seed generator."""
+        # A function of TensorFlow is called as it is; and outside of functions
+        # each draw may have a generator of its own.
+        if tf.executing_eagerly() or isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            return fn
+        seeds = rank_seeds.GlobalSeeds(
+            self._container_strategy(), self.num_replicas, self.num_model_ranks
+        )
+
+        @functools.wraps(fn)
+        def call(*args, **kwargs):
+            with _internals.global_seeds(seeds):
+                return fn(*args, **kwargs)
+
+        return call
 
     def _to_ranks(self, value):
         """Gives a replica's value to each of its ranks."""

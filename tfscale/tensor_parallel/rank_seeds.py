@@ -17,6 +17,7 @@ Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -70,7 +71,10 @@ class RankedGenerator(in_place.Mixin):
 
     def next(self, ordered=True):
         """See `keras.random.SeedGenerator`; a seed for whole or part."""
-        seed = _of_replica(super().next(ordered))
+        seed = super().next(ordered)
+        if rank_context.current().update.applies_gradients:
+            return seed  # all replicas make the same update
+        seed = _of_replica(seed)
         if collectives.num_ranks() == 1:
             return seed
         plan = sequence.current()
@@ -80,6 +84,57 @@ class RankedGenerator(in_place.Mixin):
             or self.is_for_shard()
         )
         return _with(collectives.rank(), seed) if is_part else seed
+
+
+class GlobalSeeds:
+    """What replicas draw from where nobody names a generator.
+
+    Keras' global seed generator belongs to one thread, and each replica has a
+    thread of its own.
+
+    Args:
+        strategy: The strategy that calls the replicas.
+        num_replicas: How many there are in this process.
+        num_ranks: How many model ranks each has. Several are compared with one
+            device by traces that have no such generator.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        num_replicas: int,
+        num_ranks: int,
+    ):
+        self._generator = None
+        generator = _internals.used_seed_generator()
+        if generator is not None and num_ranks == 1:
+            value = _internals.value_of(generator.state)
+            is_distributed = isinstance(value, _internals.DistributedVariable)
+            # All devices have the same state, or there is one device.
+            if getattr(value, "distribute_strategy", None) is strategy or (
+                num_replicas == 1 and not is_distributed
+            ):
+                self._generator = generator
+                attach(generator)
+
+    def next(self, ordered: bool = True) -> Any:
+        """See `keras.random.SeedGenerator`.
+
+        Raises:
+            ValueError: If the state cannot be read and changed here.
+        """
+        # What a stage of a pipeline changes is handed on, and this is not.
+        if self._generator is not None and not _internals.is_stateless():
+            return self._generator.next(ordered)
+        callers = _internals.name_scope_callers()
+        who = f"{callers[-1].name!r}" if callers else "a step"
+        raise ValueError(
+            "On a mesh, random numbers must be drawn from a seed generator "
+            "that was created in the scope of the strategy. Received: a draw "
+            f"of `keras.random` without a `seed`, by {who}. Create a "
+            "`keras.random.SeedGenerator()` in the scope, as an attribute of "
+            "the layer or of the model, and pass it as `seed`."
+        )
 
 
 def _of_replica(seed):

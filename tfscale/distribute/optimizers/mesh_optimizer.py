@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfscale import in_place
 from tfscale import rank_context
 from tfscale.distribute.optimizers import clipping
+from tfscale.distribute.optimizers import optimizer_checks
 from tfscale.distribute.variables import zero
 from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import part
@@ -93,7 +94,11 @@ class MeshOptimizer(in_place.Mixin):
             extended.reduced_gradients(),
             zero.noting_parts(),
         ):
+            graph = tf.compat.v1.get_default_graph()
+            before = graph.version
             result = apply(grads, trainable_variables)
+        if extended.has_several_replicas:
+            optimizer_checks.check_draws(self, graph, before)
         if in_branch:
             extended.optimizer_states.all_gather(variables)
         return result

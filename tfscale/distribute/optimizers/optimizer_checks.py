@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfscale import _internals
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_trial
+from tfscale.graphs import walks
 from tfscale.optimizers.lars import LARS
 
 # Their updates need the whole of a variable.
@@ -16,6 +19,12 @@ NOT_ELEMENTWISE = (
     keras.optimizers.Adafactor,
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
+)
+
+# Operations that draw from a `tf.random.Generator`.
+_DRAWS = (
+    *("RngReadAndSkip", "RngSkip", "StatefulRandomBinomial"),
+    *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
 )
 
 # Optimizers of users' own that were tried: each is once.
@@ -89,12 +98,58 @@ def check(
     _check_own(inner, shardings)
 
 
+def check_draws(
+    optimizer: keras.Optimizer, graph: tf.Graph, version: int
+) -> None:
+    """Refuses an optimizer whose replicas draw different random numbers.
+
+    Args:
+        optimizer: The Keras optimizer, of which an update was traced.
+        graph: The graph of the step.
+        version: Its version before the update.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if _is_of_keras(inner) or not isinstance(graph, _internals.FuncGraph):
+        return
+    graph_def = graph.as_graph_def(from_version=version)
+    for node in _nodes(graph_def):
+        if node.op.startswith(_DRAWS) or "seed2" in node.attr:
+            raise ValueError(
+                "An optimizer must update all replicas of a variable by the "
+                f"same numbers. Received: {inner.__class__.__name__}, which "
+                f"draws by {node.op}, on each replica other ones. Draw by "
+                "`keras.random` with a `seed`: a "
+                "`keras.random.SeedGenerator`, an attribute of the optimizer."
+            )
+
+
+def _nodes(graph_def):
+    """The nodes of a graph, and of the functions that they call."""
+    library = {f.signature.name: f.node_def for f in graph_def.library.function}
+
+    def called(nodes):
+        values = [value for node in nodes for value in node.attr.values()]
+        functions = [x for v in values for x in (v.func, *v.list.func)]
+        return [f.name for f in functions if f.name in library]
+
+    yield from graph_def.node
+    for name in walks.reachable(
+        called(graph_def.node), lambda name: called(library[name])
+    ):
+        yield from library[name]
+
+
+def _is_of_keras(optimizer):
+    kind = optimizer.__class__
+    return getattr(keras.optimizers, kind.__name__, None) is kind
+
+
 def _check_own(optimizer, shardings):
     """Refuses an optimizer of a user's own that a trial finds out."""
     kind = optimizer.__class__
     if (
         optimizer in _TRIED
-        or getattr(keras.optimizers, kind.__name__, None) is kind
+        or _is_of_keras(optimizer)
         or isinstance(optimizer, LARS)
     ):
         return
