@@ -50,6 +50,11 @@ PURE = (
 # What a pure file may import beside the standard library and its like.
 PURE_PACKAGES = ("matplotlib", "numpy", "rich")
 
+# What gives frames of Python's call stack, or goes on from one.
+_OF_STACK = (
+    *("_current_frames", "_getframe", "currentframe", "getouterframes"),
+    *("f_back", "f_globals", "f_locals"),
+)
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
@@ -63,7 +68,7 @@ CHANGED_OF_KERAS = {
     ),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
-    ("tfscale/_internals/fitting.py", "epochs.__class__"),
+    ("tfscale/fit/epochs.py", "in_place.put of epochs"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
@@ -143,6 +148,7 @@ LAYERS = (
         "tfscale/in_place.py",
         "tfscale/rank_context.py",
     ),
+    ("tfscale/fit/",),
     ("tfscale/sharding/",),
     ("tfscale/collectives/", "tfscale/optimizers/"),
     ("tfscale/tensor_parallel/",),
@@ -361,6 +367,16 @@ class LayersTest(absltest.TestCase):
         for path in _package_files():
             init = os.path.join(os.path.dirname(path), "__init__.py")
             self.assertIn(init, source_files.python_files())
+
+    def test_one_module_reads_the_stack_of_python(self):
+        readers = {
+            path
+            for path in _package_files()
+            for node in ast.walk(source_files.parse(path))
+            if isinstance(node, ast.Attribute | ast.Name)
+            and getattr(node, "attr", getattr(node, "id", "")) in _OF_STACK
+        }
+        self.assertEqual(readers, {"tfscale/_internals/stack.py"})
 
     def test_the_library_defines_no_flags(self):
         # But for the launcher, which is a program.

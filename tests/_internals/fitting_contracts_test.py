@@ -14,6 +14,7 @@ from tests._internals.contracts import holds
 from tfscale import _internals
 from tfscale._internals import fitting
 from tfscale._internals import py_datasets
+from tfscale.fit.epochs import watch
 
 X = np.reshape(np.arange(8.0, dtype="float32"), (4, 2))
 
@@ -55,7 +56,9 @@ class FitTest(tf.test.TestCase):
     def test_the_epochs_and_callbacks_are_variables_of_fit(self):
         def look(epochs, callbacks):
             self.assertIsInstance(epochs, _internals.EpochIterator)
-            self.assertTrue(fitting.is_running(epochs))
+            (fit,) = [c for c in _internals.calls() if c.purpose == "fit"]
+            self.assertIs(fit.epochs, epochs)
+            self.assertIs(fit.callbacks, callbacks)
             kinds = [type(c) for c in callbacks.callbacks]
             self.assertIn(Watching, kinds)
             return epochs
@@ -64,7 +67,7 @@ class FitTest(tf.test.TestCase):
         self.assertEqual(fitting.known_batches(epochs), 2)
         fitting.set_known_batches(epochs, 7)
         self.assertEqual(epochs.num_batches, 7)
-        self.assertFalse(fitting.is_running(epochs))
+        self.assertEmpty(_internals.calls())
 
     @holds("EpochIterator", "_enumerate_iterator")
     @holds("TFEpochIterator", "_get_iterator")
@@ -87,7 +90,7 @@ class FitTest(tf.test.TestCase):
                 calls.append(step)
 
         def look(epochs, callbacks):
-            fitting.watch(epochs, Watcher())
+            watch(epochs, Watcher())
             return epochs
 
         found_in_fit(look, batch_size=2, shuffle=False)
@@ -142,7 +145,7 @@ class FitTest(tf.test.TestCase):
         def look(*found):
             nonlocal running
             running = found
-            fitting.watch(found[0], Watcher())
+            watch(found[0], Watcher())
             return found
 
         running = ()
@@ -316,6 +319,29 @@ class FitTest(tf.test.TestCase):
             made.clear()
             model.evaluate(dataset, callbacks=[Noting()], verbose=0)
         self.assertEqual(counts[0], 0)
+
+    @holds("tensorflow.trainer", "TFEpochIterator")
+    def test_a_strategy_is_given_the_data_while_epochs_are_created(self):
+        created = []
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+
+        class Data(keras.utils.PyDataset):
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, i):
+                created.extend(
+                    call.epochs.data_adapter.py_dataset
+                    for call in _internals.calls()
+                    if call.purpose == "create"
+                )
+                return X, X[:, :1]
+
+        with strategy.scope():
+            model = compiled()
+        data = Data()
+        model.fit(data, verbose=0)
+        self.assertIs(created[0], data)
 
     @holds("TensorFlowTrainer", "_maybe_symbolic_build")
     @holds("DistributedDataset.__init__", "_original_dataset")

@@ -52,6 +52,8 @@ from tfscale._internals.attributes import whole_of
 from tfscale._internals.attributes import with_flat_losses
 from tfscale._internals.attributes import with_losses
 from tfscale._internals.attributes import writes_old_format
+from tfscale._internals.datasets import ORDINARY_ITERATOR
+from tfscale._internals.datasets import SharedIterator
 from tfscale._internals.datasets import asked_of_python
 from tfscale._internals.datasets import batch_sizes
 from tfscale._internals.datasets import calls_python
@@ -63,15 +65,12 @@ from tfscale._internals.datasets import without_order
 from tfscale._internals.fitting import MODEL_CHECKPOINT_COUNTERS
 from tfscale._internals.fitting import SWAP_EMA_STATE
 from tfscale._internals.fitting import TENSORBOARD_STEPS
-from tfscale._internals.fitting import Watcher
 from tfscale._internals.fitting import build
 from tfscale._internals.fitting import count_time_from
 from tfscale._internals.fitting import data_keras_reads
 from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
-from tfscale._internals.fitting import is_running
-from tfscale._internals.fitting import keras_predicts
 from tfscale._internals.fitting import known_batches
 from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
@@ -83,12 +82,7 @@ from tfscale._internals.fitting import set_initial_epoch
 from tfscale._internals.fitting import set_known_batches
 from tfscale._internals.fitting import shuffles_arrays
 from tfscale._internals.fitting import source_of
-from tfscale._internals.fitting import tell_steps
-from tfscale._internals.fitting import unwatch
 from tfscale._internals.fitting import validation_epochs
-from tfscale._internals.fitting import watch
-from tfscale._internals.inputs import ORDINARY_ITERATOR
-from tfscale._internals.inputs import SharedIterator
 from tfscale._internals.instances import altered
 from tfscale._internals.instances import attributes_of
 from tfscale._internals.instances import held_by
@@ -110,6 +104,7 @@ from tfscale._internals.py_datasets import first_batches_from_python
 from tfscale._internals.py_datasets import keep_order
 from tfscale._internals.py_datasets import order_of
 from tfscale._internals.py_datasets import set_order
+from tfscale._internals.stack import calls
 from tfscale._internals.symbols import DistributedDataset
 from tfscale._internals.symbols import DistributedDatasetsFromFunction
 from tfscale._internals.symbols import DistributedVariable
@@ -169,7 +164,6 @@ __all__ = [
     "SharedIterator",
     "StructuredFunctionWrapper",
     "SyncOnReadVariable",
-    "Watcher",
     "altered",
     "apply_mask",
     "asked_of_python",
@@ -183,6 +177,7 @@ __all__ = [
     "automatic_names",
     "batch_sizes",
     "build",
+    "calls",
     "calls_python",
     "causal_padding",
     "check",
@@ -220,12 +215,10 @@ __all__ = [
     "is_asked",
     "is_compiled_by_xla",
     "is_of_keras",
-    "is_running",
     "is_stateless",
     "is_worker_failure",
     "keep_order",
     "keep_side_effects_of_branches",
-    "keras_predicts",
     "known_batches",
     "list_local_devices",
     "looks_at_data",
@@ -261,9 +254,7 @@ __all__ = [
     "standardize_inputs",
     "step_function",
     "sublayers",
-    "tell_steps",
     "tf_optimizer",
-    "unwatch",
     "used_seed_generator",
     "validation_epochs",
     "value_of",
@@ -271,7 +262,6 @@ __all__ = [
     "variables_used_by",
     "variant_of",
     "view",
-    "watch",
     "weight_of",
     "whole_of",
     "with_flat_losses",

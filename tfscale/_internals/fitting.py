@@ -3,19 +3,14 @@
 Each name is listed in `keras_names`, with why.
 """
 
-import functools
-import inspect
-import sys
-import threading
-import types
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
-from typing import Protocol
 
 import keras
 import tensorflow as tf
 
+from tfscale._internals.stack import calls
+from tfscale._internals.stack import calls_of_all_threads
 from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
@@ -34,140 +29,54 @@ TENSORBOARD_STEPS = (
 )
 
 
-class Watcher(Protocol):
-    """What is told, and asked, by an epoch iterator that is watched."""
-
-    def iterator_made(self) -> None:
-        """An iterator over the data is about to be made."""
-
-    def begin_epoch(self) -> int:
-        """An epoch begins; returns how many of its steps are done already."""
-
-    def skip(self, iterator: Iterator[Any]) -> None:
-        """A step of those is passed over."""
-
-    def between_steps(self, step: int, iterator: Iterator[Any]) -> None:
-        """All callbacks have ended the step before and none has begun this."""
-
-
 def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
-    """The epochs and the callbacks of the `fit` of a model on the stack.
+    """The epochs and the callbacks of the `fit` of a model in this thread.
 
     They are local variables of `fit`: Keras gives callbacks no way to them.
 
     Raises:
         RuntimeError: If no `fit` of the model runs in this thread.
     """
-    # Not its own frame, which would be in a cycle with its variables.
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_locals.get("self") is model:
-            values = list(frame.f_locals.values())
-            epochs = [v for v in values if isinstance(v, EpochIterator)]
-            lists = [v for v in values if isinstance(v, CallbackList)]
-            if epochs and lists:
-                return epochs[0], lists[0]
-        frame = frame.f_back
+    for call in calls():
+        is_fit = call.purpose == "fit" and call.model is model
+        if is_fit and isinstance(call.callbacks, CallbackList):
+            return call.epochs, call.callbacks
     raise RuntimeError(
         "The callback works in `fit` of its model. Received: `on_train_begin` "
         "outside of it. In a loop of your own use `tf.train.Checkpoint`."
     )
 
 
-def callers() -> Iterator[types.FrameType]:
-    """The frames of this thread, from the innermost on."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def model_that_looks_at_data() -> keras.Model | None:
     """The model for which Keras draws a batch only to see what it is like."""
-    look = keras.Model._maybe_symbolic_build.__code__
-    for frame in callers():
-        if frame.f_code is look:
-            return frame.f_locals["self"]
-    return None
-
-
-def keras_predicts() -> bool:
-    """Whether `predict` of a model is on the stack of this thread."""
-    predict = inspect.unwrap(keras.Model.predict).__code__
-    return any(frame.f_code is predict for frame in callers())
-
-
-def epochs_keras_reads(
-    frame: types.FrameType | None = None,
-) -> list[tuple[str, EpochIterator]]:
-    """The epochs over data of Keras' methods on a stack, the innermost first.
-
-    Args:
-        frame: The innermost frame; by default that of the caller.
-
-    Returns:
-        A list of pairs of what for, which is "fit", "evaluate", "predict", or
-        "look" of a batch drawn to see what it is like, and the epochs.
-    """
-    purposes = {keras.Model._maybe_symbolic_build.__code__: "look"}
-    for name in ("fit", "evaluate", "predict"):
-        purposes[inspect.unwrap(getattr(keras.Model, name)).__code__] = name
-    found = []
-    frame = frame or sys._getframe()
-    while frame is not None:
-        purpose = purposes.get(frame.f_code)
-        if purpose is not None:
-            name = "iterator" if purpose == "look" else "epoch_iterator"
-            # None of a batch that `train_on_batch` was given.
-            epochs = frame.f_locals.get(name)
-            if epochs is not None:
-                found.append((purpose, epochs))
-        frame = frame.f_back
-    return found
+    models = (call.model for call in calls() if call.purpose == "look")
+    return next(models, None)
 
 
 def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
-    """Datasets of `epochs_keras_reads`, of all threads."""
+    """What Keras reads datasets for, and which; the innermost of calls first.
+
+    Returns:
+        A list of pairs of "fit", "evaluate", "predict", or "look" at a batch
+        to see what it is like, and datasets.
+    """
     return [
-        (purpose, _datasets_of(_given_to(epochs)))
-        for frame in sys._current_frames().values()
-        for purpose, epochs in epochs_keras_reads(frame)
+        (call.purpose, _datasets_of(_given_to(call.epochs)))
+        for call in calls_of_all_threads()
+        if call.purpose != "create" and call.epochs is not None
     ]
 
 
 def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
     """What Keras makes an iterator over a distributed dataset for, if it does.
 
-    As `epochs_keras_reads`, of this thread.
+    See `data_keras_reads`; and the epochs.
     """
-    for purpose, epochs in epochs_keras_reads():
-        if epochs._distributed_dataset is distributed:
+    for purpose, _, epochs, _ in calls():
+        is_read = purpose != "create" and epochs is not None
+        if is_read and epochs._distributed_dataset is distributed:
             return purpose, epochs
     return None
-
-
-class _Stepped:
-    """Members of an epoch iterator whose class was taken over."""
-
-    on_step: Callable[[int], None]
-
-    def __next__(self):
-        self.on_step(0)
-        begin, end, iterator = super().__next__()
-        self.on_step(end + 1 - begin)
-        return begin, end, iterator
-
-
-def tell_steps(epochs: EpochIterator, on_step: Callable[[int], None]) -> None:
-    """Calls a function with the batches of each step, before it is run.
-
-    And with none behind each. It is called at once for the step whose iterator
-    is being made.
-    """
-    if not isinstance(epochs, _Stepped):
-        epochs.__class__ = taken_over(_Stepped, type(epochs))
-        on_step(epochs.steps_per_execution)
-    epochs.on_step = on_step
 
 
 def _datasets_of(source):
@@ -177,80 +86,6 @@ def _datasets_of(source):
     if hasattr(source, "_datasets"):
         return source._datasets
     return [source._original_dataset]
-
-
-def _all_frames() -> Iterator[types.FrameType]:
-    """The frames of all threads; of this one those of its callers' callers.
-
-    A frame that has itself in a variable is let go by the garbage collector
-    only, and all of its callers with it.
-    """
-    innermost = sys._current_frames()
-    innermost[threading.get_ident()] = sys._getframe(2)
-    frames: list[types.FrameType | None] = [*innermost.values()]
-    del innermost
-    while frames:
-        frame = frames.pop()
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-
-def is_running(epochs: EpochIterator) -> bool:
-    """Whether the `fit` of an epoch iterator is on the stack of a thread."""
-    return any(
-        frame.f_code.co_name == "fit"
-        and any(value is epochs for value in frame.f_locals.values())
-        for frame in _all_frames()
-    )
-
-
-class _Watched:
-    """Members of an epoch iterator whose class was taken over by `watch`."""
-
-    watcher: Watcher
-
-    def _get_iterator(self):
-        self.watcher.iterator_made()
-        return super()._get_iterator()
-
-    def _enumerate_iterator(self):
-        done = self.watcher.begin_epoch()
-        for step, end, iterator in super()._enumerate_iterator():
-            if step < done:
-                self.watcher.skip(iterator)
-                continue
-            self.watcher.between_steps(step, iterator)
-            yield step, end, iterator
-
-
-def watch(epochs: EpochIterator, watcher: Watcher) -> None:
-    """Puts a subclass in the place of the class of a `fit`'s epochs.
-
-    It ends with `unwatch`, or with the object, which is that of one `fit`.
-    """
-    if not isinstance(epochs, _Watched):
-        epochs.__class__ = taken_over(_Watched, type(epochs))
-    epochs.watcher = watcher
-
-
-def unwatch(epochs: EpochIterator) -> None:
-    """Has the epochs of a `fit` that has ended let their watcher go.
-
-    That one knows them: both were left to the garbage collector, with the
-    threads of TensorFlow's iterator.
-    """
-    if hasattr(epochs, "watcher"):
-        del epochs.watcher
-
-
-@functools.cache
-def _taken_over(mixin, base):
-    return type(base.__name__, (mixin, base), {})
-
-
-# A subclass with the members of a mixin, to be an object's class.
-taken_over: Any = _taken_over
 
 
 def make_iterator(epochs: EpochIterator) -> Iterator[Any]:

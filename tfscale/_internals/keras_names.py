@@ -211,6 +211,9 @@ KERAS = {
         "_num_batches": "what Keras learns of the length of data",
         "_steps_seen": "how much of it is used up",
     },
+    "keras.src.backend.tensorflow.trainer": {
+        "TFEpochIterator": "epochs that are created, whose data is distributed",
+    },
     "keras.src.backend.tensorflow.trainer.TFEpochIterator": {
         "_get_iterator": "counted: making one moves seeds of shuffles on",
     },

@@ -3,6 +3,7 @@
 Each name is listed in `keras_names`, with why.
 """
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -10,14 +11,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale._internals.fitting import callers
 from tfscale._internals.fitting import model_that_looks_at_data
-from tfscale._internals.fitting import taken_over
 from tfscale._internals.instances import view
+from tfscale._internals.stack import calls
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PyDatasetAdapter
+
+
+@functools.cache
+def _taken_over(mixin, base):
+    return type(base.__name__, (mixin, base), {})
+
+
+# A subclass with the members of a mixin, to be an object's class.
+taken_over: Any = _taken_over
 
 
 def first_batches_from_python() -> tf.data.Dataset | None:
@@ -33,25 +42,22 @@ def first_batches_from_python() -> tf.data.Dataset | None:
         has kept of the one, batches of the other by their numbers. None if
         neither is at work.
     """
-    for frame in callers():
-        epochs = frame.f_locals.get("self")
-        if isinstance(epochs, EpochIterator):
-            adapter = epochs.data_adapter
-            if isinstance(adapter, GeneratorDataAdapter):
-                kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
-                return GeneratorDataAdapter(kept).get_tf_dataset()
-            if isinstance(adapter, PyDatasetAdapter):
-                adapter.__class__ = taken_over(_AtRest, type(adapter))
-                beside = view(
-                    adapter,
-                    enqueuer=property(lambda self: None),
-                    shuffle=property(lambda self: False),
-                )
-                # The autotuner may sleep through the end of an iterator.
-                options = tf.data.Options()
-                options.autotune.enabled = False
-                return beside.get_tf_dataset().take(1).with_options(options)
-            return None
+    created = [call.epochs for call in calls() if call.purpose == "create"]
+    adapter = created[0].data_adapter if created else None
+    if isinstance(adapter, GeneratorDataAdapter):
+        kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
+        return GeneratorDataAdapter(kept).get_tf_dataset()
+    if isinstance(adapter, PyDatasetAdapter):
+        adapter.__class__ = taken_over(_AtRest, type(adapter))
+        beside = view(
+            adapter,
+            enqueuer=property(lambda self: None),
+            shuffle=property(lambda self: False),
+        )
+        # The autotuner may sleep through the end of an iterator.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return beside.get_tf_dataset().take(1).with_options(options)
     return None
 
 

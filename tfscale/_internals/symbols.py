@@ -109,6 +109,9 @@ from tensorflow.python.ops.resource_variable_ops import (
 # --- tfscale.backup -------------------------------------------------------
 # isort: split
 # What a `fit` that runs consists of, and the seeds of those given none.
+from keras.src.backend.tensorflow.trainer import (
+    TFEpochIterator as TFEpochIterator,
+)
 from keras.src.callbacks.callback_list import CallbackList as CallbackList
 from keras.src.random.seed_generator import (
     GLOBAL_SEED_GENERATOR as GLOBAL_SEED_GENERATOR,

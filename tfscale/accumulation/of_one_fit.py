@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
+from tfscale.fit.fit import Fit
 
 
 class OfOneFit:
@@ -16,7 +16,7 @@ class OfOneFit:
 
     Args:
         model: The model.
-        epochs: The epochs of the `fit` that runs.
+        fit: The `fit` that runs.
         plain: The train function before.
         other: The one that stands in its place.
     """
@@ -24,19 +24,18 @@ class OfOneFit:
     def __init__(
         self,
         model: keras.Model,
-        epochs: Any,
+        fit: Fit,
         plain: Callable[[Any], Any],
         other: Callable[[Any], Any],
     ):
         self._model = weakref.ref(model)
-        self._epochs = weakref.ref(epochs)
+        self._fit = fit
         self._plain = plain
         self._other = self.__wrapped__ = other
 
     def __call__(self, iterator):
         """See `keras.Model.train_function`."""
-        epochs = self._epochs()
-        if epochs is not None and _internals.is_running(epochs):
+        if self._fit.is_running:
             return self._other(iterator)
         self._model().train_function = self._plain
         return self._plain(iterator)

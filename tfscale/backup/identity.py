@@ -20,7 +20,7 @@ def identity(
 
     Args:
         model: The model that is fitted, as a user gave it.
-        epochs: The epochs of the `fit` that runs, see `_internals.running_fit`.
+        epochs: The epochs of the `fit` that runs, see `fit.Fit`.
         callbacks: Its callbacks, likewise.
         data: Where it is in its data.
 

@@ -38,6 +38,9 @@ from tfscale.backup.state.data_place import DataPlace
 from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
+from tfscale.fit.epochs import unwatch
+from tfscale.fit.epochs import watch
+from tfscale.fit.fit import Fit
 from tfscale.sharding.sharding import Sharding
 
 
@@ -46,6 +49,7 @@ class Run:
 
     Args:
         model: The model that is fitted.
+        fit: Its `fit`.
         folder: The backups, of which this job has the lock.
         schedule: When to save.
         signals: What asks the run to stop.
@@ -60,6 +64,7 @@ class Run:
     def __init__(
         self,
         model: keras.Model,
+        fit: Fit,
         folder: BackupFolder,
         schedule: SaveSchedule,
         signals: StopSignals,
@@ -73,7 +78,7 @@ class Run:
         self._signals = signals
         self._exit_code = exit_code
         self._writer = Writer()
-        self._epochs, self._callbacks = _internals.running_fit(model)
+        self._epochs, self._callbacks = fit.epochs, fit.callbacks
         self._data = DataPlace(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
@@ -112,7 +117,7 @@ class Run:
                 "begin anew. Use `keras.random.SeedGenerator`.",
                 ", ".join(left_out),
             )
-        _internals.watch(self._epochs, self)
+        watch(self._epochs, self)
 
     def _newest(self):
         """Worker 0 says which one it is, for all."""
@@ -200,18 +205,18 @@ class Run:
             self._workers.stop_waiting()  # others may be gone
         self._writer.join()
         self._report.close()
-        _internals.unwatch(self._epochs)
+        unwatch(self._epochs)
         if self._validation is not None:
             self._validation.end()
 
     # --- of the epochs ----------------------------------------------------
 
     def iterator_made(self) -> None:
-        """See `_internals.Watcher`."""
+        """See `fit.epochs.Watcher`."""
         self._data.iterator_made()
 
     def begin_epoch(self) -> int:
-        """See `_internals.Watcher`; goes on from a backup, if there is one."""
+        """See `fit.epochs.Watcher`; goes on from a backup, if there is one."""
         self._step = 0
         self._config_of_epoch = None
         self._data.begin_epoch(self._epoch)
@@ -234,11 +239,11 @@ class Run:
         return self._step
 
     def skip(self, iterator: Any) -> None:
-        """See `_internals.Watcher`."""
+        """See `fit.epochs.Watcher`."""
         self._data.skip(iterator, self._epochs.steps_per_execution)
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `_internals.Watcher`; saves if it is due, or ends the run."""
+        """See `fit.epochs.Watcher`; saves if it is due, or ends the run."""
         if self._not_created is not None:
             self._restore_created(iterator)
         self._schedule.step_is_over(is_last=step == 0)

@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.run import Run
 from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
+from tfscale.fit.fit import Fit
 
 # Those whose `fit` runs, or ended in an error, of which callbacks are not told.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -125,7 +125,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         for other in list(_entered):
             if other is self or other._is_over():
                 other._leave()
-        epochs, callbacks = _internals.running_fit(self.model)
+        fit = Fit(self.model)
+        callbacks = fit.callbacks
         kinds = (BackupAndRestore, keras.callbacks.BackupAndRestore)
         if sum(isinstance(c, kinds) for c in callbacks.callbacks) > 1:
             raise ValueError(
@@ -137,13 +138,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         callbacks.callbacks.insert(0, self)
         self._workers = WorkerGroup(self.model.distribute_strategy)
         self._workers.from_first("lock", self._folder.acquire)
-        self._epochs = weakref.ref(epochs)
+        self._fit = fit
         _entered.add(self)
         self._stop_signals = StopSignals(self._signals, self._is_over)
         try:
             self._folder.be_seen(self._workers)
             self._run = Run(
                 self.model,
+                fit,
                 self._folder,
                 SaveSchedule(self._save_freq, self._overhead),
                 self._stop_signals,
@@ -199,8 +201,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _is_over(self):
         """Whether its `fit` has ended, if by an error that nobody told it."""
-        epochs = self._epochs()
-        return epochs is None or not _internals.is_running(epochs)
+        return not self._fit.is_running
 
     def _leave(self):
         """Lets go of folder and signals, also of a `fit` that failed."""

@@ -9,6 +9,7 @@ import numpy as np
 from tfscale import _internals
 from tfscale.callbacks import adaptive_batch
 from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.fit.fit import Fit
 
 
 class BatchAdapter:
@@ -50,24 +51,26 @@ class BatchAdapter:
         self._rule = learning_rate
         self._start = 0
         self._sizes: list[int] = []
+        self._fit: Fit
         self._factor = 1.0  # of the learning rate, since the start
 
-    def begin(self, model: keras.Model, epochs: Any) -> None:
+    def begin(self, model: keras.Model, fit: Fit) -> None:
         """Finds the batch sizes that a `fit` can have.
 
         Args:
             model: The model that is trained.
-            epochs: The epochs of its `fit`, see `_internals.running_fit`.
+            fit: Its `fit`, which runs.
 
         Raises:
             ValueError: If the batch size, or the learning rate, of this `fit`
                 cannot be changed.
         """
+        self._fit = fit
         if self._range is None:
             return
         if self._rule is not None:
             _check_learning_rate(model.optimizer)
-        plan = _plan_of_pipeline(epochs)
+        plan = _plan_of_pipeline(fit.epochs)
         start = plan.global_batch * plan.lines
         if not self._range[0] <= start <= self._range[1]:
             raise ValueError(
@@ -103,7 +106,7 @@ class BatchAdapter:
         if self._range is None or math.isnan(noise_scale):
             return
         size = adaptive_batch.nearest(self._sizes, noise_scale)
-        _set_batch_size(model, size)
+        self._set_batch_size(size)
         if self._rule is None:
             return
         factor = adaptive_batch.rate_factor(
@@ -118,7 +121,7 @@ class BatchAdapter:
         """What a backup keeps: `batch_size`, or None, and `factor`."""
         adapts = self._range is not None
         return {
-            "batch_size": batch_size(model) if adapts else None,
+            "batch_size": self.batch_size() if adapts else None,
             "factor": self._factor,
         }
 
@@ -126,20 +129,18 @@ class BatchAdapter:
         """Goes on from what `get_state` returned."""
         self._factor = state["factor"]
         if self._range is not None:
-            _set_batch_size(model, state["batch_size"])
+            self._set_batch_size(state["batch_size"])
 
+    def batch_size(self) -> int:
+        """The global batch size, in rows, of the pipeline that `fit` has."""
+        plan = _plan_of_pipeline(self._fit.epochs)
+        return plan.global_batch * plan.lines
 
-def batch_size(model: keras.Model) -> int:
-    """The global batch size, in rows, of the pipeline that `fit` has now."""
-    plan = _plan_of_pipeline(_internals.running_fit(model)[0])
-    return plan.global_batch * plan.lines
-
-
-def _set_batch_size(model, size):
-    if size != batch_size(model):
-        epochs, callbacks = _internals.running_fit(model)
-        dataset = _internals.source_of(epochs).with_batch_size(size)
-        _internals.give_data(epochs, callbacks, dataset)
+    def _set_batch_size(self, size):
+        if size != self.batch_size():
+            epochs, callbacks = self._fit.epochs, self._fit.callbacks
+            dataset = _internals.source_of(epochs).with_batch_size(size)
+            _internals.give_data(epochs, callbacks, dataset)
 
 
 def _check_learning_rate(optimizer):

@@ -13,6 +13,7 @@ from tfscale.accumulation.model import accumulation_of
 from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.distribute.models import without_call
+from tfscale.fit.fit import Fit
 
 
 class GradientAccumulation(keras.callbacks.Callback):
@@ -107,9 +108,9 @@ class GradientAccumulation(keras.callbacks.Callback):
         if self.num_microbatches == 1:
             return
         checks.check(model)
-        epochs, callbacks = _internals.running_fit(model)
+        fit = Fit(model)
         # No variable can be made in the loop.
-        spec = _internals.element_spec_of(epochs)
+        spec = _internals.element_spec_of(fit.epochs)
         if isinstance(self.num_microbatches, str):
             checks.check_can_measure(model)
         else:
@@ -122,7 +123,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         noise = next(
             (
                 callback.noise_of(model)
-                for callback in callbacks.callbacks
+                for callback in fit.callbacks.callbacks
                 if isinstance(callback, GradientNoiseScale)
             ),
             None,
@@ -133,7 +134,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         self._accumulation = before
         model.train_function = OfOneFit(
             model,
-            epochs,
+            fit,
             self._accumulation.plain,
             self._accumulation.function,
         )

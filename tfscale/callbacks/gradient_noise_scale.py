@@ -8,10 +8,10 @@ import keras
 from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.of_one_fit import OfOneFit
-from tfscale.callbacks import batch_adapter
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.distribute import one_process
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
+from tfscale.fit.fit import Fit
 
 
 class GradientNoiseScale(keras.callbacks.Callback):
@@ -121,16 +121,16 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Has the steps of this `fit` measured."""
         model = self.model
-        epochs, callbacks = _internals.running_fit(model)
+        fit = Fit(model)
         accumulates = any(
             getattr(callback, "num_microbatches", 1) > 1
-            for callback in callbacks.callbacks
+            for callback in fit.callbacks.callbacks
         )
         self._check(model, accumulates)
-        self._adapter.begin(model, epochs)
-        _internals.build(model, _internals.element_spec_of(epochs))
+        self._adapter.begin(model, fit)
+        _internals.build(model, _internals.element_spec_of(fit.epochs))
         before, noise = self._noise, self.noise_of(model)
-        noise.begin(epochs)
+        noise.begin(fit)
         strategy = model.distribute_strategy
         if strategy.num_replicas_in_sync > 1:
             strategy.extended.gradient_noise = noise
@@ -140,7 +140,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self._plain = model.train_function
             model.make_train_function(force=True)
             self._measuring = model.train_function
-        self._function = OfOneFit(model, epochs, self._plain, self._measuring)
+        self._function = OfOneFit(model, fit, self._plain, self._measuring)
         model.train_function = self._function
 
     def _check(self, model, accumulates):
@@ -183,7 +183,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if logs is not None:
             logs["gradient_noise_scale"] = self.noise_scale
             if self.batch_sizes is not None:
-                logs["batch_size"] = batch_adapter.batch_size(self.model)
+                logs["batch_size"] = self._adapter.batch_size()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Leaves the model as it was."""

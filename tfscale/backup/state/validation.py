@@ -6,6 +6,8 @@ from typing import Any
 from tfscale import _internals
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_place import DataPlace
+from tfscale.fit.epochs import unwatch
+from tfscale.fit.epochs import watch
 
 
 class Validation:
@@ -28,7 +30,7 @@ class Validation:
         self._num_epochs = -1
         self._identity = self._place.identity()
         warn_of_inexact(epochs, "validation", num_looks)
-        _internals.watch(epochs, self)
+        watch(epochs, self)
 
     def begin(self) -> None:
         """A validation begins, and not a look at a batch."""
@@ -60,22 +62,22 @@ class Validation:
 
     def end(self) -> None:
         """`fit` has ended."""
-        _internals.unwatch(self._epochs)
+        unwatch(self._epochs)
 
     def iterator_made(self) -> None:
-        """See `_internals.Watcher`."""
+        """See `fit.epochs.Watcher`."""
         self._place.iterator_made()
 
     def begin_epoch(self) -> int:
-        """See `_internals.Watcher`."""
+        """See `fit.epochs.Watcher`."""
         self._done = 0
         self._place.begin_epoch(self._num_epochs)
         return 0
 
     def skip(self, iterator: Any) -> None:
-        """See `_internals.Watcher`: there is nothing to skip."""
+        """See `fit.epochs.Watcher`: there is nothing to skip."""
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `_internals.Watcher`; Keras draws a batch that it looks at."""
+        """See `fit.epochs.Watcher`; Keras draws a batch that it looks at."""
         if step == 0 and _internals.model_that_looks_at_data() is not None:
             self._place.drawn(1)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute.inputs.position_tracker import PositionTracker
+from tfscale.fit.epochs import tell_steps
 
 
 class MeshIterator(_internals.SharedIterator):
@@ -76,7 +77,7 @@ class _MeshData:
         elif purpose != "look" and self.tracked is not None:
             tracker = self._new_tracker(purpose)
             if epochs is not None:
-                _internals.tell_steps(epochs, tracker.taken)
+                tell_steps(epochs, tracker.taken)
                 tracker = None
         return MeshIterator(
             data.__iter__(),

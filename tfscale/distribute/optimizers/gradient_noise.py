@@ -14,8 +14,6 @@ Source: McCandlish, Kaplan, Amodei et al.: An Empirical Model of Large-Batch
 Training (2018), appendix A.1, there with equal parts.
 """
 
-import weakref
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +24,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.distribute.optimizers.clipping import is_sharded
 from tfscale.distribute.optimizers.clipping import squares
+from tfscale.fit.fit import Fit
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import part as part_lib
 
@@ -42,7 +41,7 @@ class GradientNoise:
         self._optimizer = model.optimizer
         self._ids = {id(v) for v in model.trainable_variables}
         self._smoothing = smoothing
-        self._epochs: Callable[[], Any] = lambda: None
+        self._fit: Fit | None = None
         with tf.init_scope():
             # |G|^2, S, and the weight of both.
             self._means = _internals.ResourceVariable(
@@ -51,9 +50,9 @@ class GradientNoise:
                 name="tfscale/gradient_noise",
             )
 
-    def begin(self, epochs: Any) -> None:
+    def begin(self, fit: Fit) -> None:
         """Looks at what is traced in the `fit` of an epoch iterator."""
-        self._epochs = weakref.ref(epochs)
+        self._fit = fit
 
     def is_of(self, model: keras.Model) -> bool:
         """Whether it looks at the gradients of a model, as it is compiled."""
@@ -80,11 +79,11 @@ class GradientNoise:
             variables: The trainable Keras variables.
             extended: The `MeshExtended` that they belong to.
         """
-        epochs, part = self._epochs(), part_lib.current_part()
+        fit, part = self._fit, part_lib.current_part()
         if (
-            epochs is None
+            fit is None
             or part is None
-            or not _internals.is_running(epochs)
+            or not fit.is_running
             or not {id(v) for v in variables} <= self._ids
         ):
             return

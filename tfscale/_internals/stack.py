@@ -1,0 +1,81 @@
+"""Which methods of Keras run: the only module that reads Python's call stack.
+
+What a callback, a strategy or a dataset has to know of the `fit` around it is
+in local variables of Keras' methods, which give no other way to it. Each name
+is listed in `keras_names`, with why.
+"""
+
+import functools
+import inspect
+import sys
+import threading
+import types
+from typing import Any
+from typing import NamedTuple
+
+import keras
+
+from tfscale._internals.symbols import TFEpochIterator
+
+
+class Call(NamedTuple):
+    """A method of a Keras model that runs.
+
+    Attributes:
+        purpose: "fit", "evaluate" or "predict"; "look" if Keras draws a batch
+            to see what it is like; "create" where epochs are created.
+        model: The model; None of "create".
+        epochs: The epochs over its data; None before they are created, and of a
+            batch that `train_on_batch` was given.
+        callbacks: The callbacks, or None.
+    """
+
+    purpose: str
+    model: Any
+    epochs: Any
+    callbacks: Any
+
+
+@functools.cache
+def _purposes() -> dict[types.CodeType, tuple[str, str]]:
+    """By the code of a method: what for, and its variable for the epochs."""
+    found = {
+        TFEpochIterator.__init__.__code__: ("create", "self"),
+        keras.Model._maybe_symbolic_build.__code__: ("look", "iterator"),
+    }
+    for name in ("fit", "evaluate", "predict"):
+        method = inspect.unwrap(getattr(keras.Model, name))
+        found[method.__code__] = (name, "epoch_iterator")
+    return found
+
+
+def calls(thread: int | None = None) -> list[Call]:
+    """The calls of Keras' methods in a thread, the innermost first.
+
+    Args:
+        thread: Its number; by default this one.
+    """
+    # Not its own frame, which would be in a cycle with its variables.
+    frame: types.FrameType | None = sys._getframe(1)
+    if thread not in (None, threading.get_ident()):
+        frame = sys._current_frames().get(thread)
+    found = []
+    while frame is not None:
+        purpose, epochs = _purposes().get(frame.f_code, (None, ""))
+        if purpose is not None:
+            variables = frame.f_locals
+            model = None if purpose == "create" else variables["self"]
+            callbacks = variables.get("callbacks")
+            found.append(Call(purpose, model, variables.get(epochs), callbacks))
+        frame = frame.f_back
+    return found
+
+
+def calls_of_all_threads() -> list[Call]:
+    """Those of `calls`, for a function that tf.data calls.
+
+    It is called by a thread of TensorFlow, while the one of Keras waits.
+    """
+    return [
+        call for thread in list(sys._current_frames()) for call in calls(thread)
+    ]

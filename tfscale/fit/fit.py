@@ -1,0 +1,46 @@
+"""The `fit` that runs: its epochs and callbacks, found once by who begins."""
+
+import threading
+import weakref
+from typing import Any
+
+import keras
+
+from tfscale import _internals
+
+
+class Fit:
+    """A call of `fit`; it keeps nothing of it alive.
+
+    Args:
+        model: The model whose `fit` runs in this thread, in `on_train_begin`
+            of one of its callbacks or later.
+
+    Raises:
+        RuntimeError: If none runs.
+    """
+
+    def __init__(self, model: keras.Model):
+        epochs, callbacks = _internals.running_fit(model)
+        self._epochs = weakref.ref(epochs)
+        self._callbacks = weakref.ref(callbacks)
+        self._thread = threading.get_ident()
+
+    @property
+    def epochs(self) -> Any:
+        """The `EpochIterator` of Keras."""
+        return self._epochs()
+
+    @property
+    def callbacks(self) -> Any:
+        """The `CallbackList` of Keras."""
+        return self._callbacks()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended; Keras tells callbacks of no exception."""
+        epochs = self.epochs
+        return epochs is not None and any(
+            call.purpose == "fit" and call.epochs is epochs
+            for call in _internals.calls(self._thread)
+        )
