@@ -162,6 +162,11 @@ class NotedMoments:
         moments = tf.stop_gradient(moments)
         self.calls.append((self._averages[id(layer)], moments))
 
+    @property
+    def num_replicas(self) -> int:
+        """Over how many replicas moments are put together."""
+        return self._context.num_replicas_in_sync
+
     def in_its_row(self, moments) -> tf.Tensor:
         """A matrix with a row for each replica, those of others zeros."""
         context = self._context
@@ -174,7 +179,7 @@ class NotedMoments:
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
-        if self._context.num_replicas_in_sync == 1:
+        if self.num_replicas == 1:
             return list(tensors)
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
@@ -209,29 +214,38 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     if step is None or not step.calls:
         return list(all_reduce(tensors)) if tensors else []
     calls = step.take()
+    moments = [of_call for _, of_call in calls]
+    if step.num_replicas == 1:
+        sums = list(all_reduce(tensors)) if tensors else []
+    else:
+        sums, moments = _summed(step, all_reduce, tensors, moments)
+    for indices in _by_layer(calls):
+        averages = calls[indices[0]][0]
+        with tf.device(averages.before[0].device):
+            averages.update([moments[i] for i in indices])
+    return sums
+
+
+def _summed(step, all_reduce, tensors, moments):
+    """Sums of tensors, and moments of the rows of all replicas."""
     groups: dict[tuple, list[int]] = {}
-    for index, (_, moments) in enumerate(calls):
-        key = moments.device, moments.dtype
-        groups.setdefault(key, []).append(index)
+    for index, each in enumerate(moments):
+        groups.setdefault((each.device, each.dtype), []).append(index)
     packed = []
     for (device, _), indices in groups.items():
         with tf.device(device):
-            vector = tf.concat([calls[i][1] for i in indices], axis=0)
+            vector = tf.concat([moments[i] for i in indices], axis=0)
             packed.append(step.in_its_row(vector))
     found = list(all_reduce([*tensors, *packed]))
-    moments_of = {}
+    moments = list(moments)
     for ((device, _), indices), rows in zip(
         groups.items(), found[len(tensors) :]
     ):
-        sizes = [calls[i][1].shape[0] for i in indices]
+        sizes = [moments[i].shape[0] for i in indices]
         with tf.device(device):
             for i, parts in zip(indices, tf.split(rows, sizes, axis=1)):
-                moments_of[i] = combined(parts)
-    for layer_calls in _by_layer(calls):
-        averages = calls[layer_calls[0]][0]
-        with tf.device(averages.before[0].device):
-            averages.update([moments_of[i] for i in layer_calls])
-    return found[: len(tensors)]
+                moments[i] = combined(parts)
+    return found[: len(tensors)], moments
 
 
 def _by_layer(calls):

@@ -273,19 +273,22 @@ class PipelineStep:
     def _moments(self, tensors):
         """What BatchNormalization layers saw in all microbatches."""
         found = []
+        rows = [m[keys.Rows()] for m in tensors.microbatches]
+        may_be_empty = any(tf.get_static_value(x) is None for x in rows)
+        rows = tf.stack(rows)[:, tf.newaxis]
         for index, stage in enumerate(self._program.stages):
             for call, layer in enumerate(stage.batch_norms):
                 number = self._plan.numbers[id(layer.moving_mean)]
                 with tf.device(self.devices[self._plan.homes[number]]):
-                    # Not of a row that counts nothing.
-                    parts = [
-                        tf.where(
-                            microbatch[keys.Rows()] > 0,
-                            microbatch[keys.Moments(index, call)],
-                            0.0,
-                        )
-                        for microbatch in tensors.microbatches
-                    ]
-                    moments = batch_norm.combined(tf.stack(parts))
+                    parts = tf.stack(
+                        [
+                            microbatch[keys.Moments(index, call)]
+                            for microbatch in tensors.microbatches
+                        ]
+                    )
+                    if may_be_empty:
+                        # Not of a row that counts nothing.
+                        parts = tf.where(rows > 0, parts, 0.0)
+                    moments = batch_norm.combined(parts)
                 found.append((layer, moments))
         return found
