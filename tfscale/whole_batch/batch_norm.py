@@ -59,7 +59,7 @@ class ReplicaBatchNormalization(in_place.Mixin):
         if self.synchronized:
             with layer_losses.kept():
                 (of_all,) = step.sums([step.in_its_row(moments)])
-            return unpack(combined(of_all))[1:]
+            return tf.unstack(combined(of_all))[1:]
         step.note(self, mean, moments)
         return mean, variance
 
@@ -80,26 +80,21 @@ def adapt(layers: Iterable[keras.Layer]) -> None:
 
 
 def pack(count, mean, variance) -> tf.Tensor:
-    """Count, mean and variance of a part, as one vector."""
+    """Count, mean and variance of a part, of shape `(3, channels)`."""
     # Of one channel that is masked, Keras has scalars.
-    moments = (tf.cast(count, mean.dtype), mean, variance)
-    return tf.concat([tf.reshape(x, [-1]) for x in moments], axis=0)
-
-
-def unpack(moments: tf.Tensor) -> list[tf.Tensor]:
-    """Counts, means and variances, of what `pack` returned or rows of it."""
-    num_channels = (moments.shape[-1] - 1) // 2
-    return tf.split(moments, [1, num_channels, num_channels], axis=-1)
+    mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+    counts = tf.fill(mean.shape, tf.cast(count, mean.dtype))
+    return tf.stack([counts, mean, variance])
 
 
 def combined(parts: tf.Tensor) -> tf.Tensor:
-    """The moments of all parts, of a matrix with those of each part."""
-    counts, means, variances = unpack(parts)
+    """The moments of all parts, of those of each, `(parts, 3, channels)`."""
+    counts, means, variances = tf.unstack(parts, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     shares = tf.math.divide_no_nan(counts, count)
     mean = tf.reduce_sum(shares * means, axis=0)
     variances = shares * (variances + tf.square(means - mean))
-    return tf.concat([count, mean, tf.reduce_sum(variances, axis=0)], axis=0)
+    return tf.stack([count, mean, tf.reduce_sum(variances, axis=0)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +116,7 @@ class MovingAverages:
     def update(self, moments: Iterable[tf.Tensor]) -> None:
         """Updates them by moments of the whole batch, those of each call."""
         layer, averages = self.layer, list(self.before)
-        moments = [unpack(each)[1:] for each in moments]
+        moments = [tf.unstack(each)[1:] for each in moments]
         if layer.renorm:
             for mean, variance in moments:
                 layer.update_moving(mean, variance)
@@ -168,14 +163,14 @@ class NotedMoments:
         return self._context.num_replicas_in_sync
 
     def in_its_row(self, moments) -> tf.Tensor:
-        """A matrix with a row for each replica, those of others zeros."""
+        """Moments of each replica, those of others zeros."""
         context = self._context
         row = tf.one_hot(
             context.replica_id_in_sync_group,
             context.num_replicas_in_sync,
             dtype=moments.dtype,
         )
-        return row[:, tf.newaxis] * moments
+        return row[:, tf.newaxis, tf.newaxis] * moments
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
@@ -234,17 +229,17 @@ def _summed(step, all_reduce, tensors, moments):
     packed = []
     for (device, _), indices in groups.items():
         with tf.device(device):
-            vector = tf.concat([moments[i] for i in indices], axis=0)
-            packed.append(step.in_its_row(vector))
+            joined = tf.concat([moments[i] for i in indices], axis=1)
+            packed.append(step.in_its_row(joined))
     found = list(all_reduce([*tensors, *packed]))
     moments = list(moments)
     for ((device, _), indices), rows in zip(
         groups.items(), found[len(tensors) :]
     ):
-        sizes = [moments[i].shape[0] for i in indices]
+        sizes = [moments[i].shape[1] for i in indices]
         with tf.device(device):
-            for i, parts in zip(indices, tf.split(rows, sizes, axis=1)):
-                moments[i] = combined(parts)
+            for i, each in zip(indices, tf.split(combined(rows), sizes, 1)):
+                moments[i] = each
     return found[: len(tensors)], moments
 
 

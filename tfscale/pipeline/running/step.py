@@ -184,9 +184,7 @@ class PipelineStep:
         """
         for layer, moments in result.moments:
             with tf.device(moments.device):
-                averages = batch_norm.MovingAverages.of(
-                    layer, (moments.shape[0] - 1) // 2
-                )
+                averages = batch_norm.MovingAverages.of(layer, moments.shape[1])
             noting.calls.append((averages, moments))
         for number, value in sorted(result.states.items()):
             component = self._component(self._plan.variables[number])
@@ -275,20 +273,16 @@ class PipelineStep:
         found = []
         rows = [m[keys.Rows()] for m in tensors.microbatches]
         may_be_empty = any(tf.get_static_value(x) is None for x in rows)
-        rows = tf.stack(rows)[:, tf.newaxis]
-        for index, stage in enumerate(self._program.stages):
-            for call, layer in enumerate(stage.batch_norms):
-                number = self._plan.numbers[id(layer.moving_mean)]
-                with tf.device(self.devices[self._plan.homes[number]]):
-                    parts = tf.stack(
-                        [
-                            microbatch[keys.Moments(index, call)]
-                            for microbatch in tensors.microbatches
-                        ]
-                    )
+        rows = tf.reshape(tf.stack(rows), [-1, 1, 1])
+        for stage, device in zip(self._program.stages, self.devices):
+            for key, layers in stage.batch_norms.items():
+                with tf.device(device):
+                    parts = tf.stack([m[key] for m in tensors.microbatches])
                     if may_be_empty:
                         # Not of a row that counts nothing.
                         parts = tf.where(rows > 0, parts, 0.0)
                     moments = batch_norm.combined(parts)
-                found.append((layer, moments))
+                    sizes = [num_channels for _, num_channels in layers]
+                    split = tf.split(moments, sizes, axis=1)
+                found += [(x, each) for (x, _), each in zip(layers, split)]
         return found

@@ -125,13 +125,13 @@ class AddedScale:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moments:
-    """What a call of a BatchNormalization saw, see whole_batch/batch_norm.py.
+    """What BatchNormalization layers saw, see whole_batch/batch_norm.py.
 
-    Calls of a stage go by their order.
+    One after the other, of all calls in a stage that have one dtype.
     """
 
     stage: int
-    call: int
+    dtype: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class StageGraph:
         losses: Of the last stage, what its losses are.
         gathered: Of the last stage, the outputs that are there in parts, and
             the dim along which model ranks have a part each.
-        batch_norms: The BatchNormalization layer of each of its `Moments`.
+        batch_norms: The BatchNormalization layers, and numbers of channels,
+            that each of its `Moments` is of.
         by_added: Of the last stage, the gradient of a `compute_loss` of the
             user's own by what layers add to it; None if there is none.
     """
@@ -116,7 +117,7 @@ class StageGraph:
         self.side_effects = []
         self.losses = ()
         self.gathered = {}
-        self.batch_norms = []
+        self.batch_norms = {}
         self.by_added = None
 
     def build(self) -> None:
@@ -194,13 +195,19 @@ class StageGraph:
 
     def _note_moments(self, calls):
         """Returns moments in the place of averages made of a microbatch."""
-        for index, (averages, moments) in enumerate(calls):
+        found = {}
+        for averages, moments in calls:
             layer = averages.layer
-            self.batch_norms.append(layer)
-            self.forward[keys.Moments(self._stage.index, index)] = moments
+            key = keys.Moments(self._stage.index, moments.dtype.name)
+            found.setdefault(key, []).append(moments)
+            self.batch_norms.setdefault(key, []).append(
+                (layer, moments.shape[1])
+            )
             for variable in (layer.moving_mean, layer.moving_variance):
                 number = self._numbers[id(variable)]
                 self.forward.pop(keys.NewState(number), None)
+        for key, of_calls in found.items():
+            self.forward[key] = tf.concat(of_calls, axis=1)
 
     def _output(self, value, tensor):
         mask = _internals.get_keras_mask(tensor)

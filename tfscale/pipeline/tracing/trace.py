@@ -44,7 +44,7 @@ class TracedStage:
         gathered: Of the last stage, the outputs that it returns in parts, and
             the dim along which model ranks have a part each.
         mixes_rows: Describes operations of the forward that mix rows.
-        batch_norms: The layer of each of its `Moments`.
+        batch_norms: The layers, and numbers of channels, of its `Moments`.
         keeps_added: Whether its loss has what layers add as a summand.
     """
 
@@ -55,7 +55,9 @@ class TracedStage:
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
     mixes_rows: list[str]
-    batch_norms: tuple[keras.layers.BatchNormalization, ...]
+    batch_norms: dict[
+        keys.Moments, list[tuple[keras.layers.BatchNormalization, int]]
+    ]
     keeps_added: bool
 
     @property
@@ -216,7 +218,7 @@ def _traced(wrapped, graph, joint, divisors):
         losses=graph.losses,
         gathered=graph.gathered,
         mixes_rows=_mixes_rows(graph),
-        batch_norms=tuple(graph.batch_norms),
+        batch_norms=graph.batch_norms,
         keeps_added=_keeps_added(wrapped, graph),
     )
 
