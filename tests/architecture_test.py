@@ -92,7 +92,7 @@ CHANGED_OF_KERAS = {
         "tfscale/parameter_server/trainer.py",
         "in_place.putting of self.optimizer",
     ),
-    ("tfscale/distribute/workers_extended.py", "in_place.put of model"),
+    ("tfscale/distribute/extended.py", "in_place.put of model"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),

@@ -3,19 +3,25 @@
 import contextlib
 import functools
 import weakref
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import in_place
 from tfscale import rank_context
+from tfscale.distribute import one_process
+from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.model_ranks import ModelRanks
+from tfscale.distribute.models import saving
+from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.optimizers import mixed_update
 from tfscale.distribute.replica_function import are_per_replica
-from tfscale.distribute.replica_function import behind_its_data
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.replica_function import draw_apart
 from tfscale.distribute.replica_function import trained_by
+from tfscale.distribute.replica_function import with_input_dependencies
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable_creator import VariableCreator
 from tfscale.sharding.shards import shard
@@ -31,14 +37,10 @@ class MeshExtended(ModelRanks):
 
     Args:
         strategy: The `MeshStrategy`.
-        devices: Canonical device names,
-            `devices[replica][pipeline_rank][model_rank]`.
-        layouts: The `Layouts` that say which variables are sharded.
-        zero_stage: 1 if replicas divide the slots of optimizers, else 0.
-        sequence_parallel: See `ModelRanks`.
+        config: The `MeshConfig`.
 
     Attributes:
-        layouts: See above.
+        layouts: They say which variables are sharded.
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
         batch_norms: The BatchNormalization layers that made some of them.
@@ -46,28 +48,29 @@ class MeshExtended(ModelRanks):
             "pipeline", by `id(variable)`.
         gradient_noise: Who looks at gradients before and after they are
             summed, a `GradientNoise`, or None.
-        has_workers: Whether other processes have replicas too.
     """
 
-    has_workers = False
-
-    def __init__(
-        self, strategy, devices, layouts, zero_stage, sequence_parallel
-    ):
-        self.batch_norms = weakref.WeakSet()
-        self.layouts = layouts
-        self.pipelined = weakref.WeakValueDictionary()
-        self.gradient_noise = None
-        self._num_stages = len(devices[0])
+    def __init__(self, strategy, config: MeshConfig):
+        self.batch_norms: weakref.WeakSet = weakref.WeakSet()
+        self.layouts = config.layouts
+        self.pipelined: weakref.WeakValueDictionary = (
+            weakref.WeakValueDictionary()
+        )
+        self.gradient_noise: Any = None
+        self._num_stages = len(config.devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
-            len(devices) if zero_stage else 1, len(devices[0][0])
+            config.num_replicas if config.zero_stage else 1,
+            config.num_model_ranks,
         )
         self.variable_creator = VariableCreator(
-            devices, layouts, self.optimizer_states
+            config.devices, config.layouts, self.optimizer_states
         )
-        super().__init__(
-            strategy, [stages[0] for stages in devices], sequence_parallel
-        )
+        super().__init__(strategy, config)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes have replicas too."""
+        return self.workers is not None
 
     @property
     def has_several_replicas(self) -> bool:
@@ -90,13 +93,29 @@ class MeshExtended(ModelRanks):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
         self._check_has_pipeline(fn)
+        model = whole_batch_step.model_of(fn)
+        if self.has_workers and model is not None:
+            in_place.put(model, saving.SavedByOneWorker)
+            results = self._call(fn, args, kwargs)
+            self._logs = PackedLogs(
+                results, self._parts_of, self._reducer.means
+            )
+            return results
+        return self._call(fn, args, kwargs)
+
+    def _call(self, fn, args, kwargs):
         if _internals.predicts(fn) and not are_per_replica(args):
+            one_process.check(
+                self._container_strategy(),
+                "`predict_on_batch`, of which nobody knows whose rows it has,",
+                "Call `model.predict(x, batch_size=len(x))` in all workers.",
+            )
             # `predict_on_batch`: all of them make the same of it, and Keras
             # would return it once for each.
             results = super()._call_for_each_replica(fn, args, kwargs)
             return tf.nest.map_structure(self._of_first_replica, results)
         call = super()._call_for_each_replica
-        fn = behind_its_data(fn)
+        fn = with_input_dependencies(fn)
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
         if self._num_replicas_in_sync == 1 or isinstance(
@@ -189,7 +208,7 @@ class MeshExtended(ModelRanks):
         sums = list(gradients)
         if self._num_replicas_in_sync == 1:
             return sums
-        dims = [
+        dims: list[Any] = [
             self.optimizer_states.dim_of(variable) for variable in variables
         ]
         given = [i for i, value in enumerate(gradients) if value is not None]
@@ -219,7 +238,9 @@ class MeshExtended(ModelRanks):
         Args:
             tensors: Of this worker; they are on the devices of replicas.
         """
-        return list(tensors)
+        if self.workers is None:
+            return list(tensors)
+        return self.workers.all_reduce(tensors)
 
     def from_first_worker(self, tensor: tf.Tensor, path: str) -> tf.Tensor:
         """Worker 0's tensor, if there are several workers.
@@ -228,8 +249,11 @@ class MeshExtended(ModelRanks):
             tensor: The initial value of a variable here.
             path: That of the variable.
         """
-        del path
-        return tensor
+        if self.workers is None:
+            return tensor
+        fact = f"{path} {tensor.shape} {tensor.dtype.name}"
+        self.workers.coordination.check_same("variables", fact)
+        return self.workers.from_first(tensor)
 
     def shard_gradient(self, gradient, variable) -> tf.Tensor:
         """This device's part of a gradient that all devices have whole.

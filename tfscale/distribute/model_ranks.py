@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
-from tfscale.collectives.workers import Workers
-from tfscale.distribute import cross_device
-from tfscale.distribute.cross_device import SumOnEachDevice
 from tfscale.distribute.inputs.mesh_inputs import MeshInputs
+from tfscale.distribute.mesh_config import MeshConfig
+from tfscale.distribute.models.packed_logs import PackedLogs
+from tfscale.distribute.reducer import Reducer
+from tfscale.distribute.reducer import is_of_threads
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
@@ -36,33 +37,35 @@ class ModelRanks(_internals.MirroredExtended):
 
     Args:
         strategy: The strategy.
-        devices: Canonical device names, `devices[replica][model_rank]`.
-        sequence_parallel: Whether activations are sharded along the sequence.
+        config: The `MeshConfig`.
 
     Attributes:
-        num_replicas: Number of replicas.
+        num_replicas: Number of replicas of this worker.
         num_model_ranks: Number of model ranks of each replica.
-        sequence_parallel: See above.
+        sequence_parallel: Whether activations are sharded along the sequence.
         num_gathers: How often replicas have gathered what all of them have.
         sharded_calls: Of the layers so far that have sharded variables.
         workers: The `Workers` that have replicas, or None for one process.
     """
 
-    workers: Workers | None = None
-
-    def __init__(self, strategy, devices, sequence_parallel):
-        self.num_replicas = len(devices)
+    def __init__(self, strategy, config: MeshConfig):
+        self.num_replicas = config.num_replicas
         self.num_gathers = 0
-        self._functions = weakref.WeakKeyDictionary()
-        self.num_model_ranks = len(devices[0])
-        self.sequence_parallel = sequence_parallel
-        self.sharded_calls = weakref.WeakSet()
-        self._devices = tuple(device for ranks in devices for device in ranks)
+        self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self.num_model_ranks = config.num_model_ranks
+        self.sequence_parallel = config.sequence_parallel
+        self.sharded_calls: weakref.WeakSet = weakref.WeakSet()
+        self.workers = config.workers
+        self._logs: PackedLogs | None = None
+        self._devices = config.first_stage_devices
+        self._reducer = Reducer(
+            self.num_replicas, self.num_model_ranks, self.workers
+        )
         super().__init__(
             strategy,
             # It wants devices of one machine, and sees no more of them.
             devices=self._devices[:1],
-            cross_device_ops=SumOnEachDevice(self.num_model_ranks),
+            cross_device_ops=self._reducer,
         )
 
     def _initialize_single_worker(self, devices):
@@ -121,10 +124,14 @@ class ModelRanks(_internals.MirroredExtended):
             return 1
         if step.part is not None:
             step.part.is_divided = True
-        return self.num_replicas
+        num_workers = 1 if self.workers is None else self.workers.count
+        return self.num_replicas * num_workers
 
     def _get_replica_id_in_sync_group(self, replica_id):
-        replica = Replica(replica_id // self.num_model_ranks)
+        replicas_before = 0
+        if self.workers is not None:
+            replicas_before = self.workers.index * self.num_replicas
+        replica = Replica(replicas_before + replica_id // self.num_model_ranks)
         replica.thread = replica_id
         return replica
 
@@ -221,66 +228,75 @@ class ModelRanks(_internals.MirroredExtended):
             value.values[:: self.num_model_ranks]
         )
 
+    def _in_multi_worker_mode(self):
+        return self.workers is not None
+
     def _get_cross_device_ops(self, value):
-        return self._cross_device_ops
+        return self._reducer
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        if self.num_model_ranks > 1 and _is_per_replica(
-            value, len(self._devices)
-        ):
-            return self._cross_device_ops.reduce_on_each(reduce_op, value)
+        has_all = _is_per_replica(value, len(self._devices))
+        if self.workers is None and self.num_model_ranks > 1 and has_all:
+            return self._reducer.on_each(reduce_op, [value])[0]
 
         def reduce(value):
-            if not isinstance(value, tf.distribute.DistributedValues):
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            is_mirrored = isinstance(value, _internals.Mirrored)
+            if self.workers is not None:
+                if is_mean and is_mirrored:
+                    return value.values[0]
+                mean = self._logged_mean(value) if is_mean else None
+                if mean is not None:
+                    return mean
+            elif not is_of_threads(value) or (is_mirrored and not is_mean):
                 return super(ModelRanks, self)._reduce_to(
                     reduce_op, value, destinations, options
                 )
-            # Keras asks for the mean of a batch to learn what it looks like.
-            # Even if it has none: then a replica's part has to do.
-            if (
-                reduce_op == tf.distribute.ReduceOp.MEAN
-                and not cross_device.have_mean(self._local_results(value))
-            ):
-                return cross_device.part_with_rows(self._local_results(value))
-            if isinstance(value, _internals.Mirrored):
-                return super(ModelRanks, self)._reduce_to(
-                    reduce_op, value, destinations, options
-                )
-            return self._cross_device_ops.reduce(reduce_op, value, destinations)
+            return self._reducer.on_destinations(
+                reduce_op, self._parts_of(value), value, destinations
+            )
 
         return tf.nest.map_structure(reduce, value)
+
+    def _logged_mean(self, value):
+        """The mean of a number that a step has logged, or None."""
+        return None if self._logs is None else self._logs.take(value)
+
+    def _parts_of(self, value):
+        """What each replica of this worker has of a value."""
+        if self.workers is None:
+            return self._local_results(value)
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        if isinstance(value, _internals.Mirrored):
+            value = value.values[0]
+        if is_of_threads(value):
+            return [tf.convert_to_tensor(x) for x in value.values]
+        return [tf.convert_to_tensor(value)] * self.num_replicas
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # A tensor that threads share comes as itself, for all replicas.
         values = [value for value, _ in value_destination_pairs]
-        replicas = self.num_replicas
-        results = [
-            self._cross_device_ops.reduce_shared(reduce_op, value, replicas)
-            if _is_shared(value)
-            else None
-            for value in values
-        ]
-        others = [
-            pair for pair in value_destination_pairs if not _is_shared(pair[0])
-        ]
-        if others:
-            reduced = iter(super()._batch_reduce_to(reduce_op, others, options))
-            results = [next(reduced) if r is None else r for r in results]
-        return results
+        return self._reducer.on_each(reduce_op, values)
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
         # What `all_gather` calls, where all threads meet.
         self.num_gathers += 1
         return [
-            tf.concat([value] * self.num_replicas, axis)
-            if _is_shared(value)
+            self._reducer.gathered(self._parts_of(value), axis)
+            if self.workers is not None
+            else tf.concat([value] * self.num_replicas, axis)
+            if not is_of_threads(value)
             else self._gather_to(value, destination, axis, options)
             for value, destination in value_destination_pairs
         ]
 
     def _gather_to_implementation(self, value, destinations, axis, options):
+        if self.workers is not None:
+            # Keras gathers one tensor of each worker, with its replicas' sizes.
+            parts = self._parts_of(value) if is_of_threads(value) else [value]
+            return self._reducer.gathered(parts, axis)
         if _is_per_replica(value, len(self._devices)):
-            return self._cross_device_ops.gather_on_each(value, axis)
+            return self._reducer.gather_on_each(value, axis)
         return super()._gather_to_implementation(
             value, destinations, axis, options
         )
@@ -290,10 +306,6 @@ class ModelRanks(_internals.MirroredExtended):
         value = tf.nest.map_structure(self._of_first_ranks, value)
         with rank_context.within(devices=None):
             return super()._local_results(value)
-
-
-def _is_shared(value):
-    return not isinstance(value, tf.distribute.DistributedValues)
 
 
 def _is_per_replica(value, count):

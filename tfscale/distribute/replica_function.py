@@ -20,7 +20,7 @@ def are_per_replica(args: Any) -> bool:
     )
 
 
-def behind_its_data(fn: Callable) -> Callable:
+def with_input_dependencies(fn: Callable) -> Callable:
     """What replicas run, of which nothing happens before its data is there.
 
     At the end of a dataset whose batches have a static shape Keras takes one

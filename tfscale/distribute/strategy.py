@@ -12,9 +12,9 @@ from tfscale.collectives.workers import workers
 from tfscale.distribute.device_grid import device_grid
 from tfscale.distribute.device_grid import rows_of_worker
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.models import without_call
 from tfscale.distribute.scope import Scope
-from tfscale.distribute.workers_extended import WorkersExtended
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 
@@ -122,13 +122,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
         self._device_grid = grid
         layouts = Layouts(layout_map, mesh)
-        arguments = self, grid, layouts, zero_stage, sequence_parallel
-        if found is None:
-            extended: MeshExtended = MeshExtended(*arguments)
-        else:
-            extended = WorkersExtended(found, *arguments)
+        config = MeshConfig(grid, layouts, zero_stage, sequence_parallel, found)
         # Its parent's constructor would join a cluster once more.
-        tf.distribute.Strategy.__init__(self, extended)
+        tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
 
     def reduce(
         self,

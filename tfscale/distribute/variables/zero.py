@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import rank_context
 from tfscale.collectives import operations
-from tfscale.distribute import cross_device
+from tfscale.distribute import reducer
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
@@ -261,7 +261,7 @@ def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
 
     Where there are several workers, of the sums over the replicas of all; each
     worker's replicas divide them. Replicas are added up in their order, as
-    `SumOnEachDevice` does, so an element is equal to the last bit to that of
+    `Reducer` does, so an element is equal to the last bit to that of
     an all-reduce.
 
     Args:
@@ -301,9 +301,7 @@ def _exchange(collective, tensors, dims, over_workers=False):
             operations.in_groups(
                 lambda values, dim=dim: collective(values, dim),
                 each.values,
-                cross_device.same_ranks(
-                    len(each.values), extended.num_model_ranks
-                ),
+                reducer.same_ranks(len(each.values), extended.num_model_ranks),
             )
             for each, dim in zip(tensors, dims)
         ]

@@ -1,0 +1,40 @@
+"""What a `MeshStrategy` was made with, for all that it is made of."""
+
+import dataclasses
+
+from tfscale.collectives.workers import Workers
+from tfscale.tensor_parallel.layouts.layouts import Layouts
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """The devices of this worker, and what is sharded over them.
+
+    Attributes:
+        devices: Canonical names, `devices[replica][pipeline_rank][model_rank]`.
+        layouts: They say which variables are sharded.
+        zero_stage: 1 if replicas divide the slots of optimizers, else 0.
+        sequence_parallel: Whether activations are sharded along the sequence.
+        workers: The workers, or None if there is one process.
+    """
+
+    devices: tuple[tuple[tuple[str, ...], ...], ...]
+    layouts: Layouts
+    zero_stage: int
+    sequence_parallel: bool
+    workers: Workers | None
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas of this worker."""
+        return len(self.devices)
+
+    @property
+    def num_model_ranks(self) -> int:
+        """Number of model ranks of each replica."""
+        return len(self.devices[0][0])
+
+    @property
+    def first_stage_devices(self) -> tuple[str, ...]:
+        """Those of all model ranks of all replicas."""
+        return tuple(device for stages in self.devices for device in stages[0])

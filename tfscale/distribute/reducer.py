@@ -1,0 +1,244 @@
+"""Sums, means and gathered tensors of replicas, with or without model ranks.
+
+    worker 0   replica 0 ─┐                      ┌─► replica 0
+                          ├─ sum ─┐      ┌─ copy ┤
+               replica 1 ─┘       │      │       └─► replica 1
+                                  ├─ sum ┤
+    worker 1   replica 2 ─┐       │      │       ┌─► replica 2
+                          ├─ sum ─┘      └─ copy ┤
+               replica 3 ─┘                      └─► replica 3
+
+By which algorithm tensors of one process are summed, `tfscale.collectives`
+decides; results are equal to the last bit on all devices. Of several model
+ranks, each is summed with the same rank of the other replicas.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.collectives import operations
+from tfscale.collectives.workers import Workers
+
+
+class Reducer(tf.distribute.ReductionToOneDevice):
+    """Reduces and gathers what threads have, each of which is a rank.
+
+    Args:
+        num_replicas: Number of replicas of this worker.
+        num_ranks: Number of model ranks of each replica.
+        workers: The workers, or None if there is one process.
+    """
+
+    def __init__(
+        self, num_replicas: int, num_ranks: int, workers: Workers | None
+    ):
+        super().__init__()
+        self._num_replicas = num_replicas
+        self._num_ranks = num_ranks
+        self._workers = workers
+        self._count = num_replicas * (workers.count if workers else 1)
+
+    def reduce_implementation(
+        self, reduce_op, per_replica_value, destinations, options
+    ):
+        """See `tf.distribute.CrossDeviceOps`; prints nothing, as super does."""
+        tensors = _tensors(per_replica_value)
+        total = _of_sum(reduce_op, operations.reduce(tensors), len(tensors))
+        return self.broadcast(total, destinations)
+
+    # --- for each device ----------------------------------------------------
+
+    def on_each(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
+        """Sums or means over all replicas, a copy on each device of a value.
+
+        Args:
+            reduce_op: Which of them.
+            values: Each of all threads here; or one tensor, which is the value
+                of every replica.
+        """
+        if self._workers is not None:
+            return self._on_each_of_workers(reduce_op, values)
+        return [
+            self._on_each_here(reduce_op, value)
+            if is_of_threads(value)
+            else self._of_shared(reduce_op, value)
+            for value in values
+        ]
+
+    def _on_each_here(self, reduce_op, value):
+        if len(value.values) == 1:
+            return _mirrored(value.values)
+
+        def reduce(replicas):
+            return [
+                _of_sum(reduce_op, total, len(replicas))
+                for total in operations.all_reduce(replicas)
+            ]
+
+        return self._of_groups(reduce, value)
+
+    def _of_shared(self, reduce_op, value):
+        total = tf.convert_to_tensor(value)
+        if reduce_op == tf.distribute.ReduceOp.SUM:
+            total *= tf.cast(self._num_replicas, total.dtype)
+        return total
+
+    def _on_each_of_workers(self, reduce_op, values):
+        """In one collective of the workers for each device."""
+        keys, sums = [], []
+        for index, value in enumerate(values):
+            if is_of_threads(value):
+                tensors = _tensors(value)
+                groups = same_ranks(len(tensors), self._num_ranks)
+                for rank, group in enumerate(groups):
+                    keys.append((index, rank))
+                    sums.append(operations.reduce([tensors[i] for i in group]))
+                continue
+            total = tf.convert_to_tensor(value)
+            if self._num_replicas > 1:
+                total *= tf.cast(self._num_replicas, total.dtype)
+            keys.append((index, 0))
+            sums.append(total)
+        totals = dict(zip(keys, self._workers.all_reduce(sums)))
+        return [
+            self._copies(reduce_op, totals, index, value)
+            if is_of_threads(value)
+            else _of_sum(reduce_op, totals[index, 0], self._count)
+            for index, value in enumerate(values)
+        ]
+
+    def _copies(self, reduce_op, totals, index, value):
+        copies = []
+        for thread, tensor in enumerate(_tensors(value)):
+            with tf.device(tensor.device):
+                copy = tf.identity(totals[index, thread % self._num_ranks])
+                copies.append(_of_sum(reduce_op, copy, self._count))
+        return _mirrored(tuple(copies))
+
+    def gather_on_each(self, value: Any, axis: int) -> Any:
+        """The replicas' values one after the other, on each of the devices."""
+        return self._of_groups(
+            lambda replicas: operations.all_gather(replicas, axis), value
+        )
+
+    def _of_groups(self, collective, value):
+        """A collective of all replicas here, for each model rank."""
+        tensors = _tensors(value)
+        groups = same_ranks(len(tensors), self._num_ranks)
+        return _mirrored(operations.in_groups(collective, tensors, groups))
+
+    # --- for whoever asks ---------------------------------------------------
+
+    def on_destinations(
+        self,
+        reduce_op: Any,
+        parts: Sequence[Any],
+        value: Any,
+        destinations: Any,
+    ) -> Any:
+        """The sum or mean over all replicas.
+
+        Keras asks for the mean of a batch to learn what it looks like. Even if
+        it has none: then a part of it has to do.
+
+        Args:
+            reduce_op: Which of them.
+            parts: What each replica of this worker has of a value.
+            value: The value.
+            destinations: Where to, in one process; else it is the first device
+                of each worker.
+        """
+        is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        if is_mean and not self._have_mean(parts):
+            return _part_with_rows(parts)
+        if self._workers is None and isinstance(value, _internals.Mirrored):
+            return value
+        if self._workers is None:
+            return self.reduce(reduce_op, value, destinations)
+        if is_mean:
+            return self.means([parts])[0]
+        return self._sums([parts])[0]
+
+    def means(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """Means over all replicas, of lists of what those here have."""
+        mean = tf.distribute.ReduceOp.MEAN
+        return [_of_sum(mean, x, self._count) for x in self._sums(values)]
+
+    def _sums(self, values):
+        sums = []
+        for parts in values:
+            parts = [tf.convert_to_tensor(part) for part in parts]
+            with tf.device(parts[0].device):
+                sums.append(operations.reduce(parts))
+        return sums if self._workers is None else self._workers.all_reduce(sums)
+
+    def _have_mean(self, parts):
+        """Whether the parts of a batch can be averaged."""
+        first = parts[0]
+        if not isinstance(first, tf.Tensor):  # sparse or ragged
+            return False
+        if first.dtype in (tf.bool, tf.string):
+            return False
+        if self._workers is None:
+            return all(part.shape == first.shape for part in parts)
+        if not tf.executing_eagerly() or not first.shape.rank:
+            return True
+        shapes = tf.constant([part.shape.as_list() for part in parts])
+        shapes = self._workers.all_gather(shapes)
+        return bool(tf.reduce_all(shapes == shapes[:1]))
+
+    def gathered(self, parts: Sequence[Any], axis: int) -> tf.Tensor:
+        """What all replicas of all workers have, one after the other.
+
+        Args:
+            parts: What each replica of this worker has.
+            axis: Along which.
+        """
+        with tf.device(tf.convert_to_tensor(parts[0]).device):
+            here = tf.concat(parts, axis)
+            if self._workers is None:
+                return here
+            return self._workers.all_gather(here, axis)
+
+
+def is_of_threads(value: Any) -> bool:
+    """Whether each thread has a value of its own; else it is that of all."""
+    return isinstance(value, tf.distribute.DistributedValues)
+
+
+def same_ranks(num_devices: int, num_ranks: int) -> list[range]:
+    """For each model rank, its devices in all replicas, by index."""
+    return [range(rank, num_devices, num_ranks) for rank in range(num_ranks)]
+
+
+def _tensors(value):
+    return [tf.convert_to_tensor(each) for each in value.values]
+
+
+def _mirrored(values):
+    return _internals.distribute_utils.regroup(
+        values, wrap_class=_internals.Mirrored
+    )
+
+
+def _part_with_rows(parts):
+    """A part of a batch that says what the batch is like.
+
+    Layers are not written for no rows, which all replicas of a worker may have:
+    see `with_input_dependencies`.
+    """
+    for part in parts:
+        if part.shape[:1] != [0]:
+            return part
+    return tf.zeros([1, *parts[0].shape[1:]], parts[0].dtype)
+
+
+def _of_sum(reduce_op, total, count):
+    """The sum, or the mean, on its device."""
+    if reduce_op != tf.distribute.ReduceOp.MEAN:
+        return total
+    with tf.device(total.device):
+        return total / tf.cast(count, total.dtype)
