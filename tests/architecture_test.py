@@ -95,7 +95,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/distribute/extended.py", "in_place.put of model"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
-    ("tfscale/pipeline/tracing/grappler.py", "context.function_call_options"),
+    ("tfscale/graphs/grappler.py", "context.function_call_options"),
     (
         "tfscale/tensor_parallel/decisions.py",
         "_functional(model).sharding_decision",

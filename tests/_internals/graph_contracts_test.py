@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tfscale import _internals
-from tfscale.pipeline.tracing import grappler
+from tfscale.graphs import grappler
 
 
 class GraphTest(tf.test.TestCase):

@@ -89,8 +89,8 @@ def partly(model, gradients, x, y):
     return [g + m for g, m in zip(gradients, more)]
 
 
-def model_of(change, sums=True):
-    kind = type("Model", (Stepping,), {"change": change, "sums": sums})
+def model_of(change, sums=True, base=Stepping):
+    kind = type("Model", (base,), {"change": change, "sums": sums})
     inner = optimizer_test.mlp()
     return kind(inner.inputs, inner.outputs, name="mlp")
 
@@ -191,6 +191,64 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
             variable = keras.Variable([1.0])
             with self.assertRaisesRegex(ValueError, "called by the replicas"):
                 tfscale.sum_gradients([tf.ones(1)], [variable])
+
+
+class Logging(Stepping):
+    """Logs the norm of its gradients, and a loss with a tape of its own."""
+
+    change = untouched
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = self(x, training=True)
+        slope = tf.reduce_mean(tape.gradient(made, x) ** 2)
+        gradients = self.gradients_of(x, y)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        norm = tf.linalg.global_norm(gradients)
+        return {"slope": slope, "norm": norm if self.logs else slope}
+
+
+class LoggedTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (dict(data=2), False, True, True),
+        (dict(model=2), False, True, True),
+        (dict(data=2), True, True, False),
+        (dict(data=2), False, False, False),
+        (dict(), False, True, False),
+    )
+    def test_a_norm_of_parts_is_warned_of(self, axes, sums, logs, expected):
+        same_numbers.reset()
+        layouts = LAYOUTS if "model" in axes else None
+        kind = type("Model", (Logging,), {"logs": logs})
+        with tfscale.MeshStrategy(tfscale.device_mesh(**axes), layouts).scope():
+            model = model_of(untouched, sums, kind)
+            model.compile("sgd", "mse")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.fit(**DATA, verbose=0)
+        texts = [str(w.message) for w in found]
+        texts = {text for text in texts if "a `train_step` logs" in text}
+        self.assertLen(texts, int(expected))
+        for text in texts:
+            self.assertIn("Received: 'norm', made of gradients of a", text)
+
+    def test_a_norm_of_microbatches_is_warned_of(self):
+        kind = type("Model", (Logging,), {"logs": True})
+        model = model_of(untouched, False, kind)
+        model.compile("sgd", "mse")
+        callback = tfscale.callbacks.GradientAccumulation(4)
+        with self.assertWarnsRegex(UserWarning, "'norm'.*of a microbatch"):
+            model.fit(**DATA, verbose=0, callbacks=[callback])
+
+    def test_shards_that_meet_whole_variables_are_told_in_words(self):
+        # TensorFlow said that dimensions must be equal, but are 4 and 8.
+        for change in (decayed, sharpness_aware):
+            with self.assertRaisesRegex(
+                ValueError, "are shards.*tfscale.sum_gradients\\(gradients"
+            ):
+                fit_on(dict(model=2), change, sums=False)
 
 
 def fit_on(axes, change, sums=True, callbacks=(), build=None, **compile_):

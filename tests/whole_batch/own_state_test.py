@@ -40,6 +40,28 @@ class RunningMean(keras.layers.Layer):
         return mean
 
 
+class InBranch(RunningMean):
+    def call(self, inputs, training=None):
+        assigned = super().call
+        return tf.cond(
+            tf.reduce_all(inputs < 1e6),
+            lambda: assigned(inputs, training=training),
+            lambda: inputs,
+        )
+
+
+class RowCounter(keras.layers.Layer):
+    def build(self, input_shape):
+        self.rows = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="rows"
+        )
+
+    def call(self, inputs):
+        # A constant, where a batch has a known size.
+        self.rows.assign_add(inputs.shape[0] or ops.shape(inputs)[0])
+        return inputs
+
+
 class Aggregated(RunningMean):
     aggregation = "mean"
 
@@ -121,6 +143,20 @@ class OwnStateTest(parameterized.TestCase):
     def test_a_running_mean_is_warned_of_once_on_replicas(self):
         _, (said,) = fit(RunningMean, data=2)
         self.assertRegex(said, "rows of one replica.*running_mean/mean'")
+
+    def test_in_a_branch_it_is_warned_of_too(self):
+        _, (said,) = fit(InBranch, data=2)
+        self.assertRegex(said, "rows of one replica.*/mean'")
+
+    def test_a_counter_of_a_known_number_of_rows_is_warned_of(self):
+        same_numbers.reset()
+        with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+            inputs = keras.Input(batch_shape=(8, 6))
+            model = keras.Sequential([inputs, RowCounter(), CallCounter()])
+            model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensor_slices((X, X))
+        with self.assertWarnsRegex(UserWarning, "rows of one.*/rows', to"):
+            model.fit(data.batch(8, drop_remainder=True), verbose=0)
 
     @parameterized.parameters(RunningMean, CallCounter, Normed)
     def test_each_change_is_warned_of_once_in_microbatches(self, kind):

@@ -26,8 +26,10 @@ from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.taking import TakenGradients
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.distribute.optimizers.gradient_noise import of_one_part
+from tfscale.graphs.noting_scope import NotingScope
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import own_state
 from tfscale.whole_batch.part import BatchPart
@@ -79,7 +81,7 @@ class ReplicaStep:
             found.append(tensor)
             return tensor
 
-        with _Trial(collect_losses=True) as scope:
+        with NotingScope(collect_losses=True) as scope:
             try:
                 logs, taken, noted = self._run(data, record, 1.0)
             except Exception:
@@ -89,6 +91,11 @@ class ReplicaStep:
                 raise
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
+        by_hand.warn_of_logged(
+            logs,
+            "a microbatch",
+            "Compute it in an `apply` of the optimizer, which gets all.",
+        )
         checks.check_updates(self._model, scope.changed)
         if num_microbatches != 1:
             own_state.warn_in_microbatches(self._model, scope.changed)
@@ -207,30 +214,6 @@ class ReplicaStep:
         with rank_context.within(step=step):
             logs = self._train_step(data)
         return logs, taken, noted
-
-
-class _Trial(keras.StatelessScope):
-    """Within it variables keep their values, and have those they have.
-
-    Regularizers ask a scope, and not variables, for them.
-
-    Attributes:
-        changed: The variables that were assigned to.
-    """
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.changed: list[keras.Variable] = []
-
-    def add_update(self, update):
-        """See `keras.StatelessScope`."""
-        self.changed.append(update[0])
-        super().add_update(update)
-
-    def get_current_value(self, variable):
-        """See `keras.StatelessScope`."""
-        value = super().get_current_value(variable)
-        return _internals.value_of(variable) if value is None else value
 
 
 def _in_its_place(scalar):

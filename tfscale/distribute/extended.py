@@ -115,7 +115,7 @@ class MeshExtended(ModelRanks):
             results = super()._call_for_each_replica(fn, args, kwargs)
             return tf.nest.map_structure(self._of_first_replica, results)
         call = super()._call_for_each_replica
-        fn = with_input_dependencies(fn)
+        fn = whole_batch_step.checking_gradients(with_input_dependencies(fn))
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
         if self._num_replicas_in_sync == 1 or isinstance(

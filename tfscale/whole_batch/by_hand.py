@@ -11,12 +11,19 @@ Sums over the rows of replicas stay right through what is linear, shards
 through what is elementwise. What `tfscale.sum_gradients` has returned is whole.
 """
 
+import contextlib
 import re
 import warnings
 import weakref
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
+
+from tfscale.sharding.of_variable import sharding_of
 
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 # What is linear in all of its inputs, and in each one of two.
@@ -54,9 +61,10 @@ _QUOTIENTS = {"DivNoNan", "RealDiv"}
 _MIXES_ELEMENTS = _PRODUCTS - {"Mul", "MulNoNan"} | {"Cumsum", "Softmax"}
 
 # The names of the sums in a graph. Tensors would keep it alive.
-_sums: weakref.WeakKeyDictionary[tf.Graph, set[str]] = (
-    weakref.WeakKeyDictionary()
-)
+_NamesInGraphs = weakref.WeakKeyDictionary[tf.Graph, set[str]]
+_sums: _NamesInGraphs = weakref.WeakKeyDictionary()
+# The names of what a tape ends with, of gradients of parts of a batch.
+_of_parts: _NamesInGraphs = weakref.WeakKeyDictionary()
 
 
 def as_sum(gradient: tf.Tensor) -> tf.Tensor:
@@ -77,13 +85,16 @@ class Origin:
     Attributes:
         is_sum: Whether it is made of what `as_sum` has returned.
         is_of_tape: Whether it is made of what a tape has returned.
+        is_of_part: Whether it is made of gradients that `warn_of_changed` was
+            given, of a part of a batch or of shards.
     """
 
     def __init__(self, gradient: tf.Tensor | tf.IndexedSlices | None):
-        self.is_sum = self.is_of_tape = False
+        self.is_sum = self.is_of_tape = self.is_of_part = False
         # In order, each behind what it is made of; and which are of a tape.
         self._operations: list[tf.Operation] = []
         self._of_tape: set[tf.Operation] = set()
+        self._ends: list[tf.Operation] = []
         if isinstance(gradient, tf.IndexedSlices):
             gradient = gradient.values
         if gradient is not None and tf.is_symbolic_tensor(gradient):
@@ -91,6 +102,7 @@ class Origin:
 
     def _walk(self, last):
         sums = _sums.get(last.graph, set())
+        of_parts = _of_parts.get(last.graph, set())
         seen, stack = set(), [(last, False)]
         while stack:
             op, is_done = stack.pop()
@@ -104,6 +116,8 @@ class Origin:
                 self.is_sum = True
             elif _is_of_tape(op):
                 self.is_of_tape = True
+                self.is_of_part |= op.name in of_parts
+                self._ends.append(op)
                 self._of_tape.add(op)
             else:
                 stack.append((op, True))
@@ -112,6 +126,11 @@ class Origin:
                     (x.op, False) for x in op.inputs if x.dtype.is_floating
                 ]
             seen.add(op)
+
+    def note_part(self) -> None:
+        """Notes that it is of a part of a batch, or a shard."""
+        for op in self._ends:
+            _of_parts.setdefault(op.graph, set()).add(op.name)
 
     def change(self, of_shards: bool, of_rows: bool) -> tf.Operation | None:
         """What makes of parts what it does not make of the whole, if anything.
@@ -159,6 +178,58 @@ def _is_elementwise(op, given):
     )
 
 
+@contextlib.contextmanager
+def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Within it, a `train_step` that takes shards for whole is told so.
+
+    Args:
+        variables: The trainable variables of its model.
+
+    Raises:
+        ValueError: In place of what TensorFlow says of shapes, behind a tape.
+    """
+    try:
+        yield
+    except ValueError as error:
+        sharded = [
+            v.path for v in variables if sharding_of(v).model_dim is not None
+        ]
+        graph = tf.compat.v1.get_default_graph()
+        if (
+            not sharded
+            or not re.search("[Dd]imension|[Ss]hape", str(error))
+            or not any(_BACKWARD.search(x.name) for x in graph.get_operations())
+        ):
+            raise
+        raise ValueError(
+            "Gradients of variables that model ranks divide are shards, and "
+            "what a `train_step` adds to them or assigns must be of the same "
+            f"shape. Received: gradients of {', '.join(sharded[:3])}, and an "
+            "operation behind the tape that failed. Put them together before: "
+            "`gradients = tfscale.sum_gradients(gradients, variables)`, which "
+            f"`optimizer.apply` takes as they are. It failed by: {error}"
+        ) from error
+
+
+def warn_of_logged(logs: Any, whose: str, advice: str) -> None:
+    """Warns if a `train_step` returns what is made of gradients of parts.
+
+    Args:
+        logs: What it returns, behind its `optimizer.apply`.
+        whose: Whose gradients they are, as "a replica".
+        advice: What to do, a sentence.
+    """
+    for path, value in keras.tree.flatten_with_path(logs):
+        if tf.is_symbolic_tensor(value) and Origin(value).is_of_part:
+            warnings.warn(
+                "Gradients that a `train_step` logs, or their norm, must be "
+                f"whole. Received: {'/'.join(map(str, path))!r}, made of "
+                f"gradients of {whose}. {advice}",
+                stacklevel=2,
+            )
+            return
+
+
 def warn_of_changed(
     origins: Sequence[Origin], of_shards: bool, of_rows: str, advice: str
 ) -> None:
@@ -170,6 +241,9 @@ def warn_of_changed(
         of_rows: Whose rows they are of, as "a replica"; empty for all rows.
         advice: What to do, a sentence.
     """
+    if of_rows or of_shards:
+        for origin in origins:
+            origin.note_part()
     for origin in origins:
         change = origin.change(of_shards, bool(of_rows))
         if change is None:

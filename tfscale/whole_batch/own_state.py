@@ -117,17 +117,35 @@ def warn_in_microbatches(
 def _is_of_part(value, own, others):
     """Whether a tensor is made of what one part has, and of no other part."""
     # An operation may be that of several tensors: the iterator of a dataset.
-    tensors = walks.reachable([value.ref()], _inputs_of)
-    made_of = {id(ref.deref()) for ref in tensors}
+    refs = walks.reachable([value.ref()], _inputs_of)
+    tensors = [ref.deref() for ref in refs]
+    made_of = set(map(id, tensors))
     return (
-        not any("Collective" in ref.deref().op.type for ref in tensors)
+        not any("Collective" in tensor.op.type for tensor in tensors)
         and made_of.isdisjoint(map(id, others))
-        and not made_of.isdisjoint(map(id, own))
+        and (not made_of.isdisjoint(map(id, own)) or _adds_rows(value, own))
     )
 
 
 def _inputs_of(ref):
-    return [tensor.ref() for tensor in ref.deref().op.inputs]
+    tensor = ref.deref()
+    # A branch, a loop or a function captures what is outside of it.
+    captures = getattr(tensor.graph, "captures", ())
+    outside = [x for x, inside in captures if inside is tensor]
+    inputs = outside or tensor.op.inputs
+    return [x.ref() for x in inputs if tf.is_symbolic_tensor(x)]
+
+
+def _adds_rows(value, own):
+    """Whether it adds the number of rows, which may be a constant."""
+    while value.op.type in ("Cast", "Identity"):
+        (value,) = value.op.inputs
+    rows = own[0].shape[0]
+    return (rows or 0) > 1 and any(
+        tf.get_static_value(x) == rows
+        for x in value.op.inputs
+        if value.op.type == "AddV2" and x.shape.rank == 0
+    )
 
 
 def _not_trained(layer):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import metric_trial
 from tfscale.whole_batch import model_loss
@@ -109,14 +110,43 @@ def _run_on_part(model, fn, parts, *args, **kwargs):
         _internals.flatten_layers(model),
         is_of_own_step=type(model).train_step is not keras.Model.train_step,
     )
-    if parts is None or context.num_replicas_in_sync == 1:
-        with part.entered():
-            return fn(*args, **kwargs)
-    part.changes = own_state.Changes(model, data, parts)
+    if parts is not None and context.num_replicas_in_sync > 1:
+        part.changes = own_state.Changes(model, data, parts)
     with part.entered():
         logs = fn(*args, **kwargs)
-    part.changes.warn()
+    if part.changes is not None:
+        part.changes.warn()
     return logs
+
+
+def checking_gradients(fn: Callable) -> Callable:
+    """A function of `strategy.run`, whose gradients of parts are looked at.
+
+    Args:
+        fn: See `prepared`. Of a `train_step` of a user's own it is said what
+            it does with gradients that are not whole.
+    """
+    model = model_of(fn)
+    if (
+        model is None
+        or model.__class__.train_step is keras.Model.train_step
+        or isinstance(fn, tf.types.experimental.PolymorphicFunction)
+    ):
+        return fn
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        with by_hand.explained(model.trainable_variables):
+            logs = fn(*args, **kwargs)
+        by_hand.warn_of_logged(
+            logs,
+            "a replica or of a model rank",
+            "Sum them before, `tfscale.sum_gradients(gradients, variables)`, "
+            "and log what is made of the sums.",
+        )
+        return logs
+
+    return run
 
 
 def model_of(fn: Callable) -> keras.Model | None:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfscale.graphs import walks
+
 _ONE = re.compile(r"(^|/)ones(_\d+)?$")
 _BACKWARD = re.compile(r"(^|/)gradient_tape/")
 # What makes many of a scalar, and what a scalar passes through unjudged.
@@ -125,12 +127,12 @@ def _divides(op, num_replicas):
 
 def _reached(ops, num_replicas=None):
     """What comes behind operations; not through divisions, if they count."""
-    seen, stack = set(ops), list(ops)
-    while stack:
-        for tensor in stack.pop().outputs:
-            for op in tensor.consumers():
-                if op in seen or (num_replicas and _divides(op, num_replicas)):
-                    continue
-                seen.add(op)
-                stack.append(op)
-    return seen
+    return walks.reachable(
+        ops,
+        lambda op: [
+            consumer
+            for tensor in op.outputs
+            for consumer in tensor.consumers()
+            if not (num_replicas and _divides(consumer, num_replicas))
+        ],
+    ).keys()

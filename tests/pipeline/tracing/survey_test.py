@@ -5,8 +5,8 @@ import keras_hub
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tfscale.graphs import flops
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
-from tfscale.pipeline.stages import flops
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.pipeline.stages.survey import UNKNOWN_LENGTH

@@ -18,7 +18,6 @@ from tfscale import rank_context
 from tfscale.collectives import operations
 from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import collectives
-from tfscale.whole_batch import part as whole_batch_part
 
 
 @contextlib.contextmanager
@@ -47,7 +46,7 @@ class _Common:
         if rank_context.current().update.assigns_on_trial:
             self._checked(value)
             return self
-        part = whole_batch_part.current_part()
+        part = rank_context.current().step.part
         if part is not None and part.changes is not None:
             part.changes.note(self, value)
         return super().assign(value, *args, **kwargs)

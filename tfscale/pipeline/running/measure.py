@@ -7,13 +7,13 @@ import time
 import keras
 import tensorflow as tf
 
+from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.stages.single_call import map_calls
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.program import Programs
 
 # Each call runs for about as long as this, in seconds, to be measured.

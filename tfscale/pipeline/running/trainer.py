@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
 from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
-from tfscale.pipeline.tracing.grappler import no_grappler
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.whole_batch import batch_norm

@@ -13,11 +13,11 @@ import inspect
 import keras
 
 from tfscale import _internals
+from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Flattener
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.stages.noted_reads import NotedReads
 
 
 def opened(graph: Graph, index: int) -> Graph | None:
@@ -107,7 +107,7 @@ def _as_functional(call, specs, training):
         call.args,
     )
     opener = _Opener(layer)
-    with NotedReads(collect_losses=True) as scope:
+    with NotingScope(collect_losses=True) as scope:
         opener(*inputs, training=training)
     if scope.read or scope.losses:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.pipeline.stages import flops
+from tfscale.graphs import flops
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage

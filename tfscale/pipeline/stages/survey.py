@@ -12,11 +12,11 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.pipeline.stages import flops
+from tfscale.graphs import flops
+from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.stages.noted_reads import NotedReads
 
 # What a dimension of an input counts that is unknown and not the batch.
 UNKNOWN_LENGTH = 128
@@ -210,7 +210,7 @@ def _with_variables(graph):
 def _used_variables(call, graph):
     """Ids of the variables that a call reads, in training or without it."""
     args, kwargs = described(call, graph)
-    scope = NotedReads()
+    scope = NotingScope()
     for training in (False, True):
         operation = _internals.operation_fn(call.operation, training=training)
         flops.trace_call(operation, args, kwargs, scope)

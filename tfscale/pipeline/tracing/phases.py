@@ -29,9 +29,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.pipeline.tracing import grappler
+from tfscale.graphs import grappler
+from tfscale.graphs import walks
+from tfscale.graphs.subgraph import extract
 from tfscale.pipeline.tracing import keys
-from tfscale.pipeline.tracing.subgraph import extract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,11 @@ def split(
         if part.restart:
             phase_of.clear()
         roots = [tensor.op for tensor in part.results.values()]
-        operations = _ancestors([*roots, *part.side_effects], phase_of, given)
+        operations = walks.ancestors(
+            [*roots, *part.side_effects],
+            {*phase_of, *(tensor.op for tensor in arguments.values())},
+            control_inputs=True,
+        )
         phase_of.update(dict.fromkeys(operations, index))
         bodies.append(operations)
         needs.append(_inputs(operations, part, phase_of, index, given))
@@ -148,23 +153,10 @@ def needed_arguments(
     tensors: Sequence[tf.Tensor], arguments: Mapping[Hashable, tf.Tensor]
 ) -> set[Hashable]:
     """Keys of the arguments that some tensors are computed from."""
-    operations = _ancestors([tensor.op for tensor in tensors], (), ())
+    operations = walks.ancestors(
+        [tensor.op for tensor in tensors], control_inputs=True
+    )
     return {key for key, x in arguments.items() if x.op in operations}
-
-
-def _ancestors(roots, done, given):
-    """All operations that `roots` need and that are not in `done`."""
-    found, stack = set(), list(roots)
-    while stack:
-        operation = stack.pop()
-        if operation in found or operation in done:
-            continue
-        if any(output.ref() in given for output in operation.outputs):
-            continue
-        found.add(operation)
-        stack += [tensor.op for tensor in operation.inputs]
-        stack += operation.control_inputs
-    return found
 
 
 def _inputs(operations, part, phase_of, index, given):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.placements import Sharded
 
@@ -58,13 +59,5 @@ def sharded_generators(
 
 def _origins(tensors):
     """Names of the placeholders that tensors are made from."""
-    found, seen, stack = set(), set(), list(tensors)
-    while stack:
-        tensor = stack.pop()
-        if tensor.op in seen:
-            continue
-        seen.add(tensor.op)
-        if tensor.op.type == "Placeholder":
-            found.add(tensor.name)
-        stack += tensor.op.inputs
-    return found
+    operations = walks.ancestors([tensor.op for tensor in tensors])
+    return {op.outputs[0].name for op in operations if op.type == "Placeholder"}

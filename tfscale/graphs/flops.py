@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.graphs import walks
 
 
 def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
@@ -147,14 +148,9 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
             for part in parts
         ]
 
-    def needed():
-        waiting, seen = list(roots), set()
-        while waiting:
-            name = waiting.pop().lstrip("^").split(":")[0]
-            if name in by_name and name not in seen:
-                seen.add(name)
-                waiting.extend(by_name[name].input)
-                yield by_name[name]
+    def known(names):
+        plain = [name.lstrip("^").split(":")[0] for name in names]
+        return [name for name in plain if name in by_name]
 
     def iterations(node):
         # Keras gives a loop its length as the maximum of a constant.
@@ -166,7 +162,8 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
         return max(int(tf.make_ndarray(limit.attr["value"].tensor)), 1)
 
     total = 0
-    for node in needed():
+    needed = walks.reachable(known(roots), lambda x: known(by_name[x].input))
+    for node in map(by_name.get, needed):
         if node.op in _COUNTERS:
             output = shapes_of[node.name][0]
             total += _COUNTERS[node.op](node, inputs(node), output)

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.pipeline.stages import flops
+from tfscale.graphs import flops
 
 layers = keras.layers
 # Sizes that are all different, so that no mix-up of dims gives a right sum.

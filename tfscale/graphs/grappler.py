@@ -14,7 +14,7 @@ import functools
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.pipeline.tracing.subgraph import Subgraph
+from tfscale.graphs.subgraph import Subgraph
 
 
 def optimise(subgraph: Subgraph) -> Subgraph:

@@ -1,0 +1,31 @@
+"""Which variables some code reads or assigns to."""
+
+import keras
+
+from tfscale import _internals
+
+
+class NotingScope(keras.StatelessScope):
+    """A scope in which variables have their values, and no assignment stays.
+
+    Attributes:
+        read: Ids of the variables that were read, or assigned to, in it.
+        changed: The variables that were assigned to.
+    """
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.read: set[int] = set()
+        self.changed: list[keras.Variable] = []
+
+    def get_current_value(self, variable):
+        """See `keras.StatelessScope`; regularizers ask it, not variables."""
+        self.read.add(id(variable))
+        value = super().get_current_value(variable)
+        return _internals.value_of(variable) if value is None else value
+
+    def add_update(self, update):
+        """See `keras.StatelessScope`."""
+        self.read.add(id(update[0]))
+        self.changed.append(update[0])
+        super().add_update(update)
