@@ -37,6 +37,7 @@ PURE = (
     "tfscale/collectives/planning/picture.py",
     "tfscale/collectives/planning/send.py",
     "tfscale/collectives/planning/simulate.py",
+    "tfscale/distribute/fully_sharded/window.py",
     "tfscale/pipeline/planning/action.py",
     "tfscale/pipeline/planning/balance.py",
     "tfscale/pipeline/planning/named_schedules.py",

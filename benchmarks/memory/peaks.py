@@ -19,8 +19,15 @@ CONFIGS = {
     "one device": {},
     "data 2": {"data": 2},
     "data 2, zero_stage=1": {"data": 2, "zero_stage": 1},
+    "data 2, zero_stage=3": {"data": 2, "zero_stage": 3},
     "data 4": {"data": 4},
     "data 4, zero_stage=1": {"data": 4, "zero_stage": 1},
+    "data 4, zero_stage=3": {"data": 4, "zero_stage": 3},
+    "data 2, zero_stage=3, clipped": {
+        "data": 2,
+        "zero_stage": 3,
+        "optimizer": {"global_clipnorm": 1.0},
+    },
     "data 2, zero_stage=1, clipped": {
         "data": 2,
         "zero_stage": 1,

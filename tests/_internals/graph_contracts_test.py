@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tfscale import _internals
+from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.graphs import grappler
 
 
@@ -17,6 +18,32 @@ class GraphTest(tf.test.TestCase):
         self.assertIs(y.graph, graph)
         ((outer, _),) = graph.captures
         self.assertIs(outer, x)
+
+    @holds("ops.Operation", "_update_input")
+    def test_an_operation_reads_another_tensor(self):
+        @tf.function
+        def run(x):
+            product = x * 2.0
+            _internals.replace_input(product.op, 0, x + 1.0)
+            return product
+
+        self.assertEqual(run(tf.constant(3.0)).numpy(), 8.0)
+
+    def test_the_backward_of_a_tape_has_a_scope_of_its_own(self):
+        @tf.function
+        def run(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.square(x)
+            names.append(y.op.name)
+            gradient = tape.gradient(y, x)
+            names.append(gradient.op.name)
+            return gradient
+
+        names = []
+        run.get_concrete_function(tf.TensorSpec([2]))
+        self.assertNotIn(weight_gather.BACKWARD, names[0])
+        self.assertIn(weight_gather.BACKWARD, names[1])
 
     @holds("cond_v2.cond_v2", "_add_control_dependencies")
     def test_branches_of_a_marked_graph_keep_their_side_effects(self):

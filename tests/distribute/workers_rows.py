@@ -6,12 +6,14 @@ process: initial values, seeds and dropout masks are those of worker 0.
 
 import dataclasses
 from collections.abc import Callable
+from unittest import mock
 
 import keras
 import numpy as np
 
 import tfscale
 from tests import same_numbers
+from tfscale.distribute.variables import zero
 
 RANDOM = np.random.RandomState(0)
 Y = RANDOM.normal(size=(15, 3)).astype("float32")
@@ -161,6 +163,11 @@ def _ranks(num_replicas):
     return lambda job: same_numbers.on_ranks(job, 2, num_replicas)
 
 
+def _fully_sharded(job):
+    with mock.patch.object(zero, "MIN_ELEMENTS", 16):
+        return same_numbers.on_zero(job, 4, zero_stage=3)
+
+
 def _sequences(job):
     """Two model ranks in each worker, which divide the sequence too."""
     mesh = tfscale.device_mesh(data=2, model=2)
@@ -196,6 +203,9 @@ ROWS = {
     "data 2 in each": Row(JOBS["no rows"], plainly(4), predicts=True),
     "zero in each": Row(
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
+    ),
+    "weights divided in each": Row(
+        JOBS["embedding"], _fully_sharded, predicts=True
     ),
     "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
     "accumulation": Row(

@@ -1,9 +1,9 @@
-"""What `zero_stage=1` takes of memory, by TensorFlow's own count.
+"""What ZeRO takes of memory, by TensorFlow's own count.
 
-It took more than no ZeRO, because a weight was updated by a slice assigned in
-place, after which each read of it made a copy, and because slots were slices
-that kept the buffer of the whole. Bounds are well above what is found, since
-which operations run at once differs, and well below what it was.
+`zero_stage=1` took more than no ZeRO, because a weight was updated by a slice
+assigned in place, after which each read of it made a copy, and because slots
+were slices that kept the buffer of the whole. Bounds are well above what is
+found, since which operations run at once differs, and well below what it was.
 """
 
 from absl.testing import parameterized
@@ -12,6 +12,7 @@ from benchmarks.memory import peaks
 
 # Tensors of 4 MiB: the counter misses small ones.
 SIZES = {"depth": 6, "width": 1024, "zero_stage": 1}
+STAGE_3 = {"zero_stage": 3, "depth": 12}
 OVERWRITTEN = {
     "loss_scale": True,
     "optimizer": {"use_ema": True, "ema_overwrite_frequency": 2},
@@ -24,6 +25,7 @@ class ZeroMemoryTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("of_two", {"data": 2}, 4.5, 6.9, 4.9),
         ("of_four", {"data": 4}, 6.6, 11.6, 7.2),
+        ("weights_of_two", {"data": 2, **STAGE_3}, 3.2, 4.5, 3.8),
         ("in_branches", {"data": 2, **OVERWRITTEN}, 5.5, 8.5, 5.9),
     )
     def test_replicas_stay_below(self, config, rest, step, evaluate):

@@ -41,6 +41,7 @@ from tfscale._internals.attributes import own_generators
 from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import put_key_value
+from tfscale._internals.attributes import replace_input
 from tfscale._internals.attributes import standardize_inputs
 from tfscale._internals.attributes import step_function
 from tfscale._internals.attributes import sublayers
@@ -242,6 +243,7 @@ __all__ = [
     "put_key_value",
     "reachable",
     "reader_of",
+    "replace_input",
     "rows_of_arrays",
     "running_fit",
     "set_initial_epoch",

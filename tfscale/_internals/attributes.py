@@ -270,6 +270,17 @@ def keep_side_effects_of_branches(graph: tf.Graph) -> None:
     graph._add_control_dependencies = True
 
 
+def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Has an operation of a graph that is being traced read another tensor.
+
+    Args:
+        op: The operation.
+        index: Which of its inputs.
+        tensor: Of the same dtype and shape, and in the same graph.
+    """
+    op._update_input(index, tensor)
+
+
 # --- parameter servers ----------------------------------------------------
 
 

@@ -166,6 +166,9 @@ TENSORFLOW = {
     "tensorflow.python.framework.ops.Graph._as_graph_def": {
         "_output_shapes": "what operations are counted by",
     },
+    "tensorflow.python.framework.ops.Operation": {
+        "_update_input": "a backward computes with a weight gathered again",
+    },
     "tensorflow.python.framework.ops.Operation.colocation_groups": {
         "_class": "left out where the others of a group are elsewhere",
     },

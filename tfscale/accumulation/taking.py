@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale.distribute.fully_sharded import gather_again
 from tfscale.whole_batch import by_hand
 from tfscale.whole_batch import model_loss
 
@@ -97,6 +98,9 @@ class TakenGradients:
             advice="Clip by `clipnorm` or `global_clipnorm` of the optimizer, "
             "or give it an `apply` of its own, which gets those of the batch.",
         )
+        extended = tf.distribute.get_strategy().extended
+        if getattr(extended, "gathers_weights", False):
+            gather_again.gather_again()
         self.gradients = [
             None if g is None else tf.convert_to_tensor(g) for g in grads
         ]

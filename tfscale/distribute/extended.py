@@ -11,6 +11,7 @@ from tfscale import _internals
 from tfscale import in_place
 from tfscale import rank_context
 from tfscale.distribute import one_process
+from tfscale.distribute.fully_sharded import gather_again
 from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.models import saving
@@ -59,8 +60,7 @@ class MeshExtended(ModelRanks):
         self.gradient_noise: Any = None
         self._num_stages = len(config.devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
-            config.num_replicas if config.zero_stage else 1,
-            config.num_model_ranks,
+            config.zero_stage, config.num_replicas, config.num_model_ranks
         )
         self.variable_creator = VariableCreator(
             config.devices, config.layouts, self.optimizer_states
@@ -93,6 +93,7 @@ class MeshExtended(ModelRanks):
         self.layouts.check_all_matched(self.variable_creator.paths)
         self._check_not_compiled(fn)
         self._check_has_pipeline(fn)
+        self._check_divides_weights()
         model = whole_batch_step.model_of(fn)
         if self.has_workers and model is not None:
             in_place.put(model, saving.SavedByOneWorker)
@@ -154,12 +155,25 @@ class MeshExtended(ModelRanks):
                 "with data= and model= only."
             )
 
+    def _check_divides_weights(self):
+        states, paths = self.optimizer_states, self.variable_creator.paths
+        if self.gathers_weights and paths and not states.max_gathered_bytes:
+            raise ValueError(
+                "zero_stage=3 must find weights to divide: trainable ones of "
+                f"at least {zero.MIN_ELEMENTS} elements with a dim that the "
+                f"replicas divide. Received: {len(paths)} variables, "
+                f"{paths[0]!r} the first, and none that {self.num_replicas} "
+                "replicas divide. Use zero_stage=0 for a small model, or name "
+                "dims in a layout map: {'.*kernel': ('data', None)}."
+            )
+
     def _check_not_compiled(self, fn):
         graph = tf.compat.v1.get_default_graph()
         count = len(self._devices)
         # Ranks of a replica meet in one function, replicas have one each.
         is_compiled = _internals.is_compiled_by_xla(graph) or (
-            self.num_model_ranks > 1 and _internals.asks_for_xla(fn)
+            (self.num_model_ranks > 1 or self.gathers_weights)
+            and _internals.asks_for_xla(fn)
         )
         if count > 1 and is_compiled:
             raise ValueError(
@@ -170,6 +184,11 @@ class MeshExtended(ModelRanks):
                 "without a 'model' axis XLA can compile the stages of a "
                 "`tfscale.PipelineModel`."
             )
+
+    @property
+    def gathers_weights(self) -> bool:
+        """See `ModelRanks`."""
+        return self.optimizer_states.are_weights_sharded
 
     @property
     def gradients_are_reduced(self) -> bool:
@@ -208,6 +227,8 @@ class MeshExtended(ModelRanks):
         sums = list(gradients)
         if self._num_replicas_in_sync == 1:
             return sums
+        if self.optimizer_states.are_weights_sharded:
+            gather_again.gather_again()
         dims: list[Any] = [
             self.optimizer_states.dim_of(variable) for variable in variables
         ]
@@ -225,7 +246,14 @@ class MeshExtended(ModelRanks):
         found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
         for i, total in zip(whole, found):
             sums[i] = total
-        parts = zero.reduce_scatter(dense(divided), [dims[i] for i in divided])
+        # Gradients of weights that replicas divide are parts already.
+        parts = zero.reduce_scatter(
+            dense(divided),
+            [
+                None if zero.is_divided(variables[i]) else dims[i]
+                for i in divided
+            ],
+        )
         for i, part in zip(divided, parts):
             sums[i] = part
         if self.gradient_noise is not None:

@@ -151,13 +151,18 @@ class ModelRanks(_internals.MirroredExtended):
         return divmod(thread, self.num_model_ranks)
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        if self.num_model_ranks == 1:
+        if self.num_model_ranks == 1 and not self.gathers_weights:
             return super()._call_for_each_replica(
                 self._with_seeds(fn), args, kwargs
             )
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._function_of_ranks(fn)(args, kwargs)
         return self._run_on_ranks(fn, args, kwargs)
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether replicas meet where a weight is read."""
+        return False
 
     def _function_of_ranks(self, fn):
         """A function of all ranks; within one of each no two could meet."""

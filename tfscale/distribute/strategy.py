@@ -47,12 +47,17 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         layout_map: A `keras.distribution.LayoutMap`: which dimensions of which
             variables are sharded over the axis `"model"`. Entries of other
             axes count as replicated. `tfscale.layers` need none.
-        zero_stage: 0, or 1 to divide the slots of optimizers over the data
-            axis. Each of D replicas then has 1 / D of a slot (a momentum, an
-            average), along the first dim that D divides; it sums up its part
-            of the gradients, updates its part of the weights, and gets the
-            rest from the other replicas. What has no such dim stays whole.
-            Over several workers each divides slots over its own replicas.
+        zero_stage: 0, 1 to divide the slots of optimizers over the data axis,
+            or 3 to divide weights and gradients too. In stage 1 each of D
+            replicas has 1 / D of a slot (a momentum, an average), along the
+            first dim that D divides; it sums up its part of the gradients,
+            updates its part of the weights, and gets the rest from the other
+            replicas. In stage 3 it has 1 / D of the weights of at least 4096
+            elements: they are gathered where they are read, in the forward
+            and again in the backward, and their gradients are
+            reduce-scattered. A layout that names `"data"` chooses the dim. A
+            variable with no such dim stays whole. Over several workers each
+            divides over its own replicas.
         sequence_parallel: Whether activations are sharded along the sequence,
             dim 1 of `(batch, sequence, features)`, where they would be the
             same on all model ranks: between a layer whose sum over ranks makes
@@ -64,16 +69,17 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     Recomputation in Large Transformer Models (2022), section 4.2.2.
 
     Source of `zero_stage`: Rajbhandari et al., ZeRO: Memory Optimizations
-    Toward Training Trillion Parameter Models (2020), section 5.1.
+    Toward Training Trillion Parameter Models (2020), sections 5.1 and 5.3.
 
     Raises:
         TypeError: If `mesh` is no `DeviceMesh`, `layout_map` no map, or
             `sequence_parallel` no bool.
-        ValueError: If `zero_stage` is neither 0 nor 1, if the mesh has an axis
-            of another name, or if it names a device twice or one that
-            TensorFlow does not have. In the first run: if the `"model"` axis
-            is larger than 1 and there is neither a `layout_map` nor a layer
-            that divides its own variables.
+        ValueError: If `zero_stage` is neither 0, 1 nor 3, or 3 with one
+            replica or stages, if the mesh has an axis of another name, or if
+            it names a device twice or one that TensorFlow does not have. In
+            the first run: if the `"model"` axis is larger than 1 and there is
+            neither a `layout_map` nor a layer that divides its own variables,
+            or if no weight is divided with `zero_stage=3`.
 
     Example: a plain model, on two replicas.
 
@@ -96,14 +102,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         zero_stage: int = 0,
         sequence_parallel: bool = False,
     ):
-        if type(zero_stage) is not int or zero_stage not in (0, 1):
-            raise ValueError(
-                "`zero_stage` must be 0 (each replica has all optimizer slots) "
-                "or 1 (the replicas divide them). Received: "
-                f"zero_stage={zero_stage!r}. Gradients and weights are not "
-                "sharded over replicas here; `tfscale.PipelineModel` and a "
-                "layout map divide both over other axes."
-            )
+        _check_zero_stage(zero_stage)
         if not isinstance(sequence_parallel, bool):
             raise TypeError(
                 "`sequence_parallel` must be True or False. Received: "
@@ -121,7 +120,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "mesh", f"{fact}, {sequence_parallel=}"
             )
         self._device_grid = grid
-        layouts = Layouts(layout_map, mesh)
+        if zero_stage == 3:
+            _check_divides_weights(mesh, grid)
+        layouts = Layouts(layout_map, mesh, zero_stage == 3)
         config = MeshConfig(grid, layouts, zero_stage, sequence_parallel, found)
         # Its parent's constructor would join a cluster once more.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
@@ -188,6 +189,38 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         """
         return tuple(
             tuple(ranks[0] for ranks in stages) for stages in self._device_grid
+        )
+
+
+def _check_zero_stage(zero_stage):
+    if type(zero_stage) is int and zero_stage in (0, 1, 3):
+        return
+    raise ValueError(
+        "`zero_stage` must be 0 (each replica has everything), or 1 (the "
+        "replicas divide optimizer slots), or 3 (weights and gradients too). "
+        "Received: "
+        f"zero_stage={zero_stage!r}. Stage 2 is no stage of its own here: "
+        "with stage 1 a replica sums up only its part of the gradients."
+    )
+
+
+def _check_divides_weights(mesh, grid):
+    """Raises if replicas cannot divide weights, or would gain nothing."""
+    num_stages, num_replicas = len(grid[0]), len(grid)
+    if num_stages > 1:
+        raise ValueError(
+            "zero_stage=3 is for a mesh without a 'pipeline' axis: all "
+            "microbatches of a stage use its weights, which would be gathered "
+            "once and kept, beside their parts: more memory than with "
+            f"zero_stage=1. Received: zero_stage=3 with pipeline={num_stages}. "
+            "Use zero_stage=1."
+        )
+    if num_replicas == 1:
+        where = "" if mesh.shape[0] == 1 else " in each worker"
+        raise ValueError(
+            "zero_stage=3 divides weights over the replicas of a process. "
+            f"Received: one replica{where}. Make a mesh with data=2 or more "
+            "for each process, or use zero_stage=0."
         )
 
 

@@ -80,9 +80,10 @@ class Sharding:
 
     @property
     def axes(self) -> tuple[str | None, ...]:
-        """The axis of the mesh that divides each dim over model ranks."""
+        """The axis of the mesh that divides each dim, or both: "model+data"."""
+        dims = {"model": self.model_dim, "data": self.data_dim}
         return tuple(
-            "model" if dim == self.model_dim else None
+            "+".join(axis for axis in dims if dims[axis] == dim) or None
             for dim in range(len(self.shape))
         )
 
@@ -103,8 +104,11 @@ class Sharding:
 
         It is the first dim that the replicas divide, whose slices lie together
         in memory as far as that goes. With no such dim (a scalar, a bias of
-        odd size) each replica has what it had.
+        odd size) each replica has what it had; so it has if the replicas
+        divide it already.
         """
+        if self.data_dim is not None:
+            return self
         for dim, size in enumerate(self.shard_shape):
             if size and size % self.num_replicas == 0 and self.num_replicas > 1:
                 return dataclasses.replace(self, data_dim=dim)

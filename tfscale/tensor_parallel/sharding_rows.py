@@ -1,6 +1,7 @@
 """How each layer of a sharded model runs, and what a device has of it."""
 
 import dataclasses
+import math
 
 import keras
 
@@ -71,6 +72,8 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
         sharded = any(v.sharding.is_sharded for v in variables)
         path = own[0].path.rpartition("/")[0] if own else layer.name
         row = Row(path, variables=variables, **_how(call, sharded, variables))
+        if any(v.sharding.data_dim is not None for v in variables):
+            row = _fully_sharded(row)
         if plan is not None:
             names = sequence_report.exchanged(layer, row.exchanged, plan)
             row = dataclasses.replace(row, exchanged=names)
@@ -82,10 +85,33 @@ def held(variable: keras.Variable) -> Held:
     """What a device has of a variable."""
     sharding = sharding_of(variable)
     layout = "replicated"
-    if sharding.model_dim is not None:
+    if sharding.is_sharded:
         axes = ", ".join(map(str, sharding.axes))
         layout = f"({axes}{',' * (len(sharding.axes) == 1)})"
     return Held(variable.name, layout, sharding)
+
+
+def _fully_sharded(row):
+    """The row of a layer whose weights the replicas divide."""
+    num_bytes = sum(
+        missing_bytes(v.sharding)
+        for v in row.variables
+        if v.sharding.data_dim is not None
+    )
+    size = readable_bytes(num_bytes)
+    how = "fully sharded" if row.how == "replicated" else row.how
+    exchanged = (
+        *row.exchanged,
+        f"over replicas: all-gather of weights, forward and backward, {size};"
+        f" reduce-scatter of gradients, {size}",
+    )
+    return dataclasses.replace(row, how=how, exchanged=exchanged)
+
+
+def missing_bytes(sharding: Sharding) -> int:
+    """What a replica lacks of the shard of a model rank."""
+    num_shard_bytes = math.prod(sharding.shard_shape) * sharding.itemsize
+    return num_shard_bytes - sharding.local_bytes
 
 
 def _how(call, sharded, variables):

@@ -39,7 +39,7 @@ def sharding_summary(
 
     Args:
         model: A built model, made in the scope of a `tfscale.MeshStrategy`
-            with a model axis, or with `zero_stage=1`. Layers that have not
+            with a model axis, or with a `zero_stage`. Layers that have not
             been called on ranks yet are analysed now, with the warnings that
             this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
@@ -94,7 +94,7 @@ def _extended(model):
             return extended
     raise ValueError(
         "A sharding summary is of a built model on a mesh with a 'model' axis, "
-        f"or with zero_stage=1. Received: {model.name!r}, whose variables have "
+        f"or with a zero_stage. Received: {model.name!r}, whose variables have "
         "no model ranks. Build it in the scope of a `tfscale.MeshStrategy` "
         "whose mesh has a 'model' axis larger than 1."
     )
@@ -127,6 +127,9 @@ def _render(console, model, extended, line_length):
     name = rich.markup.escape(model.name)
     console.print(
         f'[bold]Sharding: "{name}"[/] on {colored(ranks)} model ranks'
+        if ranks > 1
+        else f'[bold]Sharding: "{name}"[/] on '
+        f"{colored(extended.num_replicas)} replicas"
     )
     console.print(_table(rows, line_length))
 
@@ -147,13 +150,36 @@ def _render(console, model, extended, line_length):
             rich.markup.escape(", ".join(ignored)),
         )
     variables = [v for row in rows for v in row.variables]
-    line("Bytes per device", _totals(variables, ranks, 1))
+    states = extended.optimizer_states
+    divides = states.are_weights_sharded
+    replicas = states.num_replicas if divides else 1
+    line("Bytes per device", _totals(variables, ranks, replicas))
+    if divides:
+        line("Gathered at a time", _gathered_text(states))
+    if states.are_sharded:
+        line("Sent by a device in a step", _sent_text(variables, states))
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
         slots = [sharding_rows.held(v) for v in optimizer.variables]
-        replicas = extended.optimizer_states.num_replicas
-        line("Optimizer", _totals(slots, ranks, replicas))
+        line("Optimizer", _totals(slots, ranks, states.num_replicas))
+
+
+def _gathered_text(states):
+    return f"at most {colored(readable_bytes(states.max_gathered_bytes))}"
+
+
+def _sent_text(variables, states):
+    """Weights are gathered once or twice, gradients reduced and scattered."""
+    num_bytes = sum(
+        (3 if v.sharding.data_dim is not None else 2)
+        * sharding_rows.missing_bytes(v.sharding.over_data())
+        for v in variables
+    )
+    return (
+        f"{colored(readable_bytes(num_bytes))} over "
+        f"{colored(states.num_replicas)} replicas"
+    )
 
 
 def _totals(variables, ranks, replicas):

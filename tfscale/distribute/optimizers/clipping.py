@@ -4,19 +4,16 @@ Keras takes the norm of what an optimizer is given. Here that is a shard, or a
 replica's part, whose squares have to be added up first.
 """
 
-import keras
 import tensorflow as tf
 
 from tfscale.distribute.variables import zero
-from tfscale.distribute.variables.sharded_variable import ShardedVariable
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 
 
 def is_sharded(variable) -> bool:
     """Whether model ranks divide a variable, of Keras or distributed."""
-    if isinstance(variable, keras.Variable):
-        variable = variable.value
-    return isinstance(variable, ShardedVariable)
+    return sharding_of(variable).model_dim is not None
 
 
 def clip(optimizer, grads, variables, extended) -> list:

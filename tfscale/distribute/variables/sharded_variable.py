@@ -4,6 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import rank_context
+from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.sharding.sharding import Sharding
@@ -19,13 +21,16 @@ _CHECKPOINT_KEY = "VARIABLE_VALUE"
 class ShardedVariable(MeshVariable):
     """A variable of which each component has a part.
 
-    A weight is sharded over the model ranks of a replica, a slot of an
-    optimizer like its weight and, with `zero_stage=1`, over the replicas too.
+    A weight is sharded over the model ranks of a replica and, with
+    `zero_stage=3`, over the replicas; a slot of an optimizer like its weight
+    and, with any `zero_stage` but 0, over the replicas too.
 
     It is the whole value for all who do not ask for shards: outside of
     replicas the parts are put together, inside they are gathered, and what is
-    assigned is sharded. Within `collectives.local_shards`, and where a
-    strategy updates components, it is the component's own part.
+    assigned is sharded. Within `collectives.local_shards` a slot is the
+    component's own part, and a weight is the shard of the rank, gathered over
+    the replicas. Where a strategy updates components, both are the component's
+    own part.
 
     Made by `MeshStrategy` for what is sharded, not by users.
     """
@@ -39,8 +44,10 @@ class ShardedVariable(MeshVariable):
         *,
         sharding: Sharding,
         path: str,
+        is_state: bool,
     ):
         self._sharding = sharding
+        self._is_state = is_state
         self.path = path
         super().__init__(strategy, values, aggregation, var_policy)
 
@@ -51,8 +58,12 @@ class ShardedVariable(MeshVariable):
 
     @property
     def shape(self):
-        """The whole shape, or the rank's where the shard is what is read."""
-        return self._primary.shape if self._is_local() else self.whole_shape
+        """The whole shape, or the shape of the shard where that is read."""
+        if self._is_local():
+            return self._primary.shape
+        if self._is_shard_of_rank():
+            return tf.TensorShape(self._sharding.shard_shape)
+        return self.whole_shape
 
     @property
     def whole_shape(self) -> tf.TensorShape:
@@ -74,7 +85,21 @@ class ShardedVariable(MeshVariable):
     def _is_local(self):
         if tf.distribute.in_cross_replica_context():
             return _internals.get_update_replica_id() is not None
+        if self._is_divided_weight():
+            return rank_context.current().update.updates_parts
         return collectives.reads_shards()
+
+    def _is_divided_weight(self):
+        """Whether the replicas divide it, and layers use it."""
+        return self._sharding.data_dim is not None and not self._is_state
+
+    def _is_shard_of_rank(self):
+        """Whether what layers use is the shard of a model rank."""
+        return (
+            self._is_divided_weight()
+            and collectives.reads_shards()
+            and self._is_in_replica()
+        )
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if self._is_local():
@@ -103,9 +128,14 @@ class ShardedVariable(MeshVariable):
         """The value, gathered by this replica."""
         value = super()._dense_var_to_tensor()
         sharding = self._sharding
-        if sharding.data_dim is not None:
+        if self._is_divided_weight():
+            states = self.distribute_strategy.extended.optimizer_states
+            value = weight_gather.gathered(
+                value, sharding.data_dim, states.max_gathered_bytes
+            )
+        elif sharding.data_dim is not None:
             (value,) = zero.gather([value], [sharding.data_dim])
-        if sharding.model_dim is not None:
+        if sharding.model_dim is not None and not self._is_shard_of_rank():
             value = collectives.gather_from_ranks(value, sharding.model_dim)
         return value
 
@@ -161,7 +191,14 @@ class ShardedVariable(MeshVariable):
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn, value, **kwargs):
-        if not collectives.reads_shards():
+        if not self._is_local():
             replica, rank = self.distribute_strategy.extended.place()
-            value = shard(self._checked(value), self._sharding, replica, rank)
+            sharding = self._sharding
+            if self._is_shard_of_rank():
+                size = sharding.local_shape[sharding.data_dim]
+                begin = [0] * len(sharding.shape)
+                begin[sharding.data_dim] = replica * size
+                value = tf.slice(value, begin, sharding.local_shape)
+            else:
+                value = shard(self._checked(value), sharding, replica, rank)
         return super()._update_replica(update_fn, value, **kwargs)

@@ -97,6 +97,7 @@ class VariableCreator:
         callers, path = _callers_and_path(**kwargs)
         if _is_layer(callers):
             self.paths.append(path)
+        is_weight = _is_layer(callers) and kwargs.get("trainable")
         sharding = values = None
         is_moved = self._made_like is not None
         is_first = strategy.extended.has_workers and not is_moved
@@ -104,6 +105,7 @@ class VariableCreator:
             is_first
             or self._layouts.size > 1
             or (self._optimizer_states.are_sharded and _is_optimizer(callers))
+            or (self._optimizer_states.are_weights_sharded and is_weight)
         ):
             with tf.init_scope(), tf.device(_host_of(devices[0])):
                 initial = _as_tensor(**kwargs)
@@ -139,6 +141,7 @@ class VariableCreator:
                 ShardedVariable,
                 sharding=sharding,
                 path=path if like is None else like.path,
+                is_state=_is_optimizer(callers),
             )
             classes = dict.fromkeys(classes, sharded)
         variable = _internals.distribute_utils.create_mirrored_variable(
@@ -154,7 +157,7 @@ class VariableCreator:
             rank_seeds.attach(callers[-1])
         if _is_optimizer(callers):
             adapt_optimizer(callers[-1], strategy.extended)
-        elif callers and values:
+        elif callers and values and sharding.model_dim is not None:
             is_found = self._layouts.is_found(path)
             _prepare_layers(callers, strategy.extended, is_found)
         return variable
@@ -186,7 +189,7 @@ class VariableCreator:
             is_state = _is_optimizer(callers)
             found = state_sharding_of(like) if is_state else sharding_of(like)
             model_dim, data_dim = found.model_dim, found.data_dim
-        return Sharding(
+        sharding = Sharding(
             tuple(initial.shape),
             initial.dtype.size,
             len(self._device_grid),
@@ -194,6 +197,16 @@ class VariableCreator:
             model_dim,
             data_dim,
         )
+        if (
+            self._optimizer_states.are_weights_sharded
+            and like is None
+            and _is_layer(callers)
+            and kwargs.get("trainable")
+            and initial.dtype.is_floating
+        ):
+            data_dim = self._layouts.data_dim(path, tuple(initial.shape))
+            return self._optimizer_states.weight_sharding(sharding, data_dim)
+        return sharding
 
     def _layout_dim(self, callers, path, initial, kwargs):
         """Along which dim model ranks divide a new variable of a layer."""

@@ -22,6 +22,8 @@ Parameter Models (2020), section 5.1 (P_os) and section 7.
 """
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -35,23 +37,63 @@ from tfscale.distribute import reducer
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
 
+# Smaller weights, in elements, stay whole in stage 3: to gather one costs more
+# than it saves (`stage3_param_persistence_threshold` of DeepSpeed).
+MIN_ELEMENTS = 4096
+
 
 class OptimizerStateSharding:
-    """Which part of each variable's slots a replica has.
+    """Which part of each variable and of its slots a replica has.
 
     Args:
-        num_replicas: Number of replicas that divide slots; 1 for none.
+        stage: 0 if replicas have all, 1 if they divide slots, 3 if they divide
+            weights too.
+        num_replicas: Number of replicas.
         num_ranks: Number of model ranks of each replica.
     """
 
-    def __init__(self, num_replicas: int, num_ranks: int):
-        self.num_replicas = num_replicas
+    def __init__(self, stage: int, num_replicas: int, num_ranks: int):
+        self.stage = stage
+        self.num_replicas = num_replicas if stage else 1
         self._num_ranks = num_ranks
+        self._largest = [0, 0]
 
     @property
     def are_sharded(self) -> bool:
         """Whether replicas have parts at all."""
         return self.num_replicas > 1
+
+    @property
+    def are_weights_sharded(self) -> bool:
+        """Whether replicas have parts of weights."""
+        return self.stage == 3 and self.are_sharded
+
+    @property
+    def max_gathered_bytes(self) -> int:
+        """How much of gathered weights may be alive on a replica.
+
+        Two weights, one in use and one on its way, even if they are the two
+        largest.
+        """
+        return sum(self._largest)
+
+    def weight_sharding(
+        self, sharding: Sharding, data_dim: int | None
+    ) -> Sharding:
+        """How a new trainable weight is sharded, over the replicas too.
+
+        Args:
+            sharding: Over model ranks.
+            data_dim: The dim that a layout map names, or None.
+        """
+        if data_dim is not None:
+            sharding = dataclasses.replace(sharding, data_dim=data_dim)
+        elif math.prod(sharding.shape) >= MIN_ELEMENTS:
+            sharding = sharding.over_data()
+        if sharding.data_dim is not None:
+            num_bytes = math.prod(sharding.shard_shape) * sharding.itemsize
+            self._largest = sorted([*self._largest, num_bytes])[1:]
+        return sharding
 
     def sharding_of(self, variable) -> Sharding:
         """How the slots of a variable are sharded.
@@ -79,7 +121,7 @@ class OptimizerStateSharding:
         """
         thread = _internals.get_current_replica_id_as_int()
         sharding = self.sharding_of(variable)
-        if sharding.data_dim is None:
+        if sharding.data_dim is None or is_divided(variable):
             return _distributed(variable).values[thread]
         replica = thread // self._num_ranks
         return OwnShard(variable, thread, sharding, replica)
@@ -103,6 +145,7 @@ class OptimizerStateSharding:
 
         In replica context, and not in a loop or branch.
         """
+        variables = [v for v in variables if not is_divided(v)]
         dims = [self.dim_of(variable) for variable in variables]
         found = [v for v, dim in zip(variables, dims) if dim is not None]
         parts = []
@@ -124,7 +167,7 @@ class OptimizerStateSharding:
         gets out. What it costs is a copy of each weight.
         """
         for variable in variables:
-            if self.dim_of(variable) is not None:
+            if self.dim_of(variable) is not None and not is_divided(variable):
                 self.own_shard(variable).write()
 
     def all_gather_outside(self, variable, parts: Sequence[tf.Tensor]) -> None:
@@ -143,6 +186,11 @@ class OptimizerStateSharding:
             for component, whole in zip(components, wholes):
                 with tf.device(component.device):
                     component.assign(whole, read_value=False)
+
+
+def is_divided(variable) -> bool:
+    """Whether replicas divide a variable itself, and not only its slots."""
+    return sharding_of(variable).data_dim is not None
 
 
 def part_key(variable, thread: int) -> tuple[int, int]:
@@ -256,7 +304,9 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
     setattr(OwnShard, _name, _forward(_name))
 
 
-def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
+def reduce_scatter(
+    tensors: Sequence, dims: Sequence[int | None]
+) -> list[tf.Tensor]:
     """This replica's part of the sums over replicas, of each tensor.
 
     Where there are several workers, of the sums over the replicas of all; each
@@ -266,11 +316,21 @@ def reduce_scatter(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
 
     Args:
         tensors: One for each variable.
-        dims: Along which dim each is sharded.
+        dims: Along which dim each is sharded; None for a tensor that is
+            already the part of this worker's sum.
     """
-    return _exchange(
-        operations.reduce_scatter, tensors, dims, over_workers=True
-    )
+
+    def scatter(values, dim):
+        if dim is None:
+            return values
+        return operations.reduce_scatter(values, dim)
+
+    return _exchange(scatter, tensors, dims, over_workers=True)
+
+
+def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
+    """See `reduce_scatter`; of this worker's replicas alone."""
+    return _exchange(operations.reduce_scatter, tensors, dims)
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 AXIS = "model"
+DATA_AXIS = "data"
 
 
 def check_map(layout_map: Any) -> None:
@@ -56,6 +57,12 @@ def split_dim_of(
         sizes: Of the mesh, by axis.
     """
     for axis in axes:
+        if isinstance(axis, tuple | list):
+            raise ValueError(
+                "A layout must name axes of the mesh, one axis for a dim at "
+                f"most. Received: {axis} in {axes} for {pattern!r}. Give each "
+                "axis a dim of its own."
+            )
         # An axis of the mesh, yet its layers are whole: a variable is on one
         # stage, never spread over several.
         if axis == "pipeline":
@@ -72,9 +79,10 @@ def split_dim_of(
                 "`get_layout_map` of keras_hub takes the names as "
                 "`model_parallel_dim_name` and `data_parallel_dim_name`."
             )
-    if axes.count(AXIS) > 1:
-        raise ValueError(
-            f"A layout must name the axis {AXIS!r} once at most. Received: "
-            f"{axes} for {pattern!r}. Put `None` in all places but one."
-        )
+    for name in (AXIS, DATA_AXIS):
+        if axes.count(name) > 1:
+            raise ValueError(
+                f"A layout must name the axis {name!r} once at most. Received: "
+                f"{axes} for {pattern!r}. Put `None` in all places but one."
+            )
     return axes.index(AXIS) if AXIS in axes else None

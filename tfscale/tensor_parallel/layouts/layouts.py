@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfscale.tensor_parallel.layouts.layout_entries import AXIS
+from tfscale.tensor_parallel.layouts.layout_entries import DATA_AXIS
 from tfscale.tensor_parallel.layouts.layout_entries import axes_of
 from tfscale.tensor_parallel.layouts.layout_entries import check_map
 from tfscale.tensor_parallel.layouts.layout_entries import check_pattern
 from tfscale.tensor_parallel.layouts.layout_entries import split_dim_of
 
-_DATA_AXIS = "data"
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 # Of patterns that match nothing; a model that was built twice has dozens.
 _MAX_TOLD = 3
@@ -44,11 +44,13 @@ class Layouts:
         layout_map: Mapping from pattern to `keras.distribution.TensorLayout`
             or tuple, one entry per dim: `"model"` for the dim that is sharded,
             `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
-            weights over the replicas too, is read as `None`; see `ignored`.
+            weights over the replicas too, is read as `None` unless replicas
+            divide weights; see `ignored`.
             `None` if layers have to say themselves what they divide.
         mesh: The `keras.distribution.DeviceMesh` to train on. If its
-            `"model"` axis has size 1, every variable is replicated and the
-            map is not looked at.
+            `"model"` axis has size 1 and replicas do not divide weights,
+            every variable is replicated and the map is not looked at.
+        replicas_divide: Whether replicas divide weights (ZeRO stage 3).
 
     Raises:
         TypeError: If `layout_map` is no map, or a layout neither a
@@ -67,7 +69,12 @@ class Layouts:
     1
     """
 
-    def __init__(self, layout_map: Mapping[str, Any] | None, mesh):
+    def __init__(
+        self,
+        layout_map: Mapping[str, Any] | None,
+        mesh,
+        replicas_divide: bool = False,
+    ):
         check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self._size = sizes.get(AXIS)
@@ -77,13 +84,15 @@ class Layouts:
         self._found = set()
         self._matched = set()
         self._ignored = {}
-        if self._size == 1:
+        self._num_replicas = sizes.get(DATA_AXIS, 1) if replicas_divide else 1
+        if self._size == 1 and not replicas_divide:
             return
         for pattern, layout in (layout_map or {}).items():
             check_pattern(pattern)
             axes = axes_of(pattern, layout)
             self._axes[pattern] = axes
-            self._dims[pattern] = split_dim_of(pattern, axes, sizes)
+            dim = split_dim_of(pattern, axes, sizes)
+            self._dims[pattern] = None if self._size == 1 else dim
             if getattr(layout, "is_found", False):
                 self._found.add(pattern)
 
@@ -138,7 +147,7 @@ class Layouts:
                 f"{path!r} of shape {tuple(shape)}, that is {len(shape)}. "
                 "Add or remove `None`s, or make the pattern narrower."
             )
-        if _DATA_AXIS in axes:
+        if DATA_AXIS in axes and self._num_replicas == 1:
             self._ignored[path] = axes
         dim = self._dims[pattern]
         if declared not in (None, dim):
@@ -150,6 +159,30 @@ class Layouts:
             )
         if dim is not None and shape[dim] % self.size:
             raise self._not_divisible(path, shape, dim, axes)
+        return dim
+
+    def data_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
+        """The dim of a weight that its layout has the replicas divide, if any.
+
+        Args:
+            path: Path of a variable of the model, `variable.path`.
+            shape: Its full shape.
+
+        Raises:
+            ValueError: If the number of replicas does not divide the dim.
+        """
+        axes = self._axes.get(self._pattern_for(path), ())
+        if DATA_AXIS not in axes or self._num_replicas == 1:
+            return None
+        dim = axes.index(DATA_AXIS)
+        if shape[dim] % self._num_replicas:
+            raise ValueError(
+                "The data axis must divide the dim that is split over it. "
+                f"Received: {path!r} of shape {tuple(shape)} with the layout "
+                f"{axes}: dim {dim} has size {shape[dim]}, the axis "
+                f"{DATA_AXIS!r} has size {self._num_replicas}. Name another "
+                "dim, or none: then one that the replicas divide is chosen."
+            )
         return dim
 
     def unmatched(self) -> list[str]:
