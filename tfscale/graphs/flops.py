@@ -163,7 +163,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
 
     total = 0
     needed = walks.reachable(known(roots), lambda x: known(by_name[x].input))
-    for node in map(by_name.get, needed):
+    for node in (by_name[name] for name in needed):
         if node.op in _COUNTERS:
             output = shapes_of[node.name][0]
             total += _COUNTERS[node.op](node, inputs(node), output)
