@@ -70,7 +70,7 @@ class ReplicaStep:
         self.sums: list[tf.Tensor] = []
         self._model = model
         self._train_step = train_step
-        self._rows = tf.cast(self.batch.num_rows, tf.float32)
+        self._rows = tf.cast(self.batch.num_rows, losses.precision())
         self._noise = noise if replicas == 1 else None
         self._try(data, num_microbatches)
 
@@ -220,7 +220,8 @@ def _in_its_place(scalar):
     """A vector of all replicas, of which the others' places are zero."""
     context = tf.distribute.get_replica_context()
     place = context.replica_id_in_sync_group
-    return scalar * tf.one_hot(place, context.num_replicas_in_sync)
+    size = context.num_replicas_in_sync
+    return scalar * tf.one_hot(place, size, dtype=scalar.dtype)
 
 
 def _sums_over_replicas(scalars):

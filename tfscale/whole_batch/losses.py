@@ -22,10 +22,18 @@ from tfscale import _internals
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
+def precision() -> tf.DType:
+    """What losses and their divisors are summed in: float32, or float64.
+
+    It is float64 where Keras' `floatx` is.
+    """
+    return tf.float64 if keras.config.floatx() == "float64" else tf.float32
+
+
 def num_rows(tensors) -> tf.Tensor:
-    """Number of rows of the first of some tensors, a scalar of float32."""
+    """Number of rows of the first of some tensors, a scalar."""
     first = next(x for x in keras.tree.flatten(tensors) if x is not None)
-    return tf.cast(tf.shape(first)[0], tf.float32)
+    return tf.cast(tf.shape(first)[0], precision())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +61,13 @@ class CompiledLoss:
 
     @property
     def mean(self) -> tf.Tensor:
-        """What Keras logs of it: a scalar of float32."""
-        return tf.cast(tf.reduce_mean(self.value), tf.float32)
+        """What Keras logs of it: a scalar."""
+        return tf.cast(tf.reduce_mean(self.value), precision())
 
     @property
     def total(self) -> tf.Tensor:
-        """What is differentiated of it: a scalar of float32."""
-        return tf.cast(tf.reduce_sum(self.value), tf.float32)
+        """What is differentiated of it: a scalar."""
+        return tf.cast(tf.reduce_sum(self.value), precision())
 
     @property
     def is_vector(self) -> bool:
@@ -85,7 +93,7 @@ def compiled_losses(
     def recorder(entry):
         def record(*args):
             found.append(_compiled_loss(entry, compile_loss.dtype, *args))
-            return tf.zeros(())
+            return tf.zeros((), precision())
 
         return record
 
@@ -124,7 +132,8 @@ def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
         counts: 0 for a part without a row, else 1.
     """
     is_sum = tf.constant([loss.is_sum for loss in losses])
-    return tf.where(is_sum, counts, tf.math.divide_no_nan(divisors, totals))
+    found = tf.math.divide_no_nan(divisors, totals)
+    return tf.where(is_sum, tf.cast(counts, found.dtype), found)
 
 
 def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
@@ -158,7 +167,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
     )
     is_sum = reduction == "sum" and value.shape.rank == 0
     if is_sum:
-        divisor = tf.ones(())
+        divisor = tf.ones((), precision())
     else:
         mask = functools.reduce(tf.logical_and, masks) if masks else None
         weights = None
@@ -166,7 +175,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
             weights = mask
         if reduction == "mean_with_sample_weight":
             weights = _internals.apply_mask(
-                _to_float(sample_weight), mask, "float32", reduction
+                _to_float(sample_weight), mask, precision().name, reduction
             )
         if weights is None:
             divisor = num_rows(y_true)
@@ -183,7 +192,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
 
 
 def _to_float(x):
-    return None if x is None else tf.cast(x, tf.float32)
+    return None if x is None else tf.cast(x, precision())
 
 
 def _recording(loss, returned):

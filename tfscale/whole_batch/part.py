@@ -21,7 +21,7 @@ class BatchPart:
     Made in the thread that works on it, in the graph that it writes.
 
     Args:
-        rows: Number of its rows, a scalar of float32.
+        rows: Number of its rows, a scalar.
         total: Gives the sum over the parts of a tensor that each of them has.
             In all parts it has to be called for the same ones, in one order.
         num_replicas: By what Keras divides means.
@@ -78,7 +78,7 @@ class BatchPart:
         return self._share
 
     def totals(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The sums over the parts of a vector of float32.
+        """The sums over the parts of a vector.
 
         That of the rows, which is needed too, goes with them.
         """

@@ -47,7 +47,7 @@ class BatchLoss:
             loss_scale: What gradients are multiplied by.
         """
         weights = tf.constant(
-            [float(x.weight) for x in self._losses], tf.float32
+            [float(x.weight) for x in self._losses], losses.precision()
         )
         with tf.device(self._device):
             self._shares = self._find_shares()
@@ -63,7 +63,7 @@ class BatchLoss:
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's part of the loss, and of each single loss."""
-        total, single = tf.zeros(()), []
+        total, single = tf.zeros((), losses.precision()), []
         shares = self._shares or self._find_shares()
         for microbatch, share in zip(self._tensors.microbatches, shares):
             if self._losses:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.pipeline.tracing import keys
+from tfscale.whole_batch import losses
 
 
 def divide(
@@ -22,7 +23,7 @@ def divide(
 
     Returns:
         The tensors of each microbatch, by key, and how many of their rows
-        count, a scalar of float32, as `Rows`.
+        count, a scalar, as `Rows`.
     """
     first = next(iter(batch.values()))
     rows = first.shape[0]
@@ -34,7 +35,7 @@ def divide(
         more = tf.cast(tf.range(count) < rows % count, rows.dtype)
         sizes = tf.unstack(rows // count + more)
     microbatches: list[dict[Hashable, Any]] = [
-        {keys.Rows(): tf.cast(size, tf.float32)} for size in sizes
+        {keys.Rows(): tf.cast(size, losses.precision())} for size in sizes
     ]
     for key, tensor in batch.items():
         if divides:

@@ -21,6 +21,7 @@ from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
 
 
@@ -65,7 +66,7 @@ class PipelineTrainer(WrappedModel):
         """One optimizer step on a batch; in replica context."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
-        scale = self.optimizer.scale_loss(tf.ones(()))
+        scale = self.optimizer.scale_loss(tf.ones((), losses.precision()))
         step, inputs, result = self._run(
             x, self._targets(x, y, sample_weight), True, loss_scale=scale
         )
@@ -228,7 +229,8 @@ class PipelineTrainer(WrappedModel):
 
     def _add_penalties(self, gradients, scale):
         """Adds weight regularisers' gradients, returns their sum."""
-        total, extended = tf.zeros(()), self.distribute_strategy.extended
+        total = tf.zeros((), losses.precision())
+        extended = self.distribute_strategy.extended
         for number, variable in enumerate(self._plan.variables):
             if variable.regularizer is None or not variable.trainable:
                 continue
@@ -236,7 +238,7 @@ class PipelineTrainer(WrappedModel):
                 value = tf.convert_to_tensor(variable)
                 tape.watch(value)
                 penalty = variable.regularizer(value)
-            total += tf.cast(penalty, tf.float32)
+            total += tf.cast(penalty, total.dtype)
             if number in gradients:
                 gradient = tape.gradient(penalty, value)
                 gradient = extended.shard_gradient(gradient, variable)

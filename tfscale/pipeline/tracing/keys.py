@@ -78,7 +78,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
-    """How many rows of a microbatch count, a scalar of float32."""
+    """How many rows of a microbatch count, a scalar."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllRows:
-    """How many rows the global batch has, a scalar of float32."""
+    """How many rows the global batch has, a scalar."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -223,13 +223,16 @@ class StageGraph:
 
     def _losses(self, added, values):
         """Adds losses to the results, returns what is to be minimised."""
-        total = tf.zeros(())
+        total = tf.zeros((), losses.precision())
         if added:
             added = tf.add_n(
-                [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in added]
+                [
+                    tf.reduce_sum(tf.cast(loss, losses.precision()))
+                    for loss in added
+                ]
             )
             self.forward[keys.AddedLoss(self._stage.index)] = added
-            scale = self._argument(keys.AddedScale(), [], tf.float32)
+            scale = self._argument(keys.AddedScale(), [], losses.precision())
             total += tf.math.multiply_no_nan(added, scale)
         if self._targets is None:
             return total
@@ -258,7 +261,9 @@ class StageGraph:
         )
         # The weight of each loss and microbatch; 0 for an empty microbatch,
         # whose loss is 0 / 0.
-        scale = self._argument(keys.LossScale(), [len(self.losses)], tf.float32)
+        scale = self._argument(
+            keys.LossScale(), [len(self.losses)], losses.precision()
+        )
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
 
@@ -270,7 +275,7 @@ class StageGraph:
         layers add is a zero in whose place the pipeline adds it.
         """
         targets, compiled = self._targets, []
-        totals = self._argument(keys.Totals(), [None], tf.float32)
+        totals = self._argument(keys.Totals(), [None], losses.precision())
 
         def total(divisors):
             size = divisors.shape[0]
@@ -278,8 +283,8 @@ class StageGraph:
             return tf.ensure_shape(found, [size])
 
         is_whole = not (self.options.accumulate or self.options.has_replicas)
-        rows = self._argument(keys.Rows(), [], tf.float32)
-        all_rows = self._argument(keys.AllRows(), [], tf.float32)
+        rows = self._argument(keys.Rows(), [], losses.precision())
+        all_rows = self._argument(keys.AllRows(), [], losses.precision())
         part = BatchPart(
             rows,
             total,
@@ -288,7 +293,7 @@ class StageGraph:
             is_whole=is_whole,
             compiled=compiled,
         )
-        added = tf.identity(tf.zeros(()))
+        added = tf.identity(tf.zeros((), losses.precision()))
         model = _internals.view(
             targets.model,
             **_internals.with_losses(
@@ -310,7 +315,7 @@ class StageGraph:
         (self.by_added,) = tf.gradients(value, added)
         own = losses.CompiledLoss(
             name="compute_loss",
-            value=tf.cast(value, tf.float32),
+            value=tf.cast(value, losses.precision()),
             divisor=losses.num_rows(args),
             weight=1.0,
             is_sum=False,
@@ -324,7 +329,7 @@ class StageGraph:
         return (*shown, own)
 
     def _backward(self, total, params, inputs):
-        outputs, gradients = [total], [tf.ones(())]
+        outputs, gradients = [total], [tf.ones((), losses.precision())]
         if self._targets is None:
             for value in self._stage.outputs:
                 tensor = self.forward.get(keys.Activation(value))

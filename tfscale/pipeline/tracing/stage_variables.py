@@ -12,6 +12,7 @@ from tfscale.pipeline.tracing import keys
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.rules import rules
+from tfscale.whole_batch import losses
 
 
 class StageVariables:
@@ -86,7 +87,9 @@ class StageVariables:
                 if variable.synchronization == "on_read":
                     # A metric; not of a row that counts nothing.
                     if rows is None:
-                        rows = self._argument(keys.Rows(), [], tf.float32)
+                        rows = self._argument(
+                            keys.Rows(), [], losses.precision()
+                        )
                     made[key] = tf.where(rows > 0, made[key], before)
         return made
 
