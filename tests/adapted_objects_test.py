@@ -98,7 +98,7 @@ class OrderTest(parameterized.TestCase):
             {
                 "model": ["AccumulatingModel", "_Model"],
                 "inner model": ["AccumulatingModel", "_Model"],
-                "optimizer": ["TakenOptimizer", "MeshOptimizer"],
+                "optimizer": ["CapturingOptimizer", "MeshOptimizer"],
                 "loss": ["_CompileLoss"],
                 "seeds": ["RankedGenerator"],
                 "wide": [],

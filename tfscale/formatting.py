@@ -55,7 +55,7 @@ def print_line(
     Args:
         console: Where to.
         title: What the line is of, as markup of rich.
-        text: What it says, likewise.
+        text: What it says, with markup too.
         line_length: Columns of the table.
     """
     whole = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")

@@ -33,7 +33,7 @@ class Step:
         part: The `whole_batch.BatchPart` that is worked on, or None.
         moments: Where BatchNormalization layers note what they saw, a
             `whole_batch.batch_norm.NotedMoments`, or None.
-        taken_gradients: Who takes gradients from optimizers, or None.
+        gradient_capture: Who takes gradients from optimizers, or None.
         replica: The number of the replica, a tensor, in a function that is
             traced once for all of them; else None.
         is_one_replica: Whether Keras is told that there is one replica.
@@ -41,7 +41,7 @@ class Step:
 
     part: Any = None
     moments: Any = None
-    taken_gradients: Any = None
+    gradient_capture: Any = None
     replica: Any = None
     is_one_replica: bool = False
 
@@ -53,10 +53,11 @@ class Update:
     Attributes:
         gradients_are_reduced: Whether gradients are summed over replicas.
         applies_gradients: Whether an optimizer is applying them.
-        applies_in_branch: Likewise, in a branch where no rank meets another.
+        applies_in_branch: Whether it applies them in a branch, where ranks
+            cannot exchange anything.
         norms: Of weights and gradients that are updated, by variable.
         updates_parts: Whether updates are of a replica's part of variables.
-        new_parts: What has been assigned to such parts; see `zero.OwnShard`.
+        new_parts: What has been assigned to such parts; see `zero.LocalShard`.
         assigns_on_trial: Whether what is assigned is only checked.
     """
 

@@ -312,7 +312,7 @@ class FitTest(tf.test.TestCase):
         for strategy in (None, tf.distribute.OneDeviceStrategy("CPU:0")):
             with strategy.scope() if strategy else contextlib.nullcontext():
                 model = compiled()
-            self.assertEqual(fitting.looks_at_data(model), bool(strategy))
+            self.assertEqual(fitting.probes_data(model), bool(strategy))
             dataset = Dataset(
                 tf.data.Dataset.from_tensors((X, X[:, :1])).repeat(2)
             )

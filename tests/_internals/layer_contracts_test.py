@@ -98,12 +98,12 @@ class LayerTest(tf.test.TestCase):
         outer = Outer()
         outer.build((None, 3))
         self.assertEqual(
-            _internals.own_variables(outer), [outer.scale, outer.count]
+            _internals.direct_variables(outer), [outer.scale, outer.count]
         )
         self.assertEqual(
-            _internals.own_generators(outer), [outer.seed_generator]
+            _internals.direct_generators(outer), [outer.seed_generator]
         )
-        self.assertEmpty(_internals.own_generators(outer.dense))
+        self.assertEmpty(_internals.direct_generators(outer.dense))
 
     @holds("Layer.__init__", "_losses")
     def test_what_is_taken_from_the_list_is_no_loss_any_more(self):

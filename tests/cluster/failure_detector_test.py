@@ -42,8 +42,8 @@ class FailureDetectorTest(parameterized.TestCase):
     def test_one_that_has_ended_and_is_waited_for_is_named(self):
         # Where `evaluate` was called by one only, it waited for ever.
         first, second = two()
-        first.num_meetings = lambda: 8
-        second.num_meetings = lambda: 7
+        first.num_collectives = lambda: 8
+        second.num_collectives = lambda: 7
         first.check_all_there()
         second.leave()
         self.assertTrue(second.is_missed.wait(10.0))

@@ -14,7 +14,7 @@ from tests import same_numbers
 from tests.tensor_parallel import optimizer_test
 from tests.tensor_parallel.optimizer_test import DATA
 from tests.tensor_parallel.optimizer_test import LAYOUTS
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 
 
 class Stepping(keras.Model):
@@ -332,12 +332,12 @@ class WarningTest(parameterized.TestCase):
         # They come of sums through the forward, and are not sums.
         with tf.Graph().as_default():
             x = tf.ones([2])
-            total = by_hand.as_sum(tf.ones([2]))
+            total = changed_gradients.as_sum(tf.ones([2]))
             with tf.GradientTape() as tape:
                 moved = x + total
                 tape.watch(moved)
                 loss = tf.reduce_sum(moved * moved)
-            origin = by_hand.Origin(tape.gradient(loss, moved))
+            origin = changed_gradients.Origin(tape.gradient(loss, moved))
             self.assertTrue(origin.is_of_tape)
             self.assertFalse(origin.is_sum)
 

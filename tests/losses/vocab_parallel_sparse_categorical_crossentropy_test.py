@@ -57,7 +57,7 @@ def on_ranks(num_ranks, loss, labels, logits):
     @tf.function
     def run():
         def replica():
-            part = collectives.own_shard(tf.constant(logits), 2)
+            part = collectives.local_shard(tf.constant(logits), 2)
             with tf.GradientTape() as tape:
                 tape.watch(part)
                 whole = collectives.gather_from_ranks(part, 2)

@@ -27,7 +27,7 @@ def joined(values, rank):
     return np.concatenate(values, axis=1)
 
 
-def own_shard(values, rank):
+def local_shard(values, rank):
     return part(values[rank], rank, len(values))
 
 
@@ -42,13 +42,13 @@ OPERATORS = {
     "total_over_ranks": (collectives.total_over_ranks, total, total),
     "scatter_to_ranks": (
         lambda x: collectives.scatter_to_ranks(x, 1),
-        own_shard,
+        local_shard,
         joined,
     ),
     "gather_from_ranks": (
         lambda x: collectives.gather_from_ranks(x, 1),
         joined,
-        own_shard,
+        local_shard,
     ),
     "reduce_scatter": (
         lambda x: collectives.reduce_scatter(x, 1),
@@ -67,13 +67,13 @@ FORWARD_ONLY = {
         collectives.max_over_ranks,
         lambda values, rank: np.max(values, axis=0),
     ),
-    "own_shard": (lambda x: collectives.own_shard(x, 1), own_shard),
+    "local_shard": (lambda x: collectives.local_shard(x, 1), local_shard),
     "concat_over_ranks": (
         lambda x: collectives.concat_over_ranks(x, 1),
         joined,
     ),
-    "own_shard_of_sum": (
-        lambda x: collectives.own_shard_of_sum(x, 1),
+    "local_shard_of_sum": (
+        lambda x: collectives.local_shard_of_sum(x, 1),
         part_of_total,
     ),
 }

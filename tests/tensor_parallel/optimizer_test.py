@@ -114,7 +114,7 @@ class OptimizerTest(tf.test.TestCase, parameterized.TestCase):
             @tf.function(autograph=False)
             def apply():
                 parts = [
-                    collectives.own_shard(g, v.value.sharding.model_dim)
+                    collectives.local_shard(g, v.value.sharding.model_dim)
                     if v.value.sharding.is_sharded
                     else g
                     for g, v in zip(

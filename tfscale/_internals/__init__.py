@@ -22,6 +22,8 @@ from tfscale._internals.attributes import compile_loss_of
 from tfscale._internals.attributes import concrete_functions
 from tfscale._internals.attributes import creation_number
 from tfscale._internals.attributes import devices_of
+from tfscale._internals.attributes import direct_generators
+from tfscale._internals.attributes import direct_variables
 from tfscale._internals.attributes import flat_losses
 from tfscale._internals.attributes import flatten_layers
 from tfscale._internals.attributes import functional_in
@@ -37,8 +39,6 @@ from tfscale._internals.attributes import nodes_of
 from tfscale._internals.attributes import noted_losses
 from tfscale._internals.attributes import obj_type
 from tfscale._internals.attributes import outputs_structure
-from tfscale._internals.attributes import own_generators
-from tfscale._internals.attributes import own_variables
 from tfscale._internals.attributes import predicts
 from tfscale._internals.attributes import put_key_value
 from tfscale._internals.attributes import replace_input
@@ -73,9 +73,9 @@ from tfscale._internals.fitting import element_spec_of
 from tfscale._internals.fitting import give_data
 from tfscale._internals.fitting import go_on_with
 from tfscale._internals.fitting import known_batches
-from tfscale._internals.fitting import looks_at_data
 from tfscale._internals.fitting import make_iterator
 from tfscale._internals.fitting import model_that_looks_at_data
+from tfscale._internals.fitting import probes_data
 from tfscale._internals.fitting import reader_of
 from tfscale._internals.fitting import rows_of_arrays
 from tfscale._internals.fitting import running_fit
@@ -193,6 +193,8 @@ __all__ = [
     "device_properties",
     "device_util",
     "devices_of",
+    "direct_generators",
+    "direct_variables",
     "distribute_utils",
     "eager_context",
     "element_spec_of",
@@ -222,7 +224,6 @@ __all__ = [
     "keep_side_effects_of_branches",
     "known_batches",
     "list_local_devices",
-    "looks_at_data",
     "make_iterator",
     "make_value_anew",
     "model_supports_jit",
@@ -237,9 +238,8 @@ __all__ = [
     "operation_fn",
     "order_of",
     "outputs_structure",
-    "own_generators",
-    "own_variables",
     "predicts",
+    "probes_data",
     "put_key_value",
     "reachable",
     "reader_of",

@@ -136,12 +136,12 @@ def flatten_layers(
     return list(layer._flatten_layers(include_self=include_self))
 
 
-def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+def direct_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The variables of a layer itself, without those of layers in it."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def own_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
+def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
     """The seed generators of a layer itself."""
     return list(layer._seed_generators)
 

@@ -178,7 +178,7 @@ def validation_epochs(model: keras.Model) -> EpochIterator | None:
     return getattr(model, "_eval_epoch_iterator", None)
 
 
-def looks_at_data(model: keras.Model) -> bool:
+def probes_data(model: keras.Model) -> bool:
     """Whether Keras draws a batch of a model's data before each validation.
 
     It makes an iterator for that, to build what is not built, if the model was

@@ -23,13 +23,13 @@ from tfscale import _internals
 from tfscale import rank_context
 from tfscale.accumulation import checks
 from tfscale.accumulation.batch import Batch
-from tfscale.accumulation.taking import TakenGradients
+from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.distribute.optimizers.gradient_noise import of_one_part
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import own_state
 from tfscale.whole_batch.part import BatchPart
@@ -52,7 +52,8 @@ class ReplicaStep:
             int32; the same on all replicas, also those of other workers.
         initial: What is added up, a flat list of tensors, before the first
             microbatch.
-        sums: Likewise behind the last one; for whoever runs the loop to set.
+        sums: The same sums after the last microbatch; set by the caller that
+            runs the loop.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class ReplicaStep:
                 raise
             self._results = _results_of_metrics(self._model, scope)
         taken.check()
-        by_hand.warn_of_logged(
+        changed_gradients.warn_of_logged(
             logs,
             "a microbatch",
             "Compute it in an `apply` of the optimizer, which gets all.",
@@ -208,7 +209,7 @@ class ReplicaStep:
             _internals.flatten_layers(self._model),
             weight,
         )
-        taken = TakenGradients(self._model.optimizer, weight)
+        taken = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
         step = rank_context.Step(part, noted, taken)
         with rank_context.within(step=step):

@@ -93,7 +93,7 @@ def difference(now: str, saved: str | None) -> str | None:
 
     Args:
         now: What `of_model` returned.
-        saved: Likewise, of an earlier process.
+        saved: The configuration of an earlier process.
     """
     if now == saved:
         return None

@@ -10,18 +10,18 @@ from tfscale.backup import configuration
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.state import callback_states
 from tfscale.backup.state import variables
-from tfscale.backup.state.data_place import DataPlace
+from tfscale.backup.state.data_position import DataPosition
 
 
 def identity(
-    model: keras.Model, epochs: Any, callbacks: Any, data: DataPlace
+    model: keras.Model, epochs: Any, callbacks: Any, data: DataPosition
 ) -> dict[str, Any]:
     """What must be alike, beside the variables, for a run to go on.
 
     Args:
         model: The model that is fitted, as a user gave it.
         epochs: The epochs of the `fit` that runs, see `fit.Fit`.
-        callbacks: Its callbacks, likewise.
+        callbacks: The callbacks of the `fit`.
         data: Where it is in its data.
 
     Returns:

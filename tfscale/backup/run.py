@@ -34,7 +34,7 @@ from tfscale.backup.state import callback_states
 from tfscale.backup.state import random_states
 from tfscale.backup.state import traced_step
 from tfscale.backup.state import variables
-from tfscale.backup.state.data_place import DataPlace
+from tfscale.backup.state.data_position import DataPosition
 from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
@@ -79,7 +79,7 @@ class Run:
         self._exit_code = exit_code
         self._writer = Writer()
         self._epochs, self._callbacks = fit.epochs, fit.callbacks
-        self._data = DataPlace(self._epochs)
+        self._data = DataPosition(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
         self._report = Report(None if workers.index else folder.path)
@@ -107,7 +107,7 @@ class Run:
             _internals.build(model, spec)
             identity.check(self._backup, model, workers.index, self._identity)
             _internals.set_initial_epoch(model, self._backup.state["epoch"])
-        looks = int(_internals.looks_at_data(model))
+        looks = int(_internals.probes_data(model))
         warn_of_inexact(self._epochs, "training", looks)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
         left_out = variables.left_out(model)
@@ -158,7 +158,7 @@ class Run:
         if epochs is None:
             return
         if self._validation is None:
-            looks = int(_internals.looks_at_data(self._model))
+            looks = int(_internals.probes_data(self._model))
             self._validation = Validation(epochs, looks)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)

@@ -44,7 +44,7 @@ def rate_factor(
         start: The batch size that the learning rate was chosen for.
         size: The batch size now.
         square: |G|^2, see `GradientNoise`; 0 or more.
-        variance: S, likewise.
+        variance: S, see `GradientNoise`; 0 or more.
     """
     if rule == "sqrt":
         return math.sqrt(size / start)

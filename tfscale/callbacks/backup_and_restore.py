@@ -179,7 +179,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_test_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Likewise."""
+        """Follows validation through its data, batch by batch."""
         if self._run is not None:
             self._run.on_test_batch_end(batch)
 

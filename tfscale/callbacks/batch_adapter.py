@@ -101,7 +101,7 @@ class BatchAdapter:
             model: The model that is trained.
             noise_scale: In rows; NaN, when none is known, changes nothing.
             square: |G|^2, see `GradientNoise`; 0 or more.
-            variance: S, likewise.
+            variance: S, see `GradientNoise`; 0 or more.
         """
         if self._range is None or math.isnan(noise_scale):
             return

@@ -6,11 +6,11 @@ import keras
 
 from tfscale import _internals
 from tfscale.accumulation import checks
+from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.model import accumulation_for
 from tfscale.accumulation.model import accumulation_of
-from tfscale.accumulation.of_one_fit import OfOneFit
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.distribute.models import without_call
 from tfscale.fit.fit import Fit
@@ -132,7 +132,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         if not self._can_go_on(before, noise):
             before = accumulation_for(model, self._number_for(model), noise)
         self._accumulation = before
-        model.train_function = OfOneFit(
+        model.train_function = FitScopedFunction(
             model,
             fit,
             self._accumulation.plain,
@@ -160,7 +160,7 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
-        if isinstance(self.model.train_function, OfOneFit):
+        if isinstance(self.model.train_function, FitScopedFunction):
             self.model.train_function = self._accumulation.plain
 
 

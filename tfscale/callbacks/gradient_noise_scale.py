@@ -7,7 +7,7 @@ import keras
 
 from tfscale import _internals
 from tfscale.accumulation import checks
-from tfscale.accumulation.of_one_fit import OfOneFit
+from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.distribute import one_process
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
@@ -140,7 +140,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self._plain = model.train_function
             model.make_train_function(force=True)
             self._measuring = model.train_function
-        self._function = OfOneFit(model, fit, self._plain, self._measuring)
+        self._function = FitScopedFunction(
+            model, fit, self._plain, self._measuring
+        )
         model.train_function = self._function
 
     def _check(self, model, accumulates):

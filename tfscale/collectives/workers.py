@@ -53,9 +53,9 @@ class Workers:
         self.coordination = found.coordination
         self._participants: dict[str, _Participant] = {}
         self._default = _internals.device_util.canonicalize("/device:CPU:0")
-        found.failure_detector.num_meetings = self._num_meetings
+        found.failure_detector.num_collectives = self._num_collectives
 
-    def _num_meetings(self):
+    def _num_collectives(self):
         """How often this one has begun to wait for the others."""
         counts = [p.num_begun() for p in list(self._participants.values())]
         return sum(counts) + self.coordination.num_checks

@@ -293,7 +293,7 @@ class MeshExtended(ModelRanks):
             variable: The trainable variable that it is of.
         """
         sharding = self.optimizer_states.sharding_of(variable)
-        return shard(gradient, sharding, *self.place())
+        return shard(gradient, sharding, *self.replica_and_rank())
 
     def _update(self, var, fn, args, kwargs, group):
         check_in_scope(var)
@@ -303,7 +303,7 @@ class MeshExtended(ModelRanks):
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
         if not self.optimizer_states.are_updated:
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        part = self.optimizer_states.own_shard(var)
+        part = self.optimizer_states.local_shard(var)
         with tf.device(part.device):
             return fn(part, *args, **kwargs)
 

@@ -10,7 +10,7 @@ from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.optimizers.mesh_optimizer import origins_of
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 
 
 def sum_gradients(
@@ -70,7 +70,7 @@ def sum_gradients(
     >>> history = model.fit(x, x[:, :1], verbose=0)
     """
     gradients, variables = list(gradients), list(variables)
-    if rank_context.current().step.taken_gradients is not None:
+    if rank_context.current().step.gradient_capture is not None:
         raise ValueError(
             "Gradients of a batch can be summed where all of them are there. "
             "Received: `sum_gradients` in a microbatch of "
@@ -89,7 +89,7 @@ def sum_gradients(
             f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}, "
             "whose optimizers would sum them once more. Use a MeshStrategy."
         )
-    extended.place()  # an error outside of replicas
+    extended.replica_and_rank()  # an error outside of replicas
     if tf.executing_eagerly():
         if not extended.has_several_replicas and extended.num_model_ranks == 1:
             return [_dense(gradient) for gradient in gradients]
@@ -102,7 +102,7 @@ def sum_gradients(
     _, unsummed = origins_of(gradients, variables, extended)
     sums = extended.sum_gradients(unsummed, variables)
     return [
-        gradient if total is None else by_hand.as_sum(_dense(total))
+        gradient if total is None else changed_gradients.as_sum(_dense(total))
         for gradient, total in zip(gradients, _whole(sums, variables, extended))
     ]
 

@@ -138,7 +138,7 @@ class ModelRanks(_internals.MirroredExtended):
     def _get_local_replica_id(self, replica_id_in_sync_group):
         return replica_id_in_sync_group.thread
 
-    def place(self) -> tuple[int, int]:
+    def replica_and_rank(self) -> tuple[int, int]:
         """Replica and model rank of this thread; in replica context."""
         thread = _internals.get_current_replica_id_as_int()
         if thread is None:
@@ -189,14 +189,14 @@ class ModelRanks(_internals.MirroredExtended):
             fn: The function.
             devices: Those of all ranks of some replicas.
             args: Its arguments, of all ranks.
-            kwargs: Likewise.
+            kwargs: Its keyword arguments, of all ranks.
 
         Returns:
             What it returns, of all ranks.
         """
         with rank_context.within(devices=tuple(devices)):
             return super()._call_for_each_replica(
-                self._with_seeds(_meeting(fn)), args, kwargs or {}
+                self._with_seeds(_with_collectives(fn)), args, kwargs or {}
             )
 
     def _with_seeds(self, fn):
@@ -321,7 +321,7 @@ def _is_per_replica(value, count):
     )
 
 
-def _meeting(fn):
+def _with_collectives(fn):
     """The function, with its threads told where ranks meet: in its graph."""
 
     @functools.wraps(fn)

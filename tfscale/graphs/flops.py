@@ -33,7 +33,7 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
             dtype in place of tensors. A batch size of `None` counts as 1,
             and so does every other unknown dimension: pass known shapes
             where the sequence length matters.
-        **kwargs: Likewise.
+        **kwargs: Its keyword arguments.
 
     Returns:
         The number of FLOPs.
@@ -57,7 +57,7 @@ def trace_call(
     Args:
         operation: A layer, a model or an operation of `keras.ops`.
         args: What it is called with.
-        kwargs: Likewise.
+        kwargs: Its keyword arguments.
         scope: What variables are read from and assigned to. By default they
             are read where they are, and nothing is assigned.
     """

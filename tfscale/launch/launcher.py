@@ -5,7 +5,7 @@
       ├────── without it, or without the hosts that are lost ────┤
       └────── --max_restarts, after a pause ─────────────────────┘
       SIGTERM, SIGINT: passed on; who is there after the grace is killed
-      SIGHUP: likewise, as SIGTERM
+      SIGHUP: passed on as SIGTERM
 
 With parameter servers each process stands for itself: a worker that fails is
 started again alone, the program is over when its chief is, and workers and
@@ -202,7 +202,7 @@ class Launcher:
         return None if None in codes.values() else 0
 
     def _look_by_one(self):
-        """Likewise where parameter servers keep what workers share."""
+        """The same with parameter servers, where each process counts alone."""
         now = time.monotonic()
         for task in [t for t, at in self._due.items() if at <= now]:
             del self._due[task]

@@ -14,7 +14,7 @@ class ColumnParallelDense(keras.layers.Dense):
     """A `keras.layers.Dense` whose outputs are sharded over the model ranks.
 
     With T model ranks, `kernel` of shape `(input_dim, units)` is sharded along
-    its columns and `bias` likewise: rank r computes units `r * units / T` and
+    its columns, and so is `bias`: rank r computes units `r * units / T` and
     on, from the whole input. No layout map is needed. With no strategy, or no
     model axis, it is a plain `Dense`, and its weights are those of one.
 

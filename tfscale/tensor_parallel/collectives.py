@@ -129,7 +129,7 @@ def scatter_to_ranks(x, dim: int):
 
     @tf.custom_gradient
     def split(x):
-        return own_shard(x, dim), _of_dense(
+        return local_shard(x, dim), _of_dense(
             lambda dy: gather_from_ranks(dy, dim)
         )
 
@@ -187,7 +187,7 @@ def reduce_scatter(x, dim: int):
 
     @tf.custom_gradient
     def scatter(x):
-        return own_shard_of_sum(x, dim), _of_dense(
+        return local_shard_of_sum(x, dim), _of_dense(
             lambda dy: all_gather(dy, dim)
         )
 
@@ -211,7 +211,7 @@ def _of_dense(backward):
     return lambda dy: backward(tf.convert_to_tensor(dy))
 
 
-def own_shard(x, dim: int):
+def local_shard(x, dim: int):
     """This rank's part along a dim; no gradient is defined."""
     if num_ranks() == 1:
         return x
@@ -233,7 +233,7 @@ def concat_over_ranks(x, dim: int):
     return _exchange(lambda parts: operations.all_gather(parts, dim), x)
 
 
-def own_shard_of_sum(x, dim: int):
+def local_shard_of_sum(x, dim: int):
     """This rank's part of the sum of the ranks' tensors; no gradient."""
     return _exchange(lambda parts: operations.reduce_scatter(parts, dim), x)
 

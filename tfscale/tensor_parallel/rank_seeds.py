@@ -34,7 +34,7 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
     return [
         generator
         for part in _internals.flatten_layers(layer)
-        for generator in _internals.own_generators(part)
+        for generator in _internals.direct_generators(part)
     ]
 
 

@@ -61,7 +61,7 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
     for layer in _internals.flatten_layers(model):
         own = [
             variable
-            for variable in _internals.own_variables(layer)
+            for variable in _internals.direct_variables(layer)
             if id(variable) not in seen
         ]
         seen.update(map(id, own))

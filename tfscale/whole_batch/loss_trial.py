@@ -27,7 +27,7 @@ def check(model: keras.Model, args, kwargs) -> None:
     Args:
         model: The model.
         args: What `compute_loss` is given.
-        kwargs: Likewise.
+        kwargs: Its keyword arguments.
     """
     if (
         model in _TRIED

@@ -105,7 +105,7 @@ def no_sum(
         metric: The metric.
         update_state: What updates it.
         args: What it is given, tensors whose shapes and types are looked at.
-        kwargs: Likewise.
+        kwargs: Its keyword arguments.
 
     Raises:
         Exception: What the metric raises of made-up inputs.

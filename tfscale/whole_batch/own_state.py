@@ -152,7 +152,7 @@ def _not_trained(layer):
     if isinstance(layer, keras.layers.BatchNormalization):
         # What it assigns is replaced by what the whole batch gives.
         return []
-    return [v for v in _internals.own_variables(layer) if not v.trainable]
+    return [v for v in _internals.direct_variables(layer) if not v.trainable]
 
 
 def _list(paths):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import metric_trial
 from tfscale.whole_batch import model_loss
@@ -136,9 +136,9 @@ def checking_gradients(fn: Callable) -> Callable:
 
     @functools.wraps(fn)
     def run(*args, **kwargs):
-        with by_hand.explained(model.trainable_variables):
+        with changed_gradients.explained(model.trainable_variables):
             logs = fn(*args, **kwargs)
-        by_hand.warn_of_logged(
+        changed_gradients.warn_of_logged(
             logs,
             "a replica or of a model rank",
             "Sum them before, `tfscale.sum_gradients(gradients, variables)`, "

@@ -35,7 +35,7 @@ def traced(
     Args:
         function: What assigns to variables or returns a tensor.
         args: What it is given, tensors whose shapes and types are looked at.
-        kwargs: Likewise.
+        kwargs: Its keyword arguments.
         variables: Those of Keras that are to be given, and are returned behind
             the result.
         rows: How many rows all tensors have, if not as many as they have.

@@ -12,7 +12,7 @@ import tfscale
 from tfscale.pipeline.planning.action import dependencies
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.stages.graph import flatten_model
-from tfscale.pipeline.stages.survey import survey
+from tfscale.pipeline.stages.trace_costs import trace_costs
 
 
 def _strategy(data, pipeline):
@@ -78,7 +78,7 @@ class MeasureCallsTest(tf.test.TestCase, parameterized.TestCase):
         positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=-1)
         model = keras.Model(tokens, [x, positions])
         before = [np.array(v) for v in model.variables]
-        graph = survey(flatten_model(model)).graph
+        graph = trace_costs(flatten_model(model)).graph
         seconds = measure.measure_calls(graph, "/CPU:0", rows=2)
         self.assertLen(seconds, len(graph.calls))
         self.assertGreater(min(seconds), 0)

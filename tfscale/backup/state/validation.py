@@ -5,7 +5,7 @@ from typing import Any
 
 from tfscale import _internals
 from tfscale.backup.exactness import warn_of_inexact
-from tfscale.backup.state.data_place import DataPlace
+from tfscale.backup.state.data_position import DataPosition
 from tfscale.fit.epochs import unwatch
 from tfscale.fit.epochs import watch
 
@@ -21,7 +21,7 @@ class Validation:
 
     def __init__(self, epochs, num_looks):
         self._epochs = epochs
-        self._place = DataPlace(epochs)
+        self._place = DataPosition(epochs)
         self._num_looks = num_looks
         for _ in range(num_looks):
             self._place.iterator_made()
@@ -49,10 +49,10 @@ class Validation:
                 state["identity"],
             )
             return
-        self._place.resume_behind(state, self._num_looks)
+        self._place.resume_after(state, self._num_looks)
 
     def state(self) -> dict[str, Any]:
-        """See `DataPlace.state`; with what the data is."""
+        """See `DataPosition.state`; with what the data is."""
         return {**self._place.state(), "identity": self._identity}
 
     def ended(self, batch: int) -> None:

@@ -79,7 +79,7 @@ class FailureDetector:
 
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
-        num_meetings: Gives how many exchanges of all workers this one has
+        num_collectives: Gives how many exchanges of all workers this one has
             begun.
 
     Raises:
@@ -89,7 +89,7 @@ class FailureDetector:
     def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
         self._cluster = cluster
         self.is_missed = threading.Event()
-        self.num_meetings: Callable[[], int] = int
+        self.num_collectives: Callable[[], int] = int
         self._ends = threading.Event()
         self._lock = threading.Lock()
         self._lost: list[tuple[str, str]] = []
@@ -115,7 +115,7 @@ class FailureDetector:
         """Says that this worker ends now; well, unless an error ends it."""
         self._ends.set()
         if getattr(sys, "last_value", None) is None:
-            self._tell(f"bye {self.num_meetings()}")
+            self._tell(f"bye {self.num_collectives()}")
 
     def check_all_there(self) -> None:
         """Raises if a worker is gone.
@@ -146,10 +146,10 @@ class FailureDetector:
         if not words.startswith("bye "):
             self._note(address)
 
-    def _is_behind(self, num_meetings):
+    def _is_behind(self, num_collectives):
         """Whether one that has ended after so many is waited for here."""
         while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
-            if self.num_meetings() > num_meetings:
+            if self.num_collectives() > num_collectives:
                 return True
         return False
 

@@ -75,7 +75,7 @@ def gather_again() -> None:
             ]
             shard = graph.get_tensor_by_name(gather.shard)
             with tf.device(shard.device):
-                _, whole = weight_gather.gather_behind(waits, shard, gather.dim)
+                _, whole = weight_gather.gather_after(waits, shard, gather.dim)
             _replace(event.uses, whole)
         latest[gather] = event
     # Of what has no backward yet, there may be one behind another `apply`.

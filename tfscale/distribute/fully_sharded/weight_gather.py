@@ -102,7 +102,7 @@ def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
 
     def forward(shard):
         waits = step.waits(shard.graph, gather)
-        gate, whole = gather_behind(waits, shard, dim)
+        gate, whole = gather_after(waits, shard, dim)
         gather.gate = gate.op.name
         return whole
 
@@ -115,7 +115,7 @@ def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
     return whole
 
 
-def gather_behind(
+def gather_after(
     waits: Sequence[tf.Operation], shard: tf.Tensor, dim: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a weight when operations have run; no gradient is defined.

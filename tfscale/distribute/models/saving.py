@@ -19,7 +19,7 @@ class SavedByOneWorker(in_place.Mixin):
         super().save(filepath, *args, **kwargs)
 
     def save_weights(self, filepath, *args, **kwargs):
-        """See `keras.Model.save_weights`; likewise."""
+        """See `keras.Model.save_weights`; one worker writes the file."""
         check(self.distribute_strategy, filepath)
         super().save_weights(filepath, *args, **kwargs)
 

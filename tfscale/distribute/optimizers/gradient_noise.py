@@ -112,7 +112,7 @@ class GradientNoise:
             sums: Gradients of the batch: for each variable a tensor or None.
             variables: The trainable Keras variables.
             q: Scalar, see the module.
-            r: Likewise.
+            r: Scalar, see the module.
         """
         of_parts = _over_ranks(of_parts, sums, variables)
         whole = _over_ranks(of_one_part(sums), sums, variables)

@@ -21,7 +21,7 @@ from tfscale import rank_context
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_checks
 from tfscale.distribute.variables import zero
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import part
 
 # A reference to the `MeshExtended` that the variables of each optimizer belong
@@ -107,7 +107,7 @@ class MeshOptimizer(in_place.Mixin):
         """See `keras.optimizers.Optimizer`; Keras' steps begin with it."""
         # An error, where there are no replicas: the gradients that come next
         # are not for those who wrote the step.
-        extended_of(self).place()
+        extended_of(self).replica_and_rank()
         return super().scale_loss(loss)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
@@ -137,7 +137,7 @@ def origins_of(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable],
     extended: Any,
-) -> tuple[list[by_hand.Origin], list[Any]]:
+) -> tuple[list[changed_gradients.Origin], list[Any]]:
     """Which gradients are sums already, and those that are not.
 
     Warns if the latter were changed by hand.
@@ -153,7 +153,7 @@ def origins_of(
     Raises:
         ValueError: If some were summed, and added to others that were not.
     """
-    origins = [by_hand.Origin(gradient) for gradient in gradients]
+    origins = [changed_gradients.Origin(gradient) for gradient in gradients]
     unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
     part.warn_of_undivided(unsummed)
     for origin, variable in zip(origins, variables):
@@ -164,7 +164,7 @@ def origins_of(
                 "`tfscale.sum_gradients` has returned and of what it was not "
                 "given. Give it all gradients of the tape first."
             )
-    by_hand.warn_of_changed(
+    changed_gradients.warn_of_changed(
         origins,
         any(clipping.is_sharded(variable) for variable in variables),
         "a replica" if extended.has_several_replicas else "",

@@ -33,16 +33,16 @@ def of_parts(
 
         def part(value):
             is_weight = any(value is weight for weight in weights)
-            return optimizer_states.own_shard(value) if is_weight else value
+            return optimizer_states.local_shard(value) if is_weight else value
 
-        def fn_of_parts(component, *args, **kwargs):
+        def fn_of_shards(component, *args, **kwargs):
             if any(var is weight for weight in weights):
-                component = optimizer_states.own_shard(var)
+                component = optimizer_states.local_shard(var)
             args, kwargs = tf.nest.map_structure(part, (args, kwargs))
             return fn(component, *args, **kwargs)
 
         with zero.noting_parts() as new_parts:
-            result = update(var, fn_of_parts, args, kwargs, group)
+            result = update(var, fn_of_shards, args, kwargs, group)
         for weight in weights:
             keys = [zero.part_key(weight, i) for i in range(len(weight.values))]
             if keys[0] in new_parts:

@@ -70,7 +70,7 @@ class ShardedOptimizer(MeshOptimizer):
                 if average is None:
                     continue
                 momentum = tf.cast(later * self.ema_momentum, average.dtype)
-                value = tf.convert_to_tensor(parts.own_shard(variable))
+                value = tf.convert_to_tensor(parts.local_shard(variable))
                 average.value.assign(
                     momentum * tf.convert_to_tensor(average)
                     + (1 - momentum) * value
@@ -146,7 +146,7 @@ class ShardedLARS(ShardedOptimizer):
         with self._on_shards():
             weights = [
                 tf.convert_to_tensor(
-                    extended.optimizer_states.own_shard(variable)
+                    extended.optimizer_states.local_shard(variable)
                 )
                 for variable in variables
             ]

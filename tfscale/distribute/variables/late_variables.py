@@ -40,7 +40,7 @@ def layers_around(variable, layer) -> list[keras.Layer]:
 
 def _chain(variable, layer, seen):
     seen.add(id(layer))
-    if any(each is variable for each in _internals.own_variables(layer)):
+    if any(each is variable for each in _internals.direct_variables(layer)):
         return []
     for sublayer in _internals.sublayers(layer):
         if id(sublayer) not in seen:

@@ -192,7 +192,7 @@ class ShardedVariable(MeshVariable):
 
     def _update_replica(self, update_fn, value, **kwargs):
         if not self._is_local():
-            replica, rank = self.distribute_strategy.extended.place()
+            replica, rank = self.distribute_strategy.extended.replica_and_rank()
             sharding = self._sharding
             if self._is_shard_of_rank():
                 size = sharding.local_shape[sharding.data_dim]

@@ -136,7 +136,7 @@ def _dense_gradient(x):
     often as it was looked up. Keras' optimizers square such slices before they
     add them up, and take norms of them as they are: both wrong. Dense, the
     rows are added up first. It is the last operation of a tape, and named like
-    those of TensorFlow: see whole_batch/by_hand.py.
+    those of TensorFlow: see whole_batch/changed_gradients.py.
     """
 
     def gradient(dy):

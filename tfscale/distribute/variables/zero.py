@@ -113,7 +113,7 @@ class OptimizerStateSharding:
         """Which dim of its shard of a variable the replicas divide, if any."""
         return self.sharding_of(variable).data_dim
 
-    def own_shard(self, variable):
+    def local_shard(self, variable):
         """What this replica updates of a variable: a part, or its component.
 
         Args:
@@ -124,7 +124,7 @@ class OptimizerStateSharding:
         if sharding.data_dim is None or is_divided(variable):
             return _distributed(variable).values[thread]
         replica = thread // self._num_ranks
-        return OwnShard(variable, thread, sharding, replica)
+        return LocalShard(variable, thread, sharding, replica)
 
     @property
     def are_updated(self) -> bool:
@@ -150,7 +150,7 @@ class OptimizerStateSharding:
         found = [v for v, dim in zip(variables, dims) if dim is not None]
         parts = []
         for variable in found:
-            part = self.own_shard(variable)
+            part = self.local_shard(variable)
             with tf.device(part.device):
                 parts.append(part.take())
         wholes = gather(parts, [dim for dim in dims if dim is not None])
@@ -168,7 +168,7 @@ class OptimizerStateSharding:
         """
         for variable in variables:
             if self.dim_of(variable) is not None and not is_divided(variable):
-                self.own_shard(variable).write()
+                self.local_shard(variable).write()
 
     def all_gather_outside(self, variable, parts: Sequence[tf.Tensor]) -> None:
         """See `all_gather`, for one variable, outside of replicas.
@@ -205,7 +205,7 @@ def part_key(variable, thread: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def noting_parts() -> Iterator[dict]:
-    """Within it, what is assigned to each `OwnShard` is noted.
+    """Within it, what is assigned to each `LocalShard` is noted.
 
     Yields:
         The new parts, by `part_key`.
@@ -215,7 +215,7 @@ def noting_parts() -> Iterator[dict]:
         yield new_parts
 
 
-class OwnShard:
+class LocalShard:
     """What an optimizer updates of a variable, in the variable's place.
 
     What is assigned to it is a tensor until all parts are gathered, and the
@@ -301,7 +301,7 @@ def _forward(name):
 
 
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(OwnShard, _name, _forward(_name))
+    setattr(LocalShard, _name, _forward(_name))
 
 
 def reduce_scatter(

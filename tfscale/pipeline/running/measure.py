@@ -90,7 +90,7 @@ def measure_step(
     def replica_step(data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         inputs = plan.graph.flatten_inputs(x)
-        replica, _ = strategy.extended.place()
+        replica, _ = strategy.extended.replica_and_rank()
         # One for all ranks of the replica, which run an action together.
         if replica not in clocks:
             clocks[replica] = _Clock(_works_ahead(strategy.device_rows))

@@ -33,7 +33,7 @@ class StepResult:
         loss: This replica's part of the loss of the global batch, without
             weight regularisers, times the replicas' number of rows over its
             own: so that the mean over replicas, by rows, is that loss.
-        losses: Likewise of each loss given to `compile`, not weighted.
+        losses: The same of each loss given to `compile`, not weighted.
         share: This replica's part of the rows of the global batch.
         outputs: Flat outputs of the model, with their Keras masks.
         gradients: Of this replica, by the number of the trainable variable.
@@ -74,7 +74,7 @@ class PipelineStep:
     ):
         context = tf.distribute.get_replica_context()
         # Among those of this worker.
-        replica, rank = strategy.extended.place()
+        replica, rank = strategy.extended.replica_and_rank()
         self._num_ranks = collectives.num_ranks()
         grid = strategy.device_grid[replica]
         self._plan = plan

@@ -30,7 +30,7 @@ class Call:
         name: What users call the layer: its name.
         operation: A layer, a `keras.ops` operation, or another callable.
         args: Positional arguments, with `Value`s where tensors go.
-        kwargs: Keyword arguments, likewise.
+        kwargs: Keyword arguments, in the same form.
         outputs: The `Value`s made, in the order of the flattened result.
         without: Ids of variables of the layer that only other calls of it use.
     """

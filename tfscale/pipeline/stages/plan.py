@@ -20,7 +20,7 @@ from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
-from tfscale.pipeline.stages.survey import survey
+from tfscale.pipeline.stages.trace_costs import trace_costs
 
 # How many times the work of a stage a layer has to have, to be too large.
 LARGE = 1.25
@@ -37,7 +37,7 @@ class PipelinePlan:
         flops: Forward FLOPs of each call of the model, for one example.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
-        length: What unknown sizes of inputs are taken to be, see `survey`.
+        length: What unknown sizes of inputs are taken to be, see `trace_costs`.
     """
 
     graph: Graph
@@ -221,7 +221,7 @@ def _check_stateful(calls, num_microbatches):
 def _survey(graph, num_stages):
     """Surveys a model, and opens layers that no stage can take."""
     while True:
-        surveyed = survey(graph)
+        surveyed = trace_costs(graph)
         too_much = sum(surveyed.flops) * LARGE / num_stages
         large = [
             (cost, -index)

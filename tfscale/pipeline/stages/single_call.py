@@ -11,8 +11,8 @@ from tfscale.graphs import flops
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
-from tfscale.pipeline.stages.survey import UNKNOWN_LENGTH
-from tfscale.pipeline.stages.survey import described
+from tfscale.pipeline.stages.trace_costs import UNKNOWN_LENGTH
+from tfscale.pipeline.stages.trace_costs import described
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.stage_graph import StageGraph

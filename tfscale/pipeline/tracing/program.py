@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
-from tfscale.pipeline.stages import differences
+from tfscale.pipeline.stages import microbatch_warnings
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
@@ -191,16 +191,16 @@ class Programs:
                     )
                 known.update(traced[-1][0].outputs)
             rows = self._spec(inputs[0]).shape[0]
-            differences.check_outputs(plan, known, rows)
+            microbatch_warnings.check_outputs(plan, known, rows)
             last = traced[-1][0]
             of_first_ranks = [of_stage[0] for of_stage in traced]
             if targets is not None:
-                differences.check_losses(plan, of_first_ranks)
+                microbatch_warnings.check_losses(plan, of_first_ranks)
                 if self._model is not None and not last.keeps_added:
                     self._check_none_added(known)
             if training:
                 num_replicas = self._strategy.num_replicas_in_sync
-                differences.warn(plan, of_first_ranks, num_replicas)
+                microbatch_warnings.warn(plan, of_first_ranks, num_replicas)
             divisors = last.divisors
             is_needed = training or (targets is not None and self._model)
             if is_needed and divisors is None and last.losses:

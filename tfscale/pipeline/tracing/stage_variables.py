@@ -82,7 +82,9 @@ class StageVariables:
             elif value is not before:
                 dim = _shard_dim(variable)
                 made[key] = (
-                    value if dim is None else collectives.own_shard(value, dim)
+                    value
+                    if dim is None
+                    else collectives.local_shard(value, dim)
                 )
                 if variable.synchronization == "on_read":
                     # A metric; not of a row that counts nothing.

@@ -62,7 +62,7 @@ class TracedStage:
 
     @property
     def phases(self) -> dict[str, Phase]:
-        """Likewise with keys alone, of a stage that one device runs."""
+        """The same for a stage that one device runs, with keys alone."""
         (joint,) = self.joint
         return {
             letter: Phase(

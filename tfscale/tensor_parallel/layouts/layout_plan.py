@@ -17,7 +17,7 @@ class LayoutPlan:
         size: That of the model axis.
 
     Attributes:
-        size: Likewise.
+        size: Size of the model axis.
         notes: Dict from what could be sharded, but is replicated, to why.
         embedding_rows: Of the embeddings that are sharded.
         last_matrix: The last projection from units to units, or None.

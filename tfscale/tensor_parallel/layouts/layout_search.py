@@ -96,7 +96,7 @@ def _shard_flat_heads(layer, projections, plan):
 
 def _shard_experts(layer, plan):
     """Weights of a layer itself, of which each expert has a matrix."""
-    banks = [v for v in _internals.own_variables(layer) if len(v.shape) == 3]
+    banks = [v for v in _internals.direct_variables(layer) if len(v.shape) == 3]
     experts = [
         v
         for v in banks

@@ -151,7 +151,7 @@ class _Attention(rules.Rule):
         if mask is not None and len(mask.shape) == self._num_positions() + 2:
             query = _dense(self.layer, "query")
             if mask.shape[1] == query.kernel.shape[_heads_dim(query)] > 1:
-                mask = collectives.own_shard(mask, 1)
+                mask = collectives.local_shard(mask, 1)
                 given.arguments["attention_mask"] = mask
         return given.args[1:], given.kwargs
 

@@ -107,7 +107,7 @@ class _OutputChannels(rules.Rule):
         layer = self.layer
         x = _convolve(layer, collectives.copy_to_ranks(inputs))
         if layer.use_bias:
-            x = _add_bias(layer, x, rules.own_shard_along(layer.bias, 0))
+            x = _add_bias(layer, x, rules.local_shard_along(layer.bias, 0))
         return self.activate(x)
 
 
@@ -164,7 +164,7 @@ class _Depthwise(_Local):
             data_format=layer.data_format,
         )
         if layer.use_bias:
-            x = _add_bias(layer, x, rules.own_shard_along(layer.bias, 0))
+            x = _add_bias(layer, x, rules.local_shard_along(layer.bias, 0))
         return x if layer.activation is None else layer.activation(x)
 
 

@@ -91,7 +91,7 @@ class _Column(rules.Rule):
         # The bias has the dims from the first one with a letter on.
         dim = rank + self.source_dim
         if self._letter in letters and dim >= 0:
-            return rules.own_shard_along(bias, dim)
+            return rules.local_shard_along(bias, dim)
         whole = tf.convert_to_tensor(bias)
         return collectives.copy_to_ranks(whole)
 

@@ -32,9 +32,9 @@ def shard_of(layer, name: str):
     a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
     dim = sharding_of(weight).model_dim
     if dim == len(weight.shape) - 1:
-        a, b = _for_parts(a), rules.own_shard_along(b, 1)
+        a, b = _for_parts(a), rules.local_shard_along(b, 1)
     else:
-        a, b = rules.own_shard_along(a, dim), _for_parts(b)
+        a, b = rules.local_shard_along(a, dim), _for_parts(b)
     scale = layer.lora_alpha / layer.lora_rank
     total = keras.ops.add(shard, scale * keras.ops.matmul(a, b))
     return keras.ops.cast(total, layer.compute_dtype)

@@ -38,7 +38,8 @@ class Rule(abc.ABC):
         layer: The Keras layer.
         source_dim: The dim of its output that can stay sharded, counted from
             the right (negative), or None if the output is whole.
-        sink_dim: The dim of its input that it can take sharded, likewise.
+        sink_dim: The dim of its input that it can take sharded, counted in the
+            same way.
         stays_sharded: Whether the output stays sharded; see `decide`.
         is_inner: Whether the rule of a layer around it has decided that.
     """
@@ -205,7 +206,7 @@ def given_shards(shards: dict[int, tf.Tensor]):
         yield
 
 
-def own_shard_along(variable, dim):
+def local_shard_along(variable, dim):
     """This rank's part of a variable, sharded along `dim` or replicated."""
     if sharding_of(variable).model_dim == dim:
         return shard_of(variable)

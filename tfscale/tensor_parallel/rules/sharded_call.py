@@ -118,7 +118,7 @@ class ShardedCall:
         Args:
             call: What the layer does as it is.
             args: What the layer is called with.
-            kwargs: Likewise.
+            kwargs: Its keyword arguments.
         """
         rule = self.rule
         if rule is None:

@@ -121,6 +121,6 @@ def _expected(plan):
         if isinstance(call.operation, keras.layers.Layer):
             for layer in _internals.flatten_layers(call.operation):
                 variables += layer.metrics_variables
-                for generator in _internals.own_generators(layer):
+                for generator in _internals.direct_generators(layer):
                     variables.append(generator.state)
     return set(map(id, variables))

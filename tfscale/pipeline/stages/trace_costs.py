@@ -23,7 +23,7 @@ UNKNOWN_LENGTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Survey:
+class TracedCosts:
     """What was found.
 
     Attributes:
@@ -39,7 +39,7 @@ class Survey:
     length: int | None
 
 
-def survey(graph: Graph) -> Survey:
+def trace_costs(graph: Graph) -> TracedCosts:
     """Traces each call of a model; equal ones once.
 
     Unknown sizes are taken to be `UNKNOWN_LENGTH`, or the largest one below
@@ -50,7 +50,7 @@ def survey(graph: Graph) -> Survey:
     length = UNKNOWN_LENGTH if unknown else None
     while (walk := walks.walk(length)).failed is not None:
         length = walks.longest(length, walk.failed + 1)
-    return Survey(
+    return TracedCosts(
         dataclasses.replace(walk.graph, calls=_with_variables(walk.graph)),
         tuple(walk.flops),
         length,

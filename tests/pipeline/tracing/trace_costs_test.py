@@ -9,8 +9,8 @@ from tfscale.graphs import flops
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.plan import make_plan
-from tfscale.pipeline.stages.survey import UNKNOWN_LENGTH
-from tfscale.pipeline.stages.survey import survey
+from tfscale.pipeline.stages.trace_costs import UNKNOWN_LENGTH
+from tfscale.pipeline.stages.trace_costs import trace_costs
 
 
 class Looked(keras.layers.Layer):
@@ -77,7 +77,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
         x = inputs = keras.Input((None, None, 3))
         for _ in range(2):
             x = keras.layers.Conv2D(4, 3, strides=2, padding="same")(x)
-        graph = survey(flatten_model(keras.Model(inputs, x))).graph
+        graph = trace_costs(flatten_model(keras.Model(inputs, x))).graph
         self.assertEqual(
             [graph.specs[call.outputs[0]].shape for call in graph.calls],
             [(None, 64, 64, 4), (None, 32, 32, 4)],
@@ -85,7 +85,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_goes_through_layers_that_promise_another_shape(self):
         # A length of 2 was found, with which a summary was a raw error.
-        graph = survey(flatten_model(language_model(TimeMajor()))).graph
+        graph = trace_costs(flatten_model(language_model(TimeMajor()))).graph
         self.assertEqual(
             graph.specs[graph.calls[-1].outputs[0]].shape,
             (2 * UNKNOWN_LENGTH, 1, 9),
@@ -100,7 +100,7 @@ class LengthTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_is_none_where_all_is_known(self):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        self.assertIsNone(survey(flatten_model(model)).length)
+        self.assertIsNone(trace_costs(flatten_model(model)).length)
 
 
 class CallsTest(tf.test.TestCase):
@@ -129,7 +129,7 @@ class CallsTest(tf.test.TestCase):
         outputs = [Counted(n)(inputs) for n in (4, 4, 3)]
         graph = flatten_model(keras.Model(inputs, outputs))
         traced.clear()
-        found = survey(graph)
+        found = trace_costs(graph)
         self.assertLen(traced, 2)
         self.assertEqual(
             list(found.flops),

@@ -20,7 +20,7 @@ from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.order.position import PositionValue
 
 
-class DataPlace:
+class DataPosition:
     """Counts what epochs take of their data.
 
     Args:
@@ -160,7 +160,7 @@ class DataPlace:
             self._go_on(state, state["drawn"] - step)
         return step
 
-    def resume_behind(self, state: dict[str, Any], num_looks: int) -> None:
+    def resume_after(self, state: dict[str, Any], num_looks: int) -> None:
         """Gets to where a run was between two of its validations.
 
         Args:

@@ -9,7 +9,7 @@ import keras
 from tfscale.fit.fit import Fit
 
 
-class OfOneFit:
+class FitScopedFunction:
     """What a callback has a model train with, for as long as its `fit` runs.
 
     Keras tells callbacks nothing of an exception, and keeps the function.

@@ -8,23 +8,23 @@ import tensorflow as tf
 from tfscale import in_place
 from tfscale import rank_context
 from tfscale.distribute.fully_sharded import gather_again
-from tfscale.whole_batch import by_hand
+from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import model_loss
 
 
-class TakenOptimizer(in_place.Mixin):
+class CapturingOptimizer(in_place.Mixin):
     """What is put in front of the class of an optimizer."""
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().step.taken_gradients
+        taken = rank_context.current().step.gradient_capture
         if taken is None:
             return super().apply(grads, trainable_variables)
         return taken.take(self, grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars):
         """See `keras.optimizers.Optimizer`; a class may have its own."""
-        taken = rank_context.current().step.taken_gradients
+        taken = rank_context.current().step.gradient_capture
         if taken is None:
             return super().apply_gradients(grads_and_vars)
         taken.take(self, *zip(*grads_and_vars))
@@ -33,13 +33,13 @@ class TakenOptimizer(in_place.Mixin):
 
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().step.taken_gradients
+        taken = rank_context.current().step.gradient_capture
         if taken is not None:
             loss = taken.weigh(loss)
         return super().scale_loss(loss)
 
 
-class TakenGradients:
+class GradientCapture:
     """What `train_step` gives to the optimizer in one microbatch.
 
     They are multiplied by the weight of the microbatch: at once if the loss
@@ -91,8 +91,8 @@ class TakenGradients:
                 "away: `fit` puts the whole step into one."
             )
         self._is_taken = True
-        by_hand.warn_of_changed(
-            [by_hand.Origin(gradient) for gradient in grads],
+        changed_gradients.warn_of_changed(
+            [changed_gradients.Origin(gradient) for gradient in grads],
             of_shards=False,
             of_rows="a microbatch",
             advice="Clip by `clipnorm` or `global_clipnorm` of the optimizer, "
