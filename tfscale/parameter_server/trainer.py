@@ -1,6 +1,7 @@
 """What parameter servers do with one batch, for `fit` and its like."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,10 @@ class ParameterServerTrainer(WrappedModel):
     def __init__(self, model: keras.Model):
         super().__init__(name=model.name, dtype=model.dtype_policy)
         self.model = model
-        self._wrapped_variables = model.weights
+        # No list: Keras would take its variables for the wrapper's own.
+        self._check_variables = functools.partial(
+            checks.check_variables, model, model.weights
+        )
         self.built = True
         self._metrics_are_checked = False
         self._steps = StepQueue(self.distribute_strategy)
@@ -71,21 +75,21 @@ class ParameterServerTrainer(WrappedModel):
 
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function hands a step to a worker."""
-        checks.check_variables(self.model, self._wrapped_variables)
+        self._check_variables()
         if self.train_function is None or force:
             self.train_function = self._scheduling(self.train_step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function hands a step to a worker."""
-        checks.check_variables(self.model, self._wrapped_variables)
+        self._check_variables()
         if self.test_function is None or force:
             self.test_function = self._scheduling(self.test_step)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function hands batches to workers."""
-        checks.check_variables(self.model, self._wrapped_variables)
+        self._check_variables()
         if self.predict_function is not None and not force:
             return self.predict_function
         strategy = self.distribute_strategy
