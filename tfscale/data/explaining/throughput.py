@@ -1,4 +1,4 @@
-"""How fast batches come, alone and to somebody who takes his time."""
+"""The throughput of a dataset, also for a consumer that works on batches."""
 
 import dataclasses
 import time
