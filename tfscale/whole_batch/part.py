@@ -4,7 +4,6 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,7 +11,6 @@ import tensorflow as tf
 from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.whole_batch import own_state
-from tfscale.whole_batch.undivided import has_undivided_mean
 
 
 class BatchPart:
@@ -27,7 +25,6 @@ class BatchPart:
         num_replicas: By what Keras divides means.
         layers: Those that may note down losses, to be read behind `total`.
         weight: What gradients of the part are multiplied by afterwards.
-        is_of_own_step: Whether a user wrote the `train_step` that it is for.
         all_rows: Number of rows of all parts, if that is known.
         is_whole: Whether there is no other part.
         compiled: Where the losses given to `compile` are noted, by a caller of
@@ -47,7 +44,6 @@ class BatchPart:
         num_replicas: int,
         layers: Sequence[keras.Layer] = (),
         weight: tf.Tensor | float = 1.0,
-        is_of_own_step: bool = False,
         all_rows: tf.Tensor | None = None,
         is_whole: bool = False,
         compiled: list | None = None,
@@ -55,7 +51,6 @@ class BatchPart:
         self.rows = rows
         self.num_replicas = num_replicas
         self.weight = weight
-        self.is_of_own_step = is_of_own_step
         self.is_whole = is_whole
         self.compiled = compiled
         self.is_divided = False
@@ -103,37 +98,19 @@ class BatchPart:
             yield
 
 
-def warn_of_undivided(gradients: Sequence[Any]) -> None:
-    """Warns if gradients are to be added up over parts of a loss of each.
-
-    Args:
-        gradients: Those that a `train_step` gives to its optimizer.
-    """
+def warn_of_undivided() -> None:
+    """Warns if a `train_step` has nowhere divided its loss over the parts."""
     part = rank_context.current().step.part
-    if part is None or part.num_replicas == 1:
-        return
-    if not part.is_divided:
-        received = (
-            "whose loss comes neither from `compute_loss` nor from a loss of "
-            "Keras, and that has not asked for the number of replicas, "
-            f"{part.num_replicas}: gradients are so many times too large if it "
-            "is a mean over the rows that it has"
-        )
-    elif part.is_of_own_step and has_undivided_mean(
-        gradients, part.num_replicas
-    ):
-        received = (
-            "whose loss has a mean as a summand that was not divided by the "
-            f"number of replicas, {part.num_replicas}: its gradient is so many "
-            "times too large, beside that of the other summands"
-        )
-    else:
+    if part is None or part.num_replicas == 1 or part.is_divided:
         return
     warnings.warn(
         "Gradients are added up over replicas, so the loss of each has to be "
         "its part of the loss of the whole batch. Received: a `train_step` "
-        f"{received}. Use `self.compute_loss(...)`, to which a layer's "
-        "`add_loss` adds, or divide by "
+        "whose loss comes neither from `compute_loss` nor from a loss of "
+        "Keras, and that has not asked for the number of replicas, "
+        f"{part.num_replicas}: gradients are so many times too large if it is "
+        "a mean over the rows that it has. Use `self.compute_loss(...)`, to "
+        "which a layer's `add_loss` adds, or divide by "
         "`tf.distribute.get_strategy().num_replicas_in_sync`.",
         stacklevel=2,
     )

@@ -108,7 +108,6 @@ def _run_on_part(model, fn, parts, *args, **kwargs):
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
         context.num_replicas_in_sync,
         _internals.flatten_layers(model),
-        is_of_own_step=type(model).train_step is not keras.Model.train_step,
     )
     if parts is not None and context.num_replicas_in_sync > 1:
         part.changes = own_state.Changes(model, data, parts)

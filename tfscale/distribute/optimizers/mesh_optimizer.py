@@ -155,7 +155,7 @@ def origins_of(
     """
     origins = [changed_gradients.Origin(gradient) for gradient in gradients]
     unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
-    part.warn_of_undivided(unsummed)
+    part.warn_of_undivided()
     for origin, variable in zip(origins, variables):
         if origin.is_sum and origin.is_of_tape:
             raise ValueError(
