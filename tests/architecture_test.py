@@ -83,6 +83,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
     ("tfscale/backup/state/traced_step.py", "in_place.putting of function"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
+    ("tfscale/cluster/coordinator.py", "sys.exit"),
     ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),

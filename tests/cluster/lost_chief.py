@@ -38,6 +38,8 @@ def main():
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "fails":
         raise ValueError("There is no such file.\nNor another one.")
+    if way == "exits":
+        sys.exit(3)
     if way == "a worker comes back":
         lose_worker(folder)
         start_worker(folder)

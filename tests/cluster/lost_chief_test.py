@@ -31,6 +31,7 @@ class LostChiefTest(parameterized.TestCase):
     @parameterized.parameters(
         ("is killed", -9, "is gone, and had not ended: it was killed"),
         ("fails", 1, "has failed with ValueError: There is no such file.$"),
+        ("exits", 3, "has failed with SystemExit: 3.$"),
     )
     def test_they_fail_if_their_chief_is_lost(self, way, code, words):
         # They exited with 0, which Slurm takes for success.

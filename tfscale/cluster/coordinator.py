@@ -5,9 +5,9 @@
     the program, its data            ◄── parts of functions, tensors ──►
     atexit: "end"             ─────► exit 0
 
-It is TensorFlow's own runtime: a function is cut by device, each task runs its
-part, and they send each other tensors by gRPC. With parameter servers workers
-may be lost and come back; a coordinator's servers cannot.
+TensorFlow's runtime does this: a function is cut by device, each task runs its
+part, and the tasks send each other tensors by gRPC. Workers of parameter
+servers may be lost and come back; a coordinator's servers cannot.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfscale.cluster import serving
+from tfscale import _internals
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
@@ -37,10 +37,8 @@ _roster: Roster | None = None
 def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
     """Connects the coordinator to all other processes; these serve.
 
-    To be called after the pre-flight. In the coordinator it returns, and the
-    devices of all processes are logical devices of TensorFlow there. The
-    others do not come back: they exit with 0 as the coordinator's program
-    ends, and fail if it fails.
+    To be called after the pre-flight. It returns in the coordinator only, where
+    the devices of all processes are then logical devices of TensorFlow.
 
     Args:
         cluster: The cluster. Its chief, or else worker 0, coordinates.
@@ -49,21 +47,21 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
 
     Raises:
         ConnectionError: If a process is missing, or in a server if the
-            coordinator is lost.
+            coordinator fails or is lost.
         SystemExit: In a server, at the end.
     """
     if not cluster.is_chief:
         chief = coordinator_of(cluster)
         presence = Presence(cluster.address, chief, timeout, word)
-        # Who ends a job signals all of its processes, and the coordinator may
-        # want to save what is here before it ends. Then this does.
+        # A signal that ends a job reaches all of its processes, and the
+        # coordinator may want to save what is here before it ends.
         signal.signal(signal.SIGTERM, _note_signal)
-        serving.serve(cluster, presence)
+        _serve(cluster, presence)
     roster = Roster(word)
-    atexit.register(_end, roster)
+    _end_at_exit(roster)
     roster.wait_for(_others(cluster), timeout)
     tf.config.experimental_connect_to_cluster(
-        serving.cluster_spec(cluster),
+        cluster_spec(cluster),
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
@@ -80,6 +78,18 @@ def coordinator_of(cluster: Cluster) -> str:
     'a:1'
     """
     return cluster.jobs["chief" if "chief" in cluster.jobs else "worker"][0]
+
+
+def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
+    """The cluster as TensorFlow takes it.
+
+    Example:
+
+    >>> spec = cluster_spec(Cluster({"worker": ("a:1",)}, "worker", 0))
+    >>> spec.as_dict()
+    {'worker': ['a:1']}
+    """
+    return tf.train.ClusterSpec({j: list(a) for j, a in cluster.jobs.items()})
 
 
 def serve_with_parameters(cluster: Cluster) -> NoReturn:
@@ -100,14 +110,11 @@ def serve_with_parameters(cluster: Cluster) -> NoReturn:
         _word(cluster),
         _SECONDS_OF_SILENCE,
     )
-    serving.serve(
+    # Each step holds a thread here for as long as it runs elsewhere.
+    _serve(
         cluster,
         presence,
-        # A step takes one as long as it runs elsewhere, and with a single one
-        # nothing goes on.
-        min_threads=max(
-            threads or os.cpu_count() or 1, len(cluster.addresses) + 1
-        ),
+        max(threads or os.cpu_count() or 1, len(cluster.addresses) + 1),
     )
 
 
@@ -118,18 +125,44 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
 
     Args:
         cluster: The cluster; this process is its chief.
-        timeout: Seconds after which one that is not there is an error.
+        timeout: Seconds after which a process that is missing is an error.
 
     Raises:
-        ConnectionError: If one is not; says which, and why.
+        ConnectionError: If one is missing; says which, and why.
     """
     global _roster
     if _roster is None:
         others = "workers and parameter servers"
         _roster = Roster(_word(cluster), others, _SECONDS_OF_SILENCE)
-        atexit.register(_end, _roster)
+        _end_at_exit(_roster)
     _roster.wait_for(_others(cluster), timeout)
     _roster.watch()
+
+
+def _serve(
+    cluster: Cluster, presence: Presence, min_threads: int = 0
+) -> NoReturn:
+    """Runs TensorFlow's server until the chief ends; does not return.
+
+    The server has the devices, memory and threads that this process was set up
+    with.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(_internals.eager_context.context().config)
+    config.inter_op_parallelism_threads = max(
+        config.inter_op_parallelism_threads, min_threads
+    )
+    server = tf.distribute.Server(
+        cluster_spec(cluster),
+        cluster.job,
+        cluster.index,
+        protocol="grpc",
+        config=config,
+    )
+    presence.be_ready()
+    presence.wait_for_end()
+    del server
+    sys.exit(0)
 
 
 def _others(cluster):
@@ -142,9 +175,27 @@ def _word(cluster):
     return hashlib.sha256(addresses.encode()).hexdigest()
 
 
-def _end(roster):
-    """Ends the others; they fail too after an exception that nobody caught."""
-    roster.end(getattr(sys, "last_value", None))
+def _end_at_exit(roster):
+    """Ends the others with this process; they fail if its program fails.
+
+    Python tells `atexit` neither of an exit code nor of an exception: the last
+    one is in `sys.last_value`, the code has to be noted.
+    """
+    exit_before, status = sys.exit, None
+
+    def note_and_exit(code=None, /):
+        nonlocal status
+        status = code
+        exit_before(code)
+
+    def end():
+        error = getattr(sys, "last_value", None)
+        if error is None and status not in (None, 0):
+            error = SystemExit(status)
+        roster.end(error)
+
+    sys.exit = note_and_exit
+    atexit.register(end)
 
 
 def _note_signal(number, frame):
@@ -155,9 +206,9 @@ def _note_signal(number, frame):
 def _report(address, machine_answers):
     """Says which server is lost.
 
-    TensorFlow says so too if the kernel over there closed its connections.
-    Where a whole machine is gone it would wait for it as long as TCP does,
-    many minutes, and nothing can call it back: then the process is ended.
+    If the machine answers, TensorFlow says so too. Else TensorFlow would wait
+    for as long as TCP does, many minutes, and nothing can call it back: this
+    process is ended.
     """
     logging.error(
         "A server must stay until its coordinator ends. Received: %s %s. What "

@@ -8,9 +8,9 @@ import threading
 
 import tensorflow as tf
 
-from tfscale.cluster import serving
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordination import Coordination
+from tfscale.cluster.coordinator import cluster_spec
 from tfscale.cluster.coordinator import coordinate
 from tfscale.cluster.coordinator import meet_parameter_servers
 from tfscale.cluster.coordinator import serve_with_parameters
@@ -192,7 +192,7 @@ def _check_jobs(cluster, coordinator):
 
 def _join(cluster):
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        serving.cluster_spec(cluster),
+        cluster_spec(cluster),
         task_type=cluster.job,
         task_id=cluster.index,
         rpc_layer="grpc",
