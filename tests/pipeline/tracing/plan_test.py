@@ -33,6 +33,28 @@ def _begins(plan):
     return [stage.layers[0] for stage in plan.stages]
 
 
+class Tower(keras.layers.Layer):
+    """Four layers, called by one."""
+
+    def __init__(self):
+        super().__init__(name="tower")
+        self.inner = [keras.layers.Dense(32) for _ in range(4)]
+
+    def build(self, shape):
+        for layer in self.inner:
+            layer.build(shape)
+
+    def call(self, x):
+        for layer in self.inner:
+            x = layer(x)
+        return x
+
+
+def nested_tower():
+    layers = [keras.layers.Dense(32, name=f"inner_{i}") for i in range(4)]
+    return keras.Sequential([keras.Input((32,)), *layers], name="tower")
+
+
 class BalanceTest(tf.test.TestCase, parameterized.TestCase):
     # With width 16, a block has some 3,264 parameters and 3,328 multiply-adds
     # per token. The logits have 4,352 and 4,096, so stage 1 gets them and
@@ -77,6 +99,17 @@ class BalanceTest(tf.test.TestCase, parameterized.TestCase):
             measure=lambda graph: measure.measure_calls(graph, "/CPU:0", 64),
         )
         self.assertEqual(_begins(plan), ["dense_0", "dense_1"])
+
+    @parameterized.parameters(
+        (Tower, ["first", "tower", "last"]),
+        (nested_tower, ["first", *(f"inner_{i}" for i in range(4)), "last"]),
+    )
+    def test_a_nested_model_is_cut_inside_and_a_layer_is_not(self, make, names):
+        inputs = keras.Input((32,))
+        x = make()(keras.layers.Dense(32, name="first")(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(32, name="last")(x))
+        plan = _plan(model, "flops")
+        self.assertEqual([call.name for call in plan.graph.calls], names)
 
     def test_a_layer_that_is_called_twice_has_its_parameters_once(self):
         inputs = keras.Input((8,))

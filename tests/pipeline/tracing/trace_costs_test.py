@@ -58,11 +58,12 @@ def language_model(positions):
 
 class LengthTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
-        (sliced, 77, 77), (Looked, 77, 77), (sliced, 200, UNKNOWN_LENGTH)
+        (sliced, 77, 77),
+        (sliced, 200, UNKNOWN_LENGTH),
+        # Nothing says that there are too few.
+        (Looked, 77, UNKNOWN_LENGTH),
     )
-    def test_is_one_that_the_positions_are_enough_for(
-        self, make, positions, length
-    ):
+    def test_is_what_position_embeddings_have(self, make, positions, length):
         # Of CLIP, which has 77, a summary was an error of the gradient's.
         model = language_model(make(positions))
         plan = make_plan(model, one_f_one_b(2, 2), "flops", memory_limit=1e9)

@@ -131,7 +131,7 @@ def flatten_model(model: keras.Model) -> Graph:
     functional = _functional(model)
     if functional is None:
         raise _not_functional(model)
-    flattener = Flattener({})
+    flattener = _Flattener()
     inputs = [flattener.new_value(x) for x in functional.inputs]
     outputs = flattener.add(functional, inputs)
     return Graph(
@@ -143,23 +143,14 @@ def flatten_model(model: keras.Model) -> Graph:
     )
 
 
-class Flattener:
-    """Finds the calls of functional models, one after the other.
+class _Flattener:
+    """Finds the calls of functional models, and the specs of their values."""
 
-    Args:
-        specs: Of the values that there are already.
-
-    Attributes:
-        calls: The calls found.
-        specs: Those given, and those of the values that the calls make.
-    """
-
-    def __init__(self, specs: dict[Value, keras.KerasTensor]):
+    def __init__(self):
         self.calls = []
-        self.specs = specs
+        self.specs = {}
 
     def new_value(self, keras_tensor: keras.KerasTensor) -> Value:
-        """A value that was not there."""
         value = Value(len(self.specs))
         self.specs[value] = keras_tensor
         return value

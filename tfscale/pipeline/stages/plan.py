@@ -5,7 +5,6 @@ import functools
 import math
 
 import keras
-import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.pipeline.planning import balance as balance_lib
@@ -13,7 +12,6 @@ from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.planning.simulate import simulate
-from tfscale.pipeline.stages import composite
 from tfscale.pipeline.stages import memory as memory_lib
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
@@ -134,9 +132,8 @@ def make_plan(
     if schedule.num_microbatches > 1:
         _check_stateful(graph.calls, schedule.num_microbatches)
     num_stages = schedule.num_stages
-    opens = not isinstance(balance, (list, tuple)) and not _has_ranks()
-    surveyed = _survey(graph, num_stages if opens else 1)
-    graph = surveyed.graph
+    traced = trace_costs(graph)
+    graph = traced.graph
     if num_stages > len(graph.calls):
         raise ValueError(
             "A pipeline must have at most as many stages as the model has "
@@ -144,7 +141,7 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    costs, allowed_cuts = surveyed.flops, None
+    costs, allowed_cuts = list(traced.flops), None
     if balance == "params":
         costs = parameters(graph)
     elif balance == "time":
@@ -176,10 +173,10 @@ def make_plan(
         graph,
         stages,
         schedule,
-        surveyed.flops,
+        traced.flops,
         recompute,
         microbatch_size,
-        surveyed.length,
+        traced.length,
     )
 
 
@@ -216,30 +213,6 @@ def _check_stateful(calls, num_microbatches):
                 f"stateful=True, num_microbatches={num_microbatches}. Use "
                 "stateful=False, or num_microbatches=1."
             )
-
-
-def _survey(graph, num_stages):
-    """Surveys a model, and opens layers that no stage can take."""
-    while True:
-        surveyed = trace_costs(graph)
-        too_much = sum(surveyed.flops) * LARGE / num_stages
-        large = [
-            (cost, -index)
-            for index, cost in enumerate(surveyed.flops)
-            if num_stages > 1 and cost > too_much
-        ]
-        for _, index in sorted(large, reverse=True):
-            if (opened := composite.opened(graph, -index)) is not None:
-                graph = opened
-                break
-        else:
-            return surveyed
-
-
-def _has_ranks():
-    """Whether layers are analysed as the model calls them."""
-    extended = tf.distribute.get_strategy().extended
-    return getattr(extended, "num_model_ranks", 1) > 1
 
 
 def parameters(graph: Graph) -> list[int]:

@@ -1,15 +1,14 @@
-"""What one trace of each call tells: sizes, FLOPs, and what it has need of.
+"""What one trace of each call tells: sizes, FLOPs and variables.
 
 Sizes that a model leaves open (the length of a sequence, height and width of
-an image) have to be something before memory and times can be estimated. One
-length stands for all of them at the inputs of the model; what it makes of the
-other tensors is seen as the calls are traced, one after the other.
+an image) need a value before memory and times can be estimated. One length
+stands for all of them at the inputs of the model; the sizes of other tensors
+are known as calls are traced, one after the other.
 """
 
 import dataclasses
 
 import keras
-import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.graphs import flops
@@ -42,19 +41,21 @@ class TracedCosts:
 def trace_costs(graph: Graph) -> TracedCosts:
     """Traces each call of a model; equal ones once.
 
-    Unknown sizes are taken to be `UNKNOWN_LENGTH`, or the largest one below
-    that the model can have: those with a table of positions have a longest.
+    Unknown sizes are taken to be `UNKNOWN_LENGTH`, or the `sequence_length` of
+    a layer if that is less: position embeddings of keras_hub have one. They
+    stay unknown if layers refuse that length.
     """
-    walks = _Walks(graph)
-    unknown = any(None in graph.specs[v].shape[1:] for v in graph.inputs)
-    length = UNKNOWN_LENGTH if unknown else None
-    while (walk := walks.walk(length)).failed is not None:
-        length = walks.longest(length, walk.failed + 1)
-    return TracedCosts(
-        dataclasses.replace(walk.graph, calls=_with_variables(walk.graph)),
-        tuple(walk.flops),
-        length,
-    )
+    if all(None not in graph.specs[v].shape[1:] for v in graph.inputs):
+        return _trace_calls(graph, None)
+    limits = [
+        getattr(layer, "sequence_length", None)
+        for layer in _internals.flatten_layers(graph.functional)
+    ]
+    length = min([UNKNOWN_LENGTH, *(n for n in limits if isinstance(n, int))])
+    try:
+        return _trace_calls(graph, length)
+    except Exception:  # whatever layers raise
+        return _trace_calls(graph, None)
 
 
 def described(call: Call, graph: Graph):
@@ -69,106 +70,40 @@ def described(call: Call, graph: Graph):
     return keras.tree.map_structure(fill, (call.args, call.kwargs))
 
 
-@dataclasses.dataclass
-class _Walk:
-    """What is known of values, and FLOPs of calls, before one that failed."""
-
-    graph: Graph
-    flops: list
-    failed: int | None = None
-
-
-class _Walks:
-    """Walks through the calls of a model, for one length or another."""
-
-    def __init__(self, graph):
-        self._graph = graph
-        self._known = {}
-
-    def walk(self, length, num_calls=None):
-        """Traces calls. Without a length, unknown sizes stay unknown."""
-        specs, multiples = dict(self._graph.specs), {}
-        graph = dataclasses.replace(
-            self._graph, specs=specs, multiples=multiples
-        )
-        walk = _Walk(graph, [])
-        for value in graph.inputs:
-            spec = specs[value]
-            specs[value] = _sized(spec, [length] * len(spec.shape))
-        for index, call in enumerate(graph.calls[:num_calls]):
-            try:
-                number, shapes = self._trace(call, graph, length)
-            except Exception:  # whatever layers raise
-                if length is None:
-                    raise
-                walk.failed = index
-                break
-            walk.flops.append(number)
-            for value, shape in zip(call.outputs, shapes):
-                if shape is None:  # a layer may give that
-                    continue
-                if shape and shape[0] and shape[0] > 1:
-                    multiples[value] = shape[0]
-                specs[value] = _traced(specs[value], shape)
-        return walk
-
-    def longest(self, too_long, num_calls):
-        """The largest length that the first calls work with, or None."""
-        low, high = 0, too_long
-        # As many as there are in a table of the call that failed, it may be.
-        failed = self._graph.calls[num_calls - 1]
-        likely = sorted({n for n in _table_sizes(failed.variables) if n < high})
-        while high - low > 1:
-            middle = likely.pop() if likely else (low + high) // 2
-            if self.walk(middle, num_calls).failed is None:
-                low, likely = middle, [middle + 1] if not low else []
-            else:
-                high = middle
-            likely = [size for size in likely if low < size < high]
-        return low or None
-
-    def _trace(self, call, graph, length):
-        """FLOPs and output shapes of a call."""
+def _trace_calls(graph, length):
+    specs, multiples = dict(graph.specs), {}
+    graph = dataclasses.replace(graph, specs=specs, multiples=multiples)
+    for value in graph.inputs:
+        specs[value] = _sized(specs[value], length)
+    known, flops_of_calls = {}, []
+    for call in graph.calls:
         args, kwargs = described(call, graph)
         key = flops.call_key(call.operation, args, kwargs)
-        if key not in self._known:
+        if key not in known:
             function = flops.trace_call(call.operation, args, kwargs)
-            if length is not None and _has_table_below(length, call.variables):
-                # Only what is run tells that positions are too few.
-                function(*map(_example, function.inputs[: len(call.inputs)]))
             outputs = keras.tree.flatten(function.structured_outputs)
-            self._known[key] = (
+            known[key] = (
                 flops.function_flops(function),
                 [None if x is None else tuple(x.shape) for x in outputs],
             )
-        return self._known[key]
+        number, shapes = known[key]
+        flops_of_calls.append(number)
+        for value, shape in zip(call.outputs, shapes):
+            if shape is None:  # a layer may return None
+                continue
+            if shape and shape[0] and shape[0] > 1:
+                multiples[value] = shape[0]
+            specs[value] = _traced(specs[value], shape)
+    graph = dataclasses.replace(graph, calls=_with_variables(graph))
+    return TracedCosts(graph, tuple(flops_of_calls), length)
 
 
-def _has_table_below(length, variables):
-    """Whether there is a table with fewer rows, of positions perhaps."""
-    return any(size < length for size in _table_sizes(variables))
-
-
-def _table_sizes(variables):
-    shapes = [tuple(v.shape) for v in variables]
-    shapes = [shape[1:] if shape[:1] == (1,) else shape for shape in shapes]
-    return [shape[0] for shape in shapes if len(shape) == 2]
-
-
-def _example(tensor):
-    make = tf.ones if tensor.dtype.is_floating else tf.zeros
-    return make(tensor.shape, tensor.dtype)
-
-
-def _sized(spec, sizes):
-    """A spec with `sizes` where it does not know its own."""
+def _sized(spec, length):
+    """A spec in which unknown sizes, but that of the batch, are a length."""
     if spec.shape is None or None not in spec.shape[1:]:
         return spec
-    shape = [
-        size if known is None and dim else known
-        for dim, (known, size) in enumerate(zip(spec.shape, sizes))
-    ]
-    return keras.KerasTensor(shape, spec.dtype)
+    sizes = [length if size is None else size for size in spec.shape[1:]]
+    return keras.KerasTensor((spec.shape[0], *sizes), spec.dtype)
 
 
 def _traced(spec, shape):
