@@ -45,7 +45,6 @@ PURE = (
     "tfscale/pipeline/planning/simulate.py",
     "tfscale/pipeline/planning/timeline.py",
     "tfscale/sharding/sharding.py",
-    "tfscale/tensor_parallel/layouts/layout_entries.py",
     "tfscale/tensor_parallel/layouts/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
@@ -99,12 +98,12 @@ CHANGED_OF_KERAS = {
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/graphs/grappler.py", "context.function_call_options"),
     (
-        "tfscale/tensor_parallel/decisions.py",
+        "tfscale/tensor_parallel/analysis.py",
         "_functional(model).sharding_decision",
     ),
     ("tfscale/tensor_parallel/rank_seeds.py", "in_place.put of generator"),
     (
-        "tfscale/tensor_parallel/sequence_parallel/boundary_layer.py",
+        "tfscale/tensor_parallel/sequence_parallel/sequence_model.py",
         "in_place.put of layer",
     ),
     (

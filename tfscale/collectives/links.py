@@ -15,14 +15,7 @@ _CALLS = 5
 
 @functools.lru_cache(maxsize=256)
 def machines(devices: tuple[str, ...]) -> tuple[int, ...]:
-    """For each device the number of its machine, by the task in its name.
-
-    Example:
-
-    >>> task = "/job:worker/replica:0/task:{}/device:CPU:{}"
-    >>> machines((task.format(0, 0), task.format(0, 1), task.format(2, 0)))
-    (0, 0, 1)
-    """
+    """For each device the number of its machine, by the task in its name."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     tasks = [(spec.job, spec.replica, spec.task) for spec in specs]
     numbers = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
@@ -31,14 +24,11 @@ def machines(devices: tuple[str, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def costs(devices: tuple[str, ...]) -> Costs | None:
-    """Costs between some devices; `None` if they are of one machine.
+    """Costs between devices (`tf.Tensor.device`); `None` within one machine.
 
-    The first call for some machines sends them a few messages: a small one,
-    and one of 1 MiB, goes from each machine to the next one. A link is taken to
-    be what they are on average, and to be shared by all devices of a machine.
-
-    Args:
-        devices: Full names of devices, as `tf.Tensor.device` has them.
+    The first call for some machines sends them a few messages: a small one, and
+    one of 1 MiB, goes from each machine to the next one. A link is taken to be
+    what they are on average, and to be shared by all devices of a machine.
     """
     of_device = machines(devices)
     if len(set(of_device)) == 1:

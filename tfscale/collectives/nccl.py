@@ -13,10 +13,10 @@ _numbers = itertools.count()
 def can_reduce(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether NCCL is there for these tensors.
 
-    By TensorFlow's own rule (`MirroredStrategy` without `cross_device_ops`):
-    it was built with CUDA, all devices are GPUs, and none is a part of one,
-    because NCCL counts chips. Nowhere but in a graph, where the operations of
-    all devices run at the same time; alone, the first would wait for ever.
+    By TensorFlow's own rule (`MirroredStrategy` without `cross_device_ops`): it
+    was built with CUDA, and all devices are GPUs and none a part of one,
+    because NCCL counts chips. Only in a graph, where the operations of all
+    devices run at the same time; alone, the first would wait for ever.
     """
     return (
         len(tensors) > 1

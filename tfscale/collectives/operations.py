@@ -144,15 +144,9 @@ def in_groups(
     tensors: Sequence[tf.Tensor],
     groups: Sequence[Sequence[int]],
 ) -> tuple[tf.Tensor, ...]:
-    """Calls a collective for several groups of devices.
+    """Calls a collective for several groups of devices, given by index.
 
-    Args:
-        collective: Given the tensors of a group, returns a result for each.
-        tensors: Of all devices.
-        groups: Which of them belong together, by index; each is in one group.
-
-    Returns:
-        A result for each tensor, in their order.
+    Each device is in one group; results are in the order of the tensors.
     """
     results = {}
     for group in groups:

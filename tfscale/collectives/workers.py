@@ -1,18 +1,12 @@
 """Sums and exchanges between worker processes, by TensorFlow's collectives.
 
 What devices of one process have is put together in `operations.py`; what is
-left for here is one tensor of each worker. A device meets the devices with the
-same number of the other workers:
-
-    worker 0        worker 1
-    CPU:0  ◄───────► CPU:0      group of device 0
-    CPU:1  ◄───────► CPU:1      group of device 1
-
-Each collective has a key that says which calls of the workers belong together.
-TensorFlow's strategy hands such keys out when a function is called, which does
-not reach a function in a branch of a loop. Here each device counts its
-collectives in a variable: all workers run the same program, so the counts
-agree.
+left for here is one tensor of each worker. A device is in a group with the
+devices of the same number of the other workers. Each collective has a key that
+says which calls of the workers belong together. TensorFlow's strategy hands
+such keys out when a function is called, which does not reach a function in a
+branch of a loop. Here each device counts its collectives in a variable: all
+workers run the same program, so the counts agree.
 """
 
 import functools
@@ -34,10 +28,7 @@ _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Workers:
-    """The worker processes of which this one is one.
-
-    Args:
-        found: What `initialize` has joined.
+    """The worker processes, of which this one is one.
 
     Attributes:
         count: Number of workers.
@@ -61,14 +52,11 @@ class Workers:
         return sum(counts) + self.coordination.num_checks
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the workers, of each tensor, where it is.
+        """The sums over the workers of each tensor, numbers of any dtype.
 
-        Those on one device travel together. To be called by all workers, for
-        tensors of the same shapes in the same order; equal to the last bit on
-        all of them.
-
-        Args:
-            tensors: Of this worker, numbers of any dtype.
+        To be called by all workers, for tensors of the same shapes in the same
+        order; equal to the last bit on all. Those on one device travel
+        together.
         """
         packs: dict[tuple[str, tf.DType], list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -87,12 +75,7 @@ class Workers:
         return sums
 
     def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
-        """The workers' tensors one after the other.
-
-        Args:
-            tensor: Of this worker; along `axis` they may differ in size.
-            axis: Along which they are put together.
-        """
+        """The workers' tensors one after the other; sizes may differ."""
         if tf.executing_eagerly():
             return self._gather_function(tensor, axis)
         device = self._device_of(tensor)

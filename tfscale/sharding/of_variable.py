@@ -8,11 +8,9 @@ from tfscale.sharding.sharding import Sharding
 
 
 def sharding_of(variable) -> Sharding:
-    """How a variable is sharded over the mesh that it is on.
+    """How a variable of Keras or TensorFlow is sharded over its mesh.
 
-    Args:
-        variable: A variable of Keras or TensorFlow; of no mesh, it is on one
-            device.
+    A variable of no mesh is on one device.
     """
     return getattr(_value_of(variable), "sharding", None) or _whole(variable)
 
@@ -20,10 +18,7 @@ def sharding_of(variable) -> Sharding:
 def state_sharding_of(variable) -> Sharding:
     """How the optimizer's states of a variable are sharded.
 
-    Like the variable, and with `zero_stage=1` over the data axis too.
-
-    Args:
-        variable: See `sharding_of`.
+    As the variable, and with `zero_stage=1` over the data axis too.
     """
     value = _value_of(variable)
     return getattr(value, "state_sharding", None) or _whole(variable)

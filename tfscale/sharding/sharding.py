@@ -16,10 +16,7 @@ class Sharding:
         device    replica 0, rank 0   replica 0, rank 1   replica 1, rank 0
         has       part 0 of shard 0   part 0 of shard 1   part 1 of shard 0
 
-    A variable that is not sharded at all, on a mesh or on one device, has one
-    too: everybody asks the same object. Devices are named by their place on
-    the mesh, wherever they are; which of them a process holds is not its
-    affair.
+    A variable that is not sharded has one too.
 
     Attributes:
         shape: Of the whole variable.
@@ -102,10 +99,9 @@ class Sharding:
     def over_data(self) -> "Sharding":
         """The same, sharded over the data axis too, as optimizer states are.
 
-        It is the first dim that the replicas divide, whose slices lie together
-        in memory as far as that goes. With no such dim (a scalar, a bias of
-        odd size) each replica has what it had; so it has if the replicas
-        divide it already.
+        Along the first dim that the replicas divide, whose slices lie together
+        in memory as far as that goes; unchanged if there is none, or if the
+        replicas divide it already.
         """
         if self.data_dim is not None:
             return self

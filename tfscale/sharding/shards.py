@@ -8,14 +8,7 @@ from tfscale.sharding.sharding import Sharding
 
 
 def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
-    """What one device has of a value; no gradient is needed.
-
-    Args:
-        value: The whole, a tensor.
-        sharding: How it is sharded.
-        replica: The device's place on the data axis.
-        rank: Its place on the model axis.
-    """
+    """What one device has of a value; no gradient is needed."""
     if not sharding.is_sharded:
         return value
     slices = sharding.slices(replica, rank)
@@ -25,8 +18,8 @@ def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
 def shards(value, sharding: Sharding) -> list[tf.Tensor]:
     """What each device has of a value, in the order of `sharding.places`.
 
-    Each has a buffer of its own: a slice shares that of the value, and a
-    variable that is made of one, and then changed in place, would keep all.
+    In a buffer of its own: a slice shares that of the value, and a variable
+    that is created from one, and then changed in place, would keep all.
     """
     made = {}
     for place in sharding.places:

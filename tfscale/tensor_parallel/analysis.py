@@ -2,15 +2,24 @@
 
 The model is traced once, whole and on one device, into a graph that is thrown
 away; in it propagation.py follows the outputs of column-parallel layers.
+
+What comes after a layer is known in a functional or sequential model, and a
+layer may be in several. So there is a decision for each model, and that of the
+outermost model being called counts. A layer that is called by itself gathers
+its output.
 """
 
 import concurrent.futures
+import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Iterator
 
+import keras
+
 from tfscale import _internals
-from tfscale.tensor_parallel import decisions
+from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_seeds
@@ -18,6 +27,62 @@ from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.layouts import pairing
 from tfscale.tensor_parallel.propagation import propagation
 from tfscale.tensor_parallel.rules import sharded_call
+from tfscale.tensor_parallel.rules.rules import Rule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShardingDecision:
+    """What analysis has found for a model.
+
+    Attributes:
+        stays_sharded: Whether the output does, by the rule of the layer.
+        reasons: Why it does not, where there is a reason.
+        drawing: Ids of the states of generators that draw for shards.
+    """
+
+    stays_sharded: dict[Rule, bool]
+    reasons: dict[Rule, str]
+    drawing: frozenset[int]
+
+    def apply(self) -> None:
+        """Sets the rules as the model has them."""
+        for rule, stays_sharded in self.stays_sharded.items():
+            rule.stays_sharded = stays_sharded
+            rule.layer.sharded_call.reason = self.reasons.get(rule)
+
+
+@contextlib.contextmanager
+def within(model):
+    """Within it, layers are called as parts of a functional model."""
+    with rank_context.within(model=model):
+        yield
+
+
+def model_in_call():
+    """The model whose decision counts for this thread, or None."""
+    model = rank_context.current().calls.model
+    if model is not None:
+        return model
+    for caller in _internals.name_scope_callers():
+        if isinstance(caller, _internals.Functional | keras.Sequential):
+            return caller
+    return None
+
+
+def decision_of(model) -> ShardingDecision | None:
+    """What was noted for a functional or sequential model."""
+    return getattr(_functional(model), "sharding_decision", None)
+
+
+def note(model, decision: ShardingDecision) -> None:
+    """Keeps what was decided for a model."""
+    _functional(model).sharding_decision = decision
+
+
+def _functional(model):
+    """A Sequential has another functional model once it has another layer."""
+    return _internals.functional_in(model) or model
+
 
 NOT_SEEN = (
     "it is called by code that is not looked into, and not in a functional or "
@@ -26,26 +91,21 @@ NOT_SEEN = (
 
 
 def apply_decision(num_ranks: int, rule) -> None:
-    """Sets a rule as the model that is being called has it.
-
-    Args:
-        num_ranks: Number of model ranks.
-        rule: That of a layer about to run.
-    """
+    """Sets a rule as the model that is being called has it."""
     if rule.is_inner:
         return
-    model = decisions.model_in_call()
+    model = model_in_call()
     if model is None:
         rule.reset()
         rule.layer.sharded_call.is_decided = True
         rule.layer.sharded_call.reason = NOT_SEEN
         return
-    decision = decisions.decision_of(model)
+    decision = decision_of(model)
     if decision is None or rule not in decision.stays_sharded:
         # A call, of which the one that goes on is to know nothing.
         with layer_losses.kept():
             analyse(model, num_ranks)
-        decision = decisions.decision_of(model)
+        decision = decision_of(model)
     if decision is not None:
         rule.stays_sharded = decision.stays_sharded.setdefault(
             rule, rule.stays_sharded
@@ -54,7 +114,7 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 def ensure_analysed(model, num_ranks: int) -> None:
     """Sets all rules as a functional model has them, analysed if need be."""
-    decision = decisions.decision_of(model)
+    decision = decision_of(model)
     rules = [call.rule for call in sharded_calls(model)]
     if decision is None or not set(rules) - {None} <= set(
         decision.stays_sharded
@@ -95,24 +155,22 @@ def analyse(model, num_ranks: int) -> dict:
         if call.rule is not None:
             rules.add(call.rule)
     stays_sharded = {rule: rule.stays_sharded for rule in rules}
-    decision = decisions.ShardingDecision(
-        stays_sharded, reasons, frozenset(drawing)
-    )
+    decision = ShardingDecision(stays_sharded, reasons, frozenset(drawing))
     decision.apply()
-    decisions.note(model, decision)
+    note(model, decision)
     if complaint:
         warnings.warn(complaint, stacklevel=2)
     return {rule.layer: reason for rule, reason in reasons.items()}
 
 
 def _is_for_shard(generator, num_ranks):
-    model = decisions.model_in_call()
+    model = model_in_call()
     if model is None:
         return False
-    if decisions.decision_of(model) is None:
+    if decision_of(model) is None:
         with layer_losses.kept():
             analyse(model, num_ranks)
-    return id(generator.state) in decisions.decision_of(model).drawing
+    return id(generator.state) in decision_of(model).drawing
 
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:

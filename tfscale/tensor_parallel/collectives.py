@@ -72,9 +72,9 @@ def reads_shards() -> bool:
 
 @contextlib.contextmanager
 def gradients_are_partial(are_partial: bool):
-    """Within it, gradients of whole variables are added up, or are not.
+    """Within it, gradients of whole variables are summed over ranks, or not.
 
-    They are where the variables are used on this rank's part of something.
+    They are where the variables are used on this rank's shard of an activation.
     """
     with rank_context.within(gradients_are_partial=are_partial):
         yield
@@ -95,11 +95,7 @@ def collectives_in(graph):
 
 
 def graph_of_collectives():
-    """A context in that graph: outside of loops and branches.
-
-    Where operations are run eagerly there is no graph, and no way to be inside
-    of a loop.
-    """
+    """A context in that graph: outside of loops and branches."""
     graph = rank_context.current().ranks.graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
@@ -155,17 +151,11 @@ def gather_from_ranks(x, dim: int):
 
 
 def shard_before_gather(whole):
-    """What this rank gave to `gather_from_ranks` for a tensor.
+    """What this rank gave to `gather_from_ranks` for a tensor, and the dim.
 
-    Who takes it in the place of the whole spares the gather: TensorFlow leaves
-    out what nobody uses.
-
-    Args:
-        whole: A tensor, as gathered or converted to other dtypes since.
-
-    Returns:
-        The part, converted likewise, and the dim along which it was gathered;
-        `None` if the tensor does not come from `gather_from_ranks`.
+    In the dtype of the tensor, which may have been converted since; `None` if
+    it does not come from there. TensorFlow then leaves out the gather, unless
+    the whole is used too.
     """
     if tf.executing_eagerly():
         return None

@@ -1,6 +1,6 @@
-"""Whether an activation works on a part of a tensor as on the whole.
+"""Whether an activation works on a shard of a tensor as on the whole.
 
-That is found in the operations that it makes, not in its name: it is traced on
+The answer is in the operations that it makes, not in its name: it is traced on
 a small tensor, whole and as a rank would have it.
 """
 
@@ -36,14 +36,10 @@ _found = weakref.WeakKeyDictionary()
 
 
 def acts_on_elements(activation: Callable | None) -> bool:
-    """Whether a part of the result comes from the same part of the input.
+    """Whether a shard of the result comes from the same shard of the input.
 
-    That is so along each dim but the first, the batch.
-
-    Args:
-        activation: What takes a tensor and returns one of the same shape; None
-            for what does nothing. One that has variables, or fails on some
-            tensors, is taken for one that needs the whole.
+    Along each dim but the batch. An activation (None is the identity) that has
+    variables, or fails on some tensors, counts as one that needs the whole.
     """
     if activation is None or activation is keras.activations.linear:
         return True
@@ -59,10 +55,9 @@ def acts_on_elements(activation: Callable | None) -> bool:
 
 
 def treats_elements_apart(operation) -> bool:
-    """Whether what is sharded before a node of a model can be so after it.
+    """As `acts_on_elements`, of a layer or an operation in a model.
 
-    As `acts_on_elements`, of a layer or an operation of Keras: it may take
-    several inputs, and draw random numbers.
+    It may take several inputs, and draw random numbers.
     """
     if _CLASSES.fullmatch(type(operation).__name__):
         return acts_on_elements(getattr(operation, "activation", None))
@@ -117,7 +112,7 @@ def _runs_on_part(activation, whole, dim):
 
 
 def _as_trace(graph, inputs, outputs, dim):
-    """As if layers were before and after it, for which it is sharded."""
+    """As if it lay between layers that leave and take the dim sharded."""
     end = len(Trace(graph, ()).operations)
     calls = [
         LayerCall("up", range(0, 1), sources=(Source(inputs, dim),)),

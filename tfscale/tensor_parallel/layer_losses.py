@@ -1,9 +1,9 @@
-"""Keeps apart what layers noted down as losses on each of the ranks.
+"""Keeps apart the losses that layers have on each of the ranks.
 
 A Keras layer holds the losses of its last call (`add_loss`, activity
 regularizers), and a model forgets them where it is called again. Ranks are
-threads that call one model at the same time, by turns from one meeting to the
-next: whoever comes back from a meeting finds what the others left.
+threads that call one model in turns, from one collective to the next: after it,
+a rank would find the losses of the others.
 """
 
 import contextlib
@@ -18,11 +18,9 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def kept(layers=None):
-    """Within it other ranks run; behind it, layers have this rank's losses.
+    """Within it other ranks run; after it, layers have this rank's losses.
 
-    Args:
-        layers: Of which models. Defaults to those that this thread is inside
-            of, or has been at a meeting.
+    By default of all models that this thread has been inside of here.
     """
     layers = _layers() if layers is None else layers
     losses = [list(_internals.noted_losses(layer)) for layer in layers]
@@ -32,7 +30,7 @@ def kept(layers=None):
 
 
 def _layers():
-    """Of all models that this thread has been inside of at a meeting."""
+    """Of all models that this thread has been inside of at a collective."""
     models = _thread.__dict__.setdefault("models", {})
     callers = _internals.name_scope_callers()
     if not callers:

@@ -1,9 +1,14 @@
-"""Traces a model, whole or as a rank does, and notes the calls of its layers.
+"""Traces a model, whole or as a rank does, and records the calls of its layers.
 
-The graph is thrown away; it is there to be looked at.
+The graph is thrown away. In the trace of a whole model there is an Identity
+where a tensor enters or leaves a layer; in that of a rank, its conversion.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,21 +17,114 @@ from tfscale import _internals
 from tfscale import rank_context
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.propagation import layer_calls
-from tfscale.tensor_parallel.recorder import RecordedCall
-from tfscale.tensor_parallel.recorder import Recorder
-from tfscale.tensor_parallel.recorder import recording
+from tfscale.tensor_parallel.propagation.graph_facts import Edge
+from tfscale.tensor_parallel.propagation.graph_facts import Span
+from tfscale.tensor_parallel.sequence_parallel import sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """A call of a layer with a rule.
+
+    `inputs` is the first argument; `divides` says whether the output can be
+    sharded, `scatters` is that of `Rule.scatters`.
+    """
+
+    rule: Any
+    operations: range
+    inputs: Any
+    outputs: Any
+    divides: bool
+    scatters: bool | None
+
+
+class Recorder:
+    """Asked by the layers of a model that is traced.
+
+    Attributes:
+        calls: Calls of layers with rules, outermost ones only.
+        edges: Where tensors enter and leave layers, with `has_edges`.
+        spans: Calls of layers, in the order in which they begin.
+        num_parts: 1 for whole tensors; the number of ranks for tensors of the
+            shapes that a rank has.
+        is_inside: Whether a call of a layer with a rule is under way.
+    """
+
+    def __init__(self, num_parts: int = 1, has_edges: bool = False):
+        self.calls: list[RecordedCall] = []
+        self.edges: list[Edge] = []
+        self.spans: list[Span] = []
+        self.num_parts = num_parts
+        self.is_inside = False
+        self._has_edges = has_edges
+        self._span: Span | None = None
+
+    def run_with_edges(self, boundary, method: Callable, args, kwargs):
+        """Calls a method of a layer with a boundary around it."""
+        if self.is_inside or not self._has_edges:
+            return method(*args, **kwargs)
+        before = self._span
+        self._span = span = Span(boundary, before)
+        self.spans.append(span)
+        start = num_operations()
+
+        def convert(place, tensor):
+            return self._convert(boundary, place, tensor)
+
+        try:
+            args, kwargs = sequence.map_inputs(convert, args, kwargs)
+            outputs = method(*args, **kwargs)
+            return sequence.map_outputs(convert, outputs)
+        finally:
+            span.operations = range(start, num_operations())
+            self._span = before
+
+    def _convert(self, boundary, place, tensor):
+        start, plan = num_operations(), sequence.current()
+        conversion = plan and plan.conversions.get((id(boundary), place))
+        mode = None
+        if conversion and conversion.fits(tensor, self.num_parts):
+            mode = conversion.mode
+        if mode is None:
+            after = tf.identity(tensor)
+        elif mode == "scatter":
+            after = tf.split(tensor, self.num_parts, conversion.dim)[0]
+        else:
+            after = tf.concat([tensor] * self.num_parts, conversion.dim)
+        operations = range(start, num_operations())
+        self.edges.append(
+            Edge(boundary, place, operations, tensor, after, mode)
+        )
+        return sequence.with_mask(after, tensor)
+
+
+def current() -> Recorder | None:
+    """The recorder of this thread, if it traces a model."""
+    return rank_context.current().calls.recorder
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Within it, layers are recorded, and ranks do not meet."""
+    with rank_context.within(recorder=recorder):
+        yield recorder
+
+
+def num_operations() -> int:
+    """How many operations the graph has so far."""
+    return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedModel:
-    """A traced model, and what was noted on the way.
+    """A traced model.
 
     Attributes:
         graph: Its graph.
-        recorder: What was noted of its layers.
+        recorder: Its layers' calls.
         outputs: Its outputs, flat; none if Python failed on a rank's shapes.
-        differentiable: What stands for its trainable variables.
-        generators: What stands for the states of its generators of random
+        differentiable: Placeholders of its trainable variables.
+        generators: Placeholders of the states of its generators of random
             numbers, by id of the state.
         losses: What layers gave to `add_loss`.
     """
@@ -44,7 +142,7 @@ class TracedModel:
         return self.recorder.calls
 
     def as_trace(self, whole_rules):
-        """For propagation; `whole_rules` neither give nor pass on parts."""
+        """For propagation; `whole_rules` neither give nor pass on shards."""
         calls = [
             layer_call(key, call, call.rule not in whole_rules)
             for key, call in enumerate(self.calls)
@@ -57,11 +155,8 @@ def trace_model(
 ) -> TracedModel:
     """Traces a model with the shapes that a rank has, or whole ones.
 
-    Args:
-        model: A functional or sequential model.
-        num_parts: See `Recorder`.
-        inputs: `tf.TensorSpec`s of its inputs; its own, if None.
-        has_edges: See `Recorder`.
+    `num_parts` and `has_edges` are those of `Recorder`. `inputs` are
+    `tf.TensorSpec`s; None for the model's own.
     """
     made, records = {}, Recorder(num_parts, has_edges)
 
@@ -75,7 +170,7 @@ def trace_model(
 
 
 def _call(model, num_parts, inputs):
-    """Calls the model on placeholders, like some inputs or else its own."""
+    """Calls the model on placeholders."""
     variables = model.variables
     values = [
         tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
@@ -111,7 +206,7 @@ def _call(model, num_parts, inputs):
 
 
 def layer_call(key, recorded, may_divide):
-    """What propagation is to know of a call."""
+    """A recorded call, for propagation."""
     rule, inputs, outputs = recorded.rule, recorded.inputs, recorded.outputs
     source = sink = None
     if recorded.divides and may_divide:

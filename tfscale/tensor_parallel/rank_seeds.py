@@ -1,11 +1,10 @@
-"""Random numbers of replicas and ranks: what is each one's own, and what alike.
+"""Random numbers of replicas and ranks: which differ, and which are the same.
 
-All devices have the same state of each `keras.random.SeedGenerator`. A replica
-puts its number into the seeds, because its rows are not another replica's; the
-first one leaves them as they are, which are those of one device. The ranks of a
-replica so draw the same mask for an activation that is the same on all of them.
-Where a draw is for a rank's part of a sharded activation, the rank goes into
-the seed too:
+All devices have the same state of each `keras.random.SeedGenerator`. Each
+replica but the first, whose seeds are those of one device, puts its number into
+the seeds, because its rows are not another replica's. The ranks of a replica so
+draw the same mask for an activation that is the same on all of them. Where a
+draw is for a rank's shard of an activation, the rank goes into the seed too:
 
     state ─► seed of the replica ─► draw               replicated activation
     state ─► seed of the replica ─► fold in the rank ─► draw        sharded one
@@ -42,12 +41,9 @@ def attach(
     generator: keras.random.SeedGenerator,
     is_for_shard: Callable[[], bool] | None = None,
 ) -> None:
-    """Makes seeds depend on the replica, and on the rank for its shard.
+    """Makes seeds depend on the replica, and on the rank where for a shard.
 
-    Args:
-        generator: The generator.
-        is_for_shard: Says whether a draw is for a shard, in the model that is
-            being called.
+    `is_for_shard` says whether a draw is, in the model that is being called.
     """
     said = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
     in_place.put(generator, RankedGenerator, **said)
@@ -61,16 +57,12 @@ def of_shards():
 
 
 class RankedGenerator(in_place.Mixin):
-    """A generator on replicas and ranks, put in the place of Keras' class.
-
-    Attributes:
-        is_for_shard: See `attach`.
-    """
+    """A generator on replicas and ranks, put in the place of Keras' class."""
 
     is_for_shard: Callable[[], bool] = staticmethod(lambda: False)
 
     def next(self, ordered=True):
-        """See `keras.random.SeedGenerator`; a seed for whole or part."""
+        """See `keras.random.SeedGenerator`."""
         seed = super().next(ordered)
         if rank_context.current().update.applies_gradients:
             return seed  # all replicas make the same update
@@ -87,16 +79,11 @@ class RankedGenerator(in_place.Mixin):
 
 
 class GlobalSeeds:
-    """What replicas draw from where nobody names a generator.
+    """What replicas draw from where no generator is named.
 
     Keras' global seed generator belongs to one thread, and each replica has a
-    thread of its own.
-
-    Args:
-        strategy: The strategy that calls the replicas.
-        num_replicas: How many there are in this process.
-        num_ranks: How many model ranks each has. Several are compared with one
-            device by traces that have no such generator.
+    thread of its own. Several model ranks have none: their traces are compared
+    with one device's.
     """
 
     def __init__(

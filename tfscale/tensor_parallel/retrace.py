@@ -1,10 +1,8 @@
 """Whether ranks that trace a model anew do what `propagation` looked at.
 
-A rank does not run the operations of the whole model's graph: it runs the
-model's Python on its parts, and Python may read static shapes. Most of it only
-puts them into other shapes, as is right. But what it computes from a local
-size may be wrong (`1 / sqrt(x.shape[-1])`), it may go another way (`if
-x.shape[2] > 1`), and a size that it has from elsewhere does not shrink with
+A rank runs the model's Python on its shards, and Python may read static shapes.
+What it computes from a local size may be wrong (`1 / sqrt(x.shape[-1])`), it
+may branch (`if x.shape[2] > 1`), and a size from elsewhere does not shrink with
 the tensor (`reshape(x, (-1, self.num_heads, 8))`). So both traces are compared
 operation by operation: they have to be the same but for sizes in shapes, and
 each tensor has to have the shape that is expected of it.
@@ -40,13 +38,13 @@ def differences(
         whole: What `propagate` was given.
         local: The same model traced again, where each source that stays sharded
             has its local shape, and each call its key. If Python failed on the
-            way: what there was of it, with no outputs.
+            way: the operations before, with no outputs.
         found: What `propagate(whole, retraced=True)` returned.
         num_ranks: Number of model ranks.
 
     Returns:
-        Keys of sources that cannot stay sharded, and why. Empty if the decision
-        stands; else trace again without them, until it does.
+        Keys of sources that cannot stay sharded, and why. If there are any,
+        trace again without them, until there is none.
 
     Raises:
         ValueError: If the traces differ where nothing is sharded.
@@ -55,17 +53,7 @@ def differences(
 
 
 def places(whole: Trace, local: Trace, states: dict, num_ranks: int) -> dict:
-    """Where the trace of a rank is not as expected.
-
-    Args:
-        whole: See `differences`.
-        local: See there.
-        states: See `Propagation.states`.
-        num_ranks: Number of model ranks.
-
-    Returns:
-        Reasons by place among the operations of the whole model.
-    """
+    """Why the trace of a rank is not as expected, by index of operation."""
     found = Propagation(frozenset(), {}, frozenset(), states)
     comparison = _Comparison(whole, local, found, num_ranks)
     # Shapes that are read as numbers leave no trace to any source.
@@ -276,10 +264,9 @@ def _taken(call: LayerCall):
 
 
 def _attributes(op):
-    """All but what holds shapes and values, which are compared themselves.
+    """All but shapes and values, which are compared themselves, and functions.
 
-    And but for functions, which have another name in each trace; a loop or a
-    branch takes nothing that is sharded.
+    Functions have another name in each trace, and take nothing that is sharded.
     """
     return {
         name: value

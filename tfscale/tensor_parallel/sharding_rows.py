@@ -13,17 +13,14 @@ from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence
-from tfscale.tensor_parallel.sequence_parallel import sequence_report
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
     """What a device has of a variable.
 
-    Attributes:
-        name: Name of the variable.
-        layout: `"replicated"`, or the axis of each dim.
-        sharding: Shapes and bytes, of the variable and of what a device has.
+    `layout` is `"replicated"`, or the axis of each dim.
     """
 
     name: str
@@ -33,7 +30,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What there is to say of a layer.
+    """What a summary says of a layer.
 
     Attributes:
         path: Its path.
@@ -51,12 +48,7 @@ class Row:
 
 
 def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
-    """What there is to say of each layer with variables, or with a rule.
-
-    Args:
-        model: The model, analysed.
-        plan: What of it is sharded along the sequence, if something is.
-    """
+    """A row for each layer with variables, or with a rule."""
     found, seen = [], set()
     for layer in _internals.flatten_layers(model):
         own = [
@@ -75,7 +67,7 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
         if any(v.sharding.data_dim is not None for v in variables):
             row = _fully_sharded(row)
         if plan is not None:
-            names = sequence_report.exchanged(layer, row.exchanged, plan)
+            names = exchanged(layer, row.exchanged, plan)
             row = dataclasses.replace(row, exchanged=names)
         found.append(row)
     return found
@@ -160,3 +152,78 @@ def _kind(rule):
         by_rows = sharding_of(table).model_dim == 0
         return "vocabulary-parallel" if by_rows else "column-parallel"
     return "row-parallel" if rule.source_dim is None else "column-parallel"
+
+
+# What an exchange becomes, and where the other part of it is.
+_OF_SUM = (
+    "reduce-scatter of the output",
+    "all-gather of the output's gradient",
+)
+_OF_INPUT = (
+    "all-gather of the input, once for all layers that take it",
+    "reduce-scatter of the input's gradient, likewise",
+)
+_OF_CONVERSION = {
+    ("in", "scatter"): "all-gather of the input's gradient",
+    ("in", "gather"): "all-gather of the input",
+    ("out", "scatter"): "all-gather of the output's gradient",
+    ("out", "gather"): "all-gather of the output",
+    ("out", "all_gather"): "all-gather of the output",
+}
+
+
+def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
+    """The plan of the shapes that a model, or one inside it, had last.
+
+    If it was not called yet, its own inputs have the shapes.
+    """
+    if not isinstance(model, _internals.Functional | keras.Sequential):
+        for layer in _internals.sublayers(model):
+            plan = plan_of(layer, num_ranks)
+            if plan is not None:
+                return plan
+        return None
+    call = sequence_model.prepare(model, num_ranks)
+    if not call.found:
+        call.plan_for(_internals.inputs_structure(model))
+    plans = [plan for plan, _ in call.found.values() if plan is not None]
+    return plans[-1] if plans else None
+
+
+def exchanged(
+    layer: keras.layers.Layer,
+    names: tuple[str, ...],
+    plan: sequence.SequencePlan,
+) -> tuple[str, ...]:
+    """What ranks exchange for a layer by a plan, in place of `names`."""
+    found = list(names)
+    conversions = {
+        (place[0], made.mode)
+        for (boundary, place), made in plan.conversions.items()
+        if boundary == id(sequence_model.boundary_of(layer))
+    }
+    if ("in", "all_gather") in conversions:
+        _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
+    if id(layer) in plan.scatters:
+        _replace(found, "all-reduce of the output", _OF_SUM)
+    found += [
+        text for key, text in _OF_CONVERSION.items() if key in conversions
+    ]
+    if id(sequence_model.boundary_of(layer)) in plan.partial_gradients:
+        found.append("all-reduce of the weights' gradients")
+    return tuple(found)
+
+
+def line(plan: sequence.SequencePlan, num_ranks: int) -> tuple[str, str]:
+    """Title and text of the line below a table."""
+    sizes = sorted(set(plan.scatters.values()))
+    parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)
+    return (
+        f"Along the sequence a device has {parts} positions in",
+        ", ".join(dict.fromkeys(plan.sharded)) or "no layer as a whole",
+    )
+
+
+def _replace(names, old, new):
+    place = names.index(old) if old in names else len(names)
+    names[place : place + 1] = new

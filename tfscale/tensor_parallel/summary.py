@@ -16,7 +16,6 @@ from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.rules import sharded_call
-from tfscale.tensor_parallel.sequence_parallel import sequence_report
 
 _LEAST_LENGTH = 64
 _LAYER, _EXCHANGED = 20, 16  # Columns that these have at the least.
@@ -104,7 +103,7 @@ def _plan(model, extended):
     """What of the model is sharded along the sequence, if something is."""
     if not extended.sequence_parallel or extended.num_model_ranks == 1:
         return None
-    return sequence_report.plan_of(model, extended.num_model_ranks)
+    return sharding_rows.plan_of(model, extended.num_model_ranks)
 
 
 def _analyse(model, num_ranks):
@@ -142,7 +141,7 @@ def _render(console, model, extended, line_length):
                 *map(rich.markup.escape, (f"Gathered, {row.path}", row.reason))
             )
     if plan is not None:
-        line(*map(rich.markup.escape, sequence_report.line(plan, ranks)))
+        line(*map(rich.markup.escape, sharding_rows.line(plan, ranks)))
     ignored = extended.layouts.ignored
     if ignored:
         line(

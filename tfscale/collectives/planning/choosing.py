@@ -15,18 +15,13 @@ from tfscale.collectives.planning.simulate import simulate
 def in_process(num_cores: int | None = None) -> Costs:
     """Devices of one process whose memory is that of the host.
 
-    Nothing is sent: who adds up reads what the others have. What counts is how
-    many bytes are read and written, in how many operations, by how many cores;
-    an operation is one core's.
+    Nothing is sent: the device that sums reads what the others have. The cost
+    is that of bytes read and written, and of operations, each on one core.
 
-    By processor time on a virtual machine with AVX-512, TensorFlow 2.21, 2 to
-    8 devices: sums and joins of 1 to 64 MiB went over 17 to 30 GB of memory in
-    a second of a core, and at 1 KiB a message, a cut, a sum or a join took 3
-    to 6 us each.
-
-    Args:
-        num_cores: How many cores there are; by default those that this process
-            may use.
+    By processor time on a virtual machine with AVX-512, TensorFlow 2.21, 2 to 8
+    devices: sums and joins of 1 to 64 MiB went over 17 to 30 GB of memory in a
+    second of a core, and at 1 KiB a message, a cut, a sum or a join took 3 to 6
+    us each.
 
     >>> in_process(num_cores=4).num_cores
     4

@@ -27,11 +27,9 @@ PARTED = ("reduce_scatter", "all_gather")
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a device has of a chunk.
+    """What a device has of a chunk: whose values are added up in it.
 
-    Attributes:
-        devices: Whose values are added up in it.
-        number: The same for contents that were added up in the same way.
+    `number` is the same for contents that were added up in the same way.
     """
 
     devices: frozenset[int]
@@ -39,14 +37,7 @@ class Content:
 
 
 class Contents:
-    """Of all devices, after some of the rounds of a plan.
-
-    Args:
-        operation: One of `OPERATIONS`.
-        num_devices: Number of devices.
-        num_chunks: Number of chunks.
-        root: The device that a reduce ends at.
-    """
+    """Of all devices, after some of the rounds of a plan."""
 
     def __init__(self, operation, num_devices, num_chunks, root):
         self._operation = operation
@@ -112,11 +103,7 @@ class Contents:
 
 
 def checked_root(operation: str, num_devices: int, root: int | None):
-    """The root of an operation, by default device 0; `None` if it has none.
-
-    Raises:
-        ValueError: For an operation, a number or a root that cannot be.
-    """
+    """The root of an operation, by default device 0; `None` if it has none."""
     if operation not in OPERATIONS:
         raise ValueError(
             f"`operation` must be one of {', '.join(OPERATIONS)}. Received: "

@@ -22,7 +22,6 @@ from tfscale.sharding.shards import shards
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts.layouts import Layouts
-from tfscale.tensor_parallel.rules import layer_rules
 from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -259,8 +258,8 @@ def _prepare_layers(callers, extended, is_found):
         else analysis.apply_decision,
         extended.num_model_ranks,
     )
-    for layer in layer_rules.concerned(callers):
-        sharded_call.attach(layer, layer_rules.make_rule, apply_decision)
+    for layer in sharded_call.concerned(callers):
+        sharded_call.attach(layer, apply_decision)
         layer.sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer.sharded_call)
 

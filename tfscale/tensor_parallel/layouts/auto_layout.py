@@ -10,16 +10,16 @@ import keras
 import numpy as np
 
 from tfscale import _internals
-from tfscale.tensor_parallel.layouts.layout_plan import AXIS
-from tfscale.tensor_parallel.layouts.layout_plan import LayoutPlan
+from tfscale.tensor_parallel.layouts.layout_search import AXIS
+from tfscale.tensor_parallel.layouts.layout_search import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
 
 
 class FoundLayout(keras.distribution.TensorLayout):
-    """What `auto_layout_map` gives: nobody is to be told to change it.
+    """What `auto_layout_map` gives.
 
-    A layer whose output is gathered is worth a warning to whoever sharded
-    it. Here it keeps its part of the weights, which was what was wanted.
+    That the output of a layer is gathered is worth a warning if the user
+    sharded it. Here the layer keeps its shard of the weights, as was wanted.
     """
 
     is_found = True
@@ -157,12 +157,9 @@ def _check(model, mesh):
 def _build_aside(build: Callable[[], keras.Model]) -> keras.Model:
     """Calls a function that builds a model, on the host and in no scope.
 
-    What is built next has the names and the initial weights that it would have
-    had: the numbers of Keras' automatic names, and the random states of Python
-    and NumPy, from which Keras draws seeds, are as before.
-
-    Args:
-        build: The function, of no arguments.
+    What is built next has the names and initial weights that it would have had:
+    the numbers of Keras' automatic names, and the random states of Python and
+    NumPy, from which Keras draws seeds, are as before.
     """
     names = _internals.automatic_names()
     policy = keras.config.dtype_policy()

@@ -7,12 +7,83 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.tensor_parallel.layouts.layout_entries import AXIS
-from tfscale.tensor_parallel.layouts.layout_entries import DATA_AXIS
-from tfscale.tensor_parallel.layouts.layout_entries import axes_of
-from tfscale.tensor_parallel.layouts.layout_entries import check_map
-from tfscale.tensor_parallel.layouts.layout_entries import check_pattern
-from tfscale.tensor_parallel.layouts.layout_entries import split_dim_of
+AXIS = "model"
+DATA_AXIS = "data"
+
+
+def check_map(layout_map: Any) -> None:
+    """Raises if it is neither a map nor None."""
+    if layout_map is None or isinstance(layout_map, Mapping):
+        return
+    what = "Pass one, or a dict of tuples, or None."
+    if hasattr(layout_map, "device_mesh"):  # one of `keras.distribution`
+        what = (
+            "A distribution of Keras holds a mesh and a map: pass the map that "
+            "it was made with; which axis is which is a matter of names here."
+        )
+    raise TypeError(
+        "`layout_map` must be a `keras.distribution.LayoutMap`. Received: "
+        f"{layout_map!r}. {what}"
+    )
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises if a key is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            "The keys of a layout map must be regular expressions. Received: "
+            f"{pattern!r}: {error}. For any text write '.*'."
+        ) from error
+
+
+def axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
+    """The axes that a layout names, one entry per dim."""
+    axes = getattr(layout, "axes", layout)
+    if not isinstance(axes, (tuple, list)):
+        raise TypeError(
+            "A layout must be a `keras.distribution.TensorLayout` or a tuple "
+            f"with one entry per dim. Received: {layout!r} for {pattern!r}."
+        )
+    return tuple(axes)
+
+
+def split_dim_of(
+    pattern: str, axes: tuple[str | None, ...], sizes: Mapping[str, int]
+) -> int | None:
+    """The dim that the model axis divides, or None if there is none."""
+    for axis in axes:
+        if isinstance(axis, tuple | list):
+            raise ValueError(
+                "A layout must name axes of the mesh, one axis for a dim at "
+                f"most. Received: {axis} in {axes} for {pattern!r}. Give each "
+                "axis a dim of its own."
+            )
+        # An axis of the mesh, yet its layers are whole: a variable is on one
+        # stage, never spread over several.
+        if axis == "pipeline":
+            raise ValueError(
+                "A layout must not name the axis 'pipeline', along which "
+                f"layers are spread and not their weights. Received: {axes} "
+                f"for {pattern!r}. Use {AXIS!r}."
+            )
+        if axis is not None and axis not in sizes:
+            raise ValueError(
+                "A layout must name axes of the mesh. Received: "
+                f"{axis!r} in {axes} for {pattern!r}, but the mesh has the "
+                f"axes {', '.join(map(repr, sizes))}. Rename it; "
+                "`get_layout_map` of keras_hub takes the names as "
+                "`model_parallel_dim_name` and `data_parallel_dim_name`."
+            )
+    for name in (AXIS, DATA_AXIS):
+        if axes.count(name) > 1:
+            raise ValueError(
+                f"A layout must name the axis {name!r} once at most. Received: "
+                f"{axes} for {pattern!r}. Put `None` in all places but one."
+            )
+    return axes.index(AXIS) if AXIS in axes else None
+
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 # Of patterns that match nothing; a model that was built twice has dozens.
@@ -26,38 +97,36 @@ _NO_PATHS = (
 class Layouts:
     """Which dim of which variable is sharded over the `"model"` axis.
 
-    Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the
-    path of a variable decides; otherwise the one key that matches the whole
-    path as a regular expression (`re.fullmatch`; `re.search` in older Keras).
+    Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the path
+    of a variable decides; otherwise the one key that matches the whole path as
+    a regular expression (`re.fullmatch`; `re.search` in older Keras).
 
     Only axis names count. The mesh that the map itself was made with may have
-    another shape, or be missing, because a layout holds names and no sizes:
-    one map serves a mesh of two ranks and of four, and what was written for a
-    mesh of `("data", "model")` needs no pipeline axis. Whether sizes divide is
-    checked against `mesh`, for each variable.
+    another shape, or be missing: one map serves a mesh of two ranks and of
+    four, and a map for a mesh of `("data", "model")` needs no pipeline axis.
+    Whether sizes divide is checked against `mesh`, for each variable.
 
-    Ask for variables of the model only. A pattern such as `".*kernel"` also
-    matches the path of an optimizer slot, `"adam/dense_kernel_momentum"`
-    does not; slots follow their variable and are never looked up here.
+    Ask for variables of the model only: slots follow their variable, and their
+    path may match a pattern or not.
 
     Args:
-        layout_map: Mapping from pattern to `keras.distribution.TensorLayout`
-            or tuple, one entry per dim: `"model"` for the dim that is sharded,
+        layout_map: Mapping from pattern to `keras.distribution.TensorLayout` or
+            tuple, one entry per dim: `"model"` for the dim that is sharded,
             `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
             weights over the replicas too, is read as `None` unless replicas
-            divide weights; see `ignored`.
-            `None` if layers have to say themselves what they divide.
-        mesh: The `keras.distribution.DeviceMesh` to train on. If its
-            `"model"` axis has size 1 and replicas do not divide weights,
-            every variable is replicated and the map is not looked at.
+            divide weights; see `ignored`. `None` if layers say themselves what
+            they divide.
+        mesh: The `keras.distribution.DeviceMesh` to train on. If its `"model"`
+            axis has size 1 and replicas do not divide weights, every variable
+            is replicated and the map is not looked at.
         replicas_divide: Whether replicas divide weights (ZeRO stage 3).
 
     Raises:
         TypeError: If `layout_map` is no map, or a layout neither a
             `TensorLayout` nor a tuple.
-        ValueError: If a key is no regular expression, or a layout names an
-            axis that the mesh does not have, the pipeline axis, or the model
-            axis twice.
+        ValueError: If a key is no regular expression, or a layout names an axis
+            that the mesh does not have, the pipeline axis, or the model axis
+            twice.
 
     Example:
 
@@ -103,10 +172,10 @@ class Layouts:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Paths of variables whose layout names the data axis, as asked for.
+        """Paths of variables whose layout names the data axis.
 
-        They are whole on each replica, where `keras.distribution` on JAX
-        would have them sharded over the replicas.
+        They are whole on each replica, where `keras.distribution` on JAX would
+        shard them over the replicas.
         """
         return tuple(self._ignored)
 
@@ -120,10 +189,10 @@ class Layouts:
         """The dim of a variable that is sharded, or None if it is replicated.
 
         Args:
-            path: Path of a variable of the model, `variable.path`.
+            path: `variable.path` of a variable of the model.
             shape: Its full shape.
-            declared: The dim that its layer divides, whatever the map says, if
-                it is one of those made for it (`tfscale.layers`).
+            declared: The dim that its layer (of `tfscale.layers`) divides, if
+                any.
 
         Raises:
             ValueError: If several patterns match, if the layout has not one
@@ -164,10 +233,6 @@ class Layouts:
     def data_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
         """The dim of a weight that its layout has the replicas divide, if any.
 
-        Args:
-            path: Path of a variable of the model, `variable.path`.
-            shape: Its full shape.
-
         Raises:
             ValueError: If the number of replicas does not divide the dim.
         """
@@ -192,9 +257,8 @@ class Layouts:
     def check_all_matched(self, variables: Iterable) -> None:
         """Raises if a pattern has matched no variable so far.
 
-        Args:
-            variables: The variables of the model, or their paths, among which
-                the message looks for what may have been meant.
+        `variables`, or their paths, are those among which the message looks for
+        what may have been meant.
 
         Raises:
             ValueError: If there is such a pattern; if there is no layout map
@@ -252,7 +316,7 @@ class Layouts:
 
 
 def _hint(pattern: str, paths: Sequence[str]) -> str:
-    """What of the paths of variables comes near, in words; may be empty."""
+    """Which paths come near a pattern, in words; may be empty."""
     whole = [p for p in paths if re.fullmatch(pattern, p)]
     if whole:
         return (

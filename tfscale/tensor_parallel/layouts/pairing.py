@@ -1,8 +1,7 @@
 """Layers that are sharded without a partner, and what to do about them.
 
-A column-parallel layer is worth its while if a row-parallel one takes what it
-leaves sharded. Where none does, its output is gathered at once: right, but
-with one exchange more than the layer alone would need.
+A column-parallel layer pays if a row-parallel one takes its output sharded.
+Else its output is gathered at once, with one exchange more than without.
 """
 
 from collections.abc import Mapping
@@ -17,14 +16,11 @@ _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 def complaint(
     calls: Sequence[tuple[Rule, bool]], reasons: Mapping[Rule, str]
 ) -> str | None:
-    """What to tell the user, or None if all is well.
+    """What to tell the user, or None.
 
-    The last layer may have its output gathered: logits, whose softmax or
-    loss needs the whole.
-
-    Args:
-        calls: In their order, and whether the input came sharded.
-        reasons: Why outputs are gathered.
+    The output of the last layer may be gathered: logits, whose softmax or loss
+    needs the whole. `calls` says, in their order, whether inputs came sharded;
+    `reasons` why outputs are gathered.
     """
     lines = {}
     has_column = follows_column = False

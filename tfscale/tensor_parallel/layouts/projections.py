@@ -1,11 +1,14 @@
-"""Dense and EinsumDense as the products that they are."""
+"""Dense and EinsumDense as the products that they are, and pairs of them."""
 
+import collections
 import dataclasses
 import math
 
 import keras
 
+from tfscale import _internals
 from tfscale.tensor_parallel import elementwise
+from tfscale.tensor_parallel.elementwise import treats_elements_apart
 from tfscale.tensor_parallel.rules.dense_rules import subscripts
 
 
@@ -16,12 +19,10 @@ class Projection:
     Attributes:
         layer: The layer.
         kernel: Its kernel.
-        inputs: Dims of the kernel that are contracted, in the order in which
-            the input has them.
-        outputs: The other dims, in the order in which the output has them.
+        inputs: Contracted dims of the kernel, in the order of the input.
+        outputs: The other dims, in the order of the output.
         bias: Its bias, or None.
-        bias_dim: The dim of the bias that belongs to the first of `outputs`,
-            or None.
+        bias_dim: The dim of the bias that belongs to the first of `outputs`.
     """
 
     layer: keras.Layer
@@ -53,14 +54,9 @@ class Projection:
 
 
 def projection_of(layer) -> Projection | None:
-    """What a layer's kernel does, if it is a plain matrix or tensor product.
+    """What a layer's kernel does; None if it is no plain product.
 
-    Args:
-        layer: Any Keras layer.
-
-    Returns:
-        None if it is no Dense or EinsumDense, if it is quantized, or if its
-        equation is no product of that kind.
+    Nor if it is no Dense or EinsumDense, or quantized.
     """
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
     if not isinstance(layer, kinds) or layer.quantization_mode:
@@ -87,3 +83,82 @@ def projection_of(layer) -> Projection | None:
     return Projection(
         layer, kernel, tuple(inputs), tuple(outputs), bias, bias_dim
     )
+
+
+class Chains:
+    """Which Dense layers of a functional model take what from which ones."""
+
+    def __init__(self, graph):
+        nodes = _internals.nodes_of(graph)
+        self._maker = {id(x): n for n in nodes for x in n.outputs}
+        self._users = collections.defaultdict(list)
+        for node in nodes:
+            for x in node.input_tensors:
+                self._users[id(x)].append(node)
+        # A result of the model is used by whoever calls the model.
+        for x in graph.outputs:
+            self._users[id(x)].append(None)
+        calls = collections.Counter(id(n.operation) for n in nodes)
+        self._matrices = {
+            id(n): p
+            for n in nodes
+            if calls[id(n.operation)] == 1
+            and (p := projection_of(n.operation)) is not None
+            and p.is_matrix
+        }
+        self._nodes = nodes
+
+    def pairs(self):
+        """Yields `(ups, down)`: all that `down` takes comes from `ups`."""
+        for node in self._nodes:
+            if id(node) in self._matrices:
+                path = [node]
+                ups = self._sources(node.input_tensors, path)
+                down = self._matrices[id(node)]
+                fits = ups and {up.sizes[1] for up in ups} == {down.sizes[0]}
+                if fits and self._is_private(path):
+                    yield ups, down
+
+    def _sources(self, tensors, path):
+        """The Dense layers before `tensors`, or None if there are others."""
+        found = []
+        for x in tensors:
+            node = self._maker.get(id(x))
+            if node is None:
+                return None
+            if node in path:
+                continue
+            path.append(node)
+            if id(node) in self._matrices:
+                sources = [self._matrices[id(node)]]
+                if not sources[0].is_elementwise:
+                    return None
+            elif treats_elements_apart(node.operation):
+                sources = self._sources(node.input_tensors, path)
+            else:
+                return None
+            if sources is None:
+                return None
+            found += sources
+        return found
+
+    def _is_private(self, path):
+        """Whether nobody else uses what is on the way to `path[0]`."""
+        return all(
+            user in path
+            for node in path[1:]
+            for x in node.outputs
+            for user in self._users[id(x)]
+        )
+
+
+def functional_of(layer):
+    """The functional model that a call of `layer` runs, or None."""
+    kind = layer.__class__
+    if isinstance(layer, keras.Sequential):
+        own_call = kind.call is not keras.Sequential.call
+        return None if own_call else _internals.functional_in(layer)
+    is_functional = isinstance(layer, _internals.Functional)
+    if is_functional and kind.call is _internals.Functional.call:
+        return layer
+    return None

@@ -1,8 +1,7 @@
 """Gradients that were written by hand, as operations to be looked at.
 
-They have to be traced into the model's own graph, since their code refers to
-tensors of it. They lie behind the model's operations, are traced once for each
-graph, and are no part of the model when it is looked at again.
+They refer to tensors of the model, so they are traced into its own graph, after
+its operations and once, and are left out when the model is looked at again.
 """
 
 import dataclasses
@@ -16,13 +15,10 @@ _COLLECTION = "tfscale_custom_gradients"
 
 @dataclasses.dataclass(frozen=True)
 class CustomGradient:
-    """The operations of a gradient.
+    """The operations of a gradient, or why it could not be traced.
 
-    Attributes:
-        given: The gradient of each output.
-        operations: What was traced.
-        results: The gradient of each input, None if it has none.
-        error: Why it could not be traced, if so.
+    `given` are the gradients of the outputs, `results` those of the inputs,
+    None where there is none.
     """
 
     given: list

@@ -1,16 +1,105 @@
-"""What the analysis knows of a traced model before it divides anything."""
+"""What is known of a traced model before anything is sharded."""
 
 import dataclasses
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.tensor_parallel.propagation import layer_calls
-from tfscale.tensor_parallel.propagation.boundaries import Boundaries
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
+from tfscale.tensor_parallel.propagation.layer_calls import Sink
+from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edge:
+    """A tensor enters or leaves a layer, and can be converted there.
+
+    `operations` convert `before` to `after`; `mode` is how a rank does, None in
+    the trace of a whole model. `place` says which of the layer's tensors it is.
+    """
+
+    boundary: Any
+    place: tuple
+    operations: range
+    before: tf.Tensor
+    after: tf.Tensor
+    mode: str | None
+
+    def as_call(self, key, mode: str, dim: int) -> LayerCall:
+        """The conversion as a call, to compare traces."""
+        if mode == "scatter":
+            return LayerCall(
+                key,
+                self.operations,
+                sources=(Source(self.after, dim),),
+                inputs=(self.before,),
+            )
+        return LayerCall(
+            key,
+            self.operations,
+            sinks=(Sink(self.before, dim),),
+            outputs=(self.after,),
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Span:
+    """One call of a layer with a boundary, made within the call `around`."""
+
+    boundary: Any
+    around: "Span | None"
+    operations: range = range(0)
+
+
+class Boundaries:
+    """The calls of layers in a graph, and the edges of each.
+
+    Args:
+        operations: Those of the model.
+        edges: Where tensors enter and leave layers.
+        spans: Calls of layers, outer ones first.
+        parameters: Names of the tensors that are trainable variables.
+    """
+
+    def __init__(
+        self,
+        operations: Iterable[tf.Operation] = (),
+        edges: Iterable[Edge] = (),
+        spans: Iterable[Span] = (),
+        parameters: frozenset[str] = frozenset(),
+    ):
+        self.edges = {edge.after.op.name: edge for edge in edges}
+        self.parameters = parameters
+        self._spans: dict[str, Span] = {}
+        names = [op.name for op in operations]
+        for span in spans:
+            for index in span.operations:
+                self._spans[names[index]] = span
+        self._inputs: dict[Span, list[Edge]] = {}
+        for edge in self.edges.values():
+            if edge.place[0] == "in":
+                span = self._spans[edge.after.op.name]
+                self._inputs.setdefault(span, []).append(edge)
+
+    def span_of(self, op: tf.Operation) -> Span | None:
+        """The innermost call that an operation belongs to."""
+        return self._spans.get(op.name)
+
+    def around(self, op: tf.Operation) -> Iterator[Span]:
+        """The calls that an operation belongs to, innermost first."""
+        span = self.span_of(op)
+        while span is not None:
+            yield span
+            span = span.around
+
+    def inputs_of(self, span: Span) -> list[Edge]:
+        """Where tensors enter a call."""
+        return self._inputs.get(span, [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +107,9 @@ class GraphFacts:
     """What is the same in each pass.
 
     Attributes:
-        num_ranks: Number of parts of a sharded tensor.
+        num_ranks: Number of shards of a sharded tensor.
         retraced: See `propagation.propagate`.
-        needs_gradient: Names of the tensors that a gradient is needed of.
+        needs_gradient: Names of the tensors whose gradient is needed.
         insides: Key of the call for each tensor that a call keeps to itself.
         boundaries: Where tensors may be converted between layers.
         decided: Keys of the calls whose sources stay sharded for good.

@@ -21,12 +21,9 @@ from tfscale.tensor_parallel.propagation.placements import NoRule
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """Labels of all dims of an operation.
+    """For each input and output a tuple with a label for each dim.
 
-    Attributes:
-        inputs: For each input a tuple with a label for each dim, or None for
-            an operand that has to be whole (an axis, a permutation).
-        outputs: For each output a tuple with a label for each dim.
+    None for an operand that has to be whole (an axis, a permutation).
     """
 
     inputs: tuple

@@ -1,8 +1,7 @@
-"""A traced model, and the calls in it of layers that can run sharded.
+"""A traced model, and its calls of layers that run sharded by a rule.
 
-Such a layer knows how to run on each rank's part of its weights. What it does
-inside is its own affair: an analysis of the graph only sees which outputs it
-could leave sharded and which inputs it could take so.
+The analysis of the graph does not look inside such a call: it sees which
+outputs the layer could leave sharded and which inputs it could take sharded.
 """
 
 import dataclasses
@@ -17,12 +16,7 @@ from tfscale.tensor_parallel.propagation import custom_gradients
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An output of a layer that could stay sharded.
-
-    Attributes:
-        tensor: The output, in full shape.
-        dim: The dim that would be sharded, from 0.
-    """
+    """An output that could stay sharded along `dim`; in full shape."""
 
     tensor: tf.Tensor
     dim: int
@@ -30,13 +24,10 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Sink:
-    """An input that a layer can take sharded.
+    """An input, in full shape, that a layer can take sharded along `dim`.
 
-    Attributes:
-        tensor: The input, in full shape.
-        dim: The dim along which the layer takes it sharded, from 0.
-        propagates_to: The output that is sharded if the input is (a depthwise
-            convolution, a BatchNormalization); None if the output is whole.
+    `propagates_to` is the output that is sharded if the input is (a depthwise
+    convolution, a BatchNormalization); None if the output is whole.
     """
 
     tensor: tf.Tensor
@@ -50,15 +41,14 @@ class LayerCall:
 
     Attributes:
         key: Name of the call in the result.
-        operations: The operations that the call made, as a range of places in
-            `graph.get_operations()`. They are not looked at: they take part in
-            nothing but what is declared here.
+        operations: Indices of what the call made among the graph's operations.
+            The analysis looks only at the tensors that are declared here.
         sources: Outputs that could stay sharded.
         sinks: Inputs that can be taken sharded, all of them together.
         inputs: Inputs that are taken whole.
         outputs: Outputs that are whole however the layer runs.
-        shares_input: Whether each rank makes its own use of a whole input, and
-            its gradient may be left to be added up where it was gathered.
+        shares_input: Whether each rank uses a whole input for itself, so that
+            its gradient may be summed where it was gathered.
     """
 
     key: Hashable
@@ -80,13 +70,7 @@ class LayerCall:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A model as it was traced.
-
-    Attributes:
-        graph: The graph, with nothing in it but this model.
-        calls: The layer calls in it that can run sharded.
-        outputs: The tensors that leave the model.
-    """
+    """A traced model: its graph, calls of sharded layers, and outputs."""
 
     graph: tf.Graph
     calls: Sequence[LayerCall]

@@ -40,20 +40,16 @@ ELEMENTWISE = frozenset(
 def apply(
     op: tf.Operation, states: list, num_ranks: int, retraced: bool
 ) -> list:
-    """States of the outputs of an operation.
+    """Each output's state: `Sharded`, `Sizes`, or None if it is whole.
 
     Args:
         op: An operation of the whole model.
-        states: For each input `Sharded`, `Sizes`, or None if it is whole.
-        num_ranks: Number of parts of a sharded tensor.
-        retraced: Whether a constant size of a dim may be one that was read from
-            the static shape of a sharded tensor.
-
-    Returns:
-        For each output `Sharded`, `Sizes`, or None if it is whole.
+        states: The same for each input.
+        num_ranks: Number of shards of a sharded tensor.
+        retraced: See `propagation.propagate`.
 
     Raises:
-        NoRule: If ranks cannot run it on their parts.
+        NoRule: If ranks cannot run it on their shards.
     """
     if op.type == "IdentityN":
         made = states

@@ -4,12 +4,12 @@ import dataclasses
 
 
 class NoRule(Exception):
-    """The operation cannot run on a part of its input; the text says why.
+    """The operation cannot run on a shard of its input; the text says why.
 
     Attributes:
-        operand: The whole tensor that is in the way, if one is.
-        dim: Along which dim of it a part would do; None if none would.
-        made: What it would make if only gradients of `operand` were added up.
+        operand: The whole tensor that is in the way, if there is one.
+        dim: The dim along which a shard of it would do, if there is one.
+        made: What it would make if only gradients of `operand` were summed.
     """
 
     def __init__(self, reason, operand=None, dim=None, made=()):
@@ -32,13 +32,11 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """The same on all ranks, of which each rank makes its own use.
+    """The same on all ranks, each of which uses it for itself.
 
-    Its gradient is `Partial` in the words of DTensor: those of the ranks are
-    added up.
-
-    Attributes:
-        direct: Whether it is what was gathered, and nothing made from it.
+    Its gradient is what DTensor calls `Partial`: the ranks' gradients are
+    summed. `direct` is true of the gathered tensor, false of tensors made from
+    it.
     """
 
     direct: bool = False
@@ -48,9 +46,8 @@ class Replicated:
 class Sizes:
     """An integer scalar or vector made from shapes of sharded tensors.
 
-    Attributes:
-        local: For each entry whether it is that of the whole tensor divided by
-            the number of ranks; else it is the same as in the whole model.
+    `local` says for each entry whether it is the whole tensor's divided by the
+    number of ranks; the others are the same as in the whole model.
     """
 
     local: tuple[bool, ...]

@@ -27,8 +27,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.tensor_parallel.propagation import generator_rules
+from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import graph_facts
+from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
@@ -43,8 +44,8 @@ class Propagation:
         sharded: Keys of the calls whose sources stay sharded.
         gathered: For each other call with sources, why they are gathered.
         sink_sharded: Keys of the calls whose sinks arrive sharded.
-        states: For each tensor that differs between ranks, by name, how it does
-            and the keys of the sources that it depends on.
+        states: By name of a tensor that differs between ranks: how it does, and
+            the keys of the sources before it.
         sharded_generators: Names of those generators of random numbers that
             draw for sharded tensors.
     """
@@ -76,21 +77,16 @@ def propagate(
         trace: A model traced on one device, all shapes in full. Trace it with
             an unknown batch size, so that shapes are read as the model runs.
         num_ranks: Number of model ranks, at least 2.
-        sharded_outputs: Those among the outputs that may be sharded, each along
-            the dim that is given, as logits for a vocabulary-parallel loss.
-        differentiable: Parameters, and inputs of the model, whose gradients
-            are needed: a tensor made from these that every rank uses with a
-            part of another one would get a part of its gradient on each.
+        sharded_outputs: The outputs that may leave the model sharded.
+        differentiable: Parameters and inputs whose gradients are needed: used
+            with a shard, a tensor made from these would get a part of its
+            gradient on each rank.
         generators: States of the generators of random numbers whose seeds can
-            differ between ranks; see `generator_rules`. None if those of all
-            can.
-        retraced: Whether ranks trace the model's Python anew with their parts.
+            differ between ranks; None if those of all can.
+        retraced: Whether ranks trace the model's Python anew with their shards.
             Constants that are the full size of a sharded dim in a shape are
             then taken to have been read from the tensor, and the decision has
             to be confirmed on the new trace (`retrace.differences`).
-
-    Returns:
-        The decision, along with reasons.
 
     Raises:
         ValueError: If a call or a tensor of it does not fit the graph.
@@ -120,7 +116,7 @@ def propagate(
     def check_generators(walk):
         nonlocal drawing
         if generators is not None:
-            drawing, failures = generator_rules.sharded_generators(
+            drawing, failures = sharded_generators(
                 looked_at(trace), walk.states, generators
             )
             for key, reason in failures.items():
@@ -146,20 +142,9 @@ def search(
 ) -> Walk:
     """Passes over a model until no edge needs another choice.
 
-    A choice is never taken back, so that it ends.
-
-    Args:
-        trace: The model.
-        facts: What is known of it.
-        choices: What is chosen at edges, see `Walk`. What is found is added.
-        check: Called with a pass that asks for nothing; adds to its `changes`.
-        may_leave: How outputs may be sharded, by name.
-
-    Returns:
-        The last pass.
-
-    Raises:
-        Infeasible: If nothing can be sharded.
+    It ends because no choice is taken back. `choices` (see `Walk`) is changed;
+    `check` is called with a pass that asks for nothing, and may add to its
+    `changes`. `may_leave` says by name how outputs may be sharded.
     """
     operations = trace.operations
     while True:
@@ -178,3 +163,49 @@ def looked_at(trace: Trace) -> list[tf.Operation]:
     """The operations that are not inside of calls of layers."""
     inside = {place for call in trace.calls for place in call.operations}
     return [op for i, op in enumerate(trace.operations) if i not in inside]
+
+
+def sharded_generators(
+    operations: Iterable[tf.Operation],
+    states: Mapping,
+    generators: Iterable[tf.Tensor],
+) -> tuple[frozenset, dict]:
+    """Sorts generators by what they draw for.
+
+    A rank puts its number into the seeds of a generator, or it does not: one
+    that draws for shards and for whole tensors has to draw for whole ones only.
+    So do a seed that is a constant and a generator that is not the model's own.
+
+    Returns:
+        Names of the generators that draw for shards only, and why, by key of
+        the source that has to be gathered because of another one.
+    """
+    known = {tensor.name for tensor in generators}
+    parts, wholes = {}, set()
+    for op in operations:
+        if op.type not in shape_rules.RANDOM or len(op.inputs) == 1:
+            # What keeps its own state differs on each rank anyway.
+            continue
+        origins = _origins(list(op.inputs)[1:])
+        state, keys = states.get(op.outputs[0].name, (None, frozenset()))
+        if isinstance(state, Sharded):
+            parts[op.name] = origins, keys
+        else:
+            wholes |= origins
+    failures = {}
+    for name, (origins, keys) in parts.items():
+        reason = None
+        if not origins or not origins <= known:
+            reason = f"{name!r} draws with a seed that is not of a generator"
+        elif origins & wholes:
+            reason = f"the generator of {name!r} draws for a whole tensor too"
+        if reason:
+            failures.update(dict.fromkeys(keys, reason))
+    found = (origins for origins, _ in parts.values())
+    return frozenset().union(*found), failures
+
+
+def _origins(tensors):
+    """Names of the placeholders that tensors are made from."""
+    operations = walks.ancestors([tensor.op for tensor in tensors])
+    return {op.outputs[0].name for op in operations if op.type == "Placeholder"}

@@ -32,7 +32,7 @@ from tfscale import _internals
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
-from tfscale.tensor_parallel.propagation.boundaries import Edge
+from tfscale.tensor_parallel.propagation.graph_facts import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
 from tfscale.tensor_parallel.propagation.placements import Infeasible
@@ -45,11 +45,7 @@ _TWO_USES = "a weight is used in two ways"
 
 
 class Walk:
-    """One pass over the graph.
-
-    Args:
-        facts: What is known of the model before.
-        choices: What is chosen at edges; not changed by the pass.
+    """One pass over the graph; `choices` at edges are not changed by it.
 
     Attributes:
         states: For each tensor that differs between ranks, by name, how it does

@@ -216,8 +216,8 @@ class _GroupedAttention(_Attention):
     def _heads(self):
         """The first key/value head, how many, and that of each query head.
 
-        As many on all ranks, even if some do not need the last one: in the
-        gradients of unlike shapes the ranks would not meet in the same order.
+        As many on all ranks, even if some do not need the last one: with
+        gradients of other shapes the ranks would call other collectives.
         """
         layer, ranks = self.layer, collectives.num_ranks()
         total, num_keys = (
@@ -245,9 +245,6 @@ def _call_for_parts(layer, x):
 
 
 def _call(layer, changed, args, kwargs):
-    """Calls a layer as it would be with some other attributes.
-
-    They are those of a copy, because the threads of all ranks call the layer.
-    """
+    """Calls a copy of a layer with some other attributes: ranks share it."""
     copy = _internals.altered(layer, **changed)
     return layer.__class__.call(copy, *args, **kwargs)

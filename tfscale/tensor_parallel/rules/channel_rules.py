@@ -16,7 +16,6 @@ from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
-from tfscale.tensor_parallel.rules import low_rank
 from tfscale.tensor_parallel.rules import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -84,7 +83,7 @@ def _convolve(layer, inputs):
         padding = "valid"
     return keras.ops.conv(
         inputs,
-        low_rank.shard_of(layer, "kernel"),
+        rules.weight_shard(layer, "kernel"),
         strides=list(layer.strides),
         padding=padding,
         dilation_rate=layer.dilation_rate,

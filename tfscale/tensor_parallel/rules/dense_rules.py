@@ -16,7 +16,6 @@ from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
-from tfscale.tensor_parallel.rules import low_rank
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
@@ -74,7 +73,7 @@ class _Column(rules.Rule):
         x = _contract(
             layer,
             sequence.copy_to_region(inputs),
-            low_rank.shard_of(layer, "kernel"),
+            rules.weight_shard(layer, "kernel"),
         )
         if layer.bias is not None:
             x = keras.ops.add(x, self._bias())
@@ -133,7 +132,7 @@ class _Row(rules.Rule):
 
     def run(self, inputs, training=None):
         layer = self.layer
-        kernel = low_rank.shard_of(layer, "kernel")
+        kernel = rules.weight_shard(layer, "kernel")
         x = _contract(layer, self.shard_input(inputs), kernel)
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)

@@ -13,7 +13,6 @@ import keras
 from tfscale import _internals
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel.rules import low_rank
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
@@ -72,7 +71,7 @@ class _VocabularyParallel(rules.Rule):
             self.makes_logits = True
             return self._logits(inputs)
         layer = self.layer
-        table = low_rank.shard_of(layer, "embeddings")
+        table = rules.weight_shard(layer, "embeddings")
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = table.shape[0]
@@ -91,7 +90,7 @@ class _VocabularyParallel(rules.Rule):
     def _logits(self, inputs):
         layer = self.layer
         if layer.tie_weights:
-            table = low_rank.shard_of(layer, "embeddings")
+            table = rules.weight_shard(layer, "embeddings")
             kernel = keras.ops.transpose(table)
         else:
             kernel = rules.shard_of(layer.reverse_embeddings)
@@ -119,7 +118,7 @@ class _ColumnEmbedding(rules.Rule):
     def run(self, inputs):
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
-        table = low_rank.shard_of(self.layer, "embeddings")
+        table = rules.weight_shard(self.layer, "embeddings")
         outputs = keras.ops.take(table, inputs, axis=0)
         return self.gather_output(
             keras.ops.cast(outputs, self.layer.compute_dtype)

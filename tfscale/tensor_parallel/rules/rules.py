@@ -7,21 +7,20 @@ The layout of its variables decides by which rule a layer runs:
     input dim split      row-parallel             sharded     whole (g)
     vocabulary split     vocabulary-parallel      whole       whole (g)
     channels split       each channel by itself   sharded     sharded
-    anything else        none: weights are put    whole       whole
-                         together where used
+    anything else        none: weights are        whole       whole
+                         gathered where used
 
-Whether a sharded output may stay sharded until somebody takes it so is found
-by analysis.py; by default it is gathered at once, which is always right.
-A layer of `tfscale.layers` says so itself, with two attributes that Keras'
-layers do not have: `gather_output` of a column-parallel layer, and
-`input_is_parallel` of a row-parallel one.
-Of a layer that is not one of Keras' own, or a subclass that overrides what its
-`call` consists of, nothing is assumed.
+analysis.py finds whether a sharded output may stay sharded; by default it is
+gathered at once. A layer of `tfscale.layers` says so itself, by `gather_output`
+of a column-parallel and `input_is_parallel` of a row-parallel one. Of a layer
+that is not one of Keras' own, or a subclass that overrides what its `call`
+consists of, nothing is assumed.
 """
 
 import abc
 import contextlib
 
+import keras
 import tensorflow as tf
 
 from tfscale import _internals
@@ -38,9 +37,8 @@ class Rule(abc.ABC):
         layer: The Keras layer.
         source_dim: The dim of its output that can stay sharded, counted from
             the right (negative), or None if the output is whole.
-        sink_dim: The dim of its input that it can take sharded, counted in the
-            same way.
-        stays_sharded: Whether the output stays sharded; see `decide`.
+        sink_dim: The same of the input that it can take sharded.
+        stays_sharded: Whether the output stays sharded.
         is_inner: Whether the rule of a layer around it has decided that.
     """
 
@@ -63,14 +61,10 @@ class Rule(abc.ABC):
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
     def decide(self, stays_sharded: bool, reason: str | None) -> None:
-        """Takes what analysis has found, and checks what the user has said.
-
-        Args:
-            stays_sharded: Whether the output can stay sharded.
-            reason: Why it cannot.
+        """Takes what analysis has found.
 
         Raises:
-            ValueError: If it cannot and the user wants it to.
+            ValueError: If it gathers what the user wants sharded.
         """
         if getattr(self.layer, "gather_output", None) is None:
             self.stays_sharded = stays_sharded
@@ -109,14 +103,11 @@ class Rule(abc.ABC):
 
     @property
     def sum_layer(self):
-        """The layer that adds up over ranks, in one that has parts."""
+        """The layer that sums over ranks: itself, or one inside it."""
         return self.layer
 
     def scatters(self, args, kwargs) -> bool | None:
-        """Whether a call can leave its sum sharded along the sequence.
-
-        None if there is no sum.
-        """
+        """Whether a call can leave its sum sharded; None if it has none."""
         return None
 
     @abc.abstractmethod
@@ -124,7 +115,7 @@ class Rule(abc.ABC):
         """What the layer's `call` does, on shards; in replica context."""
 
     def gather_output(self, output):
-        """The sharded output as it is to leave the layer."""
+        """The output, gathered unless it stays sharded."""
         if self.stays_sharded:
             return output
         dim = output.shape.rank + self.source_dim
@@ -159,11 +150,8 @@ class Rule(abc.ABC):
 def runs_as(layer, kinds, *parts: str) -> bool:
     """Whether a layer computes what one of some classes of Keras does.
 
-    Args:
-        layer: The layer, perhaps of a subclass.
-        kinds: The classes.
-        parts: Methods and properties that `call` uses, and a subclass may
-            have overridden.
+    `parts` are methods and properties that `call` uses, and that a subclass may
+    have overridden.
     """
     kind = layer.__class__  # without what is put before it (in_place.py)
     return any(
@@ -199,8 +187,8 @@ def assign_shard(variable, value) -> None:
 def given_shards(shards: dict[int, tf.Tensor]):
     """Within it, tensors stand for shards of variables, by `id(variable)`.
 
-    For a trace in which variables are arguments. What is assigned replaces
-    the tensors in the dict.
+    For a trace in which variables are arguments. Assigned values replace the
+    tensors in the dict.
     """
     with rank_context.within(given_shards=shards):
         yield
@@ -212,3 +200,31 @@ def local_shard_along(variable, dim):
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
     return collectives.scatter_to_ranks(whole, dim)
+
+
+def weight_shard(layer, name: str):
+    """This rank's shard of a layer's `"kernel"` or `"embeddings"`.
+
+    `enable_lora` of a Keras layer adds a product to its kernel, `K + s A B`,
+    and trains A and B in its place. The product's shard needs a shard of B
+    along the last dim of K, and of A along others; each rank uses the other one
+    for itself. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models
+    (2022), equation 3.
+    """
+    weight = _internals.weight_of(layer, name)
+    shard = shard_of(weight)
+    if not layer.lora_enabled:
+        return shard
+    a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
+    dim = sharding_of(weight).model_dim
+    if dim == len(weight.shape) - 1:
+        a, b = _for_parts(a), local_shard_along(b, 1)
+    else:
+        a, b = local_shard_along(a, dim), _for_parts(b)
+    scale = layer.lora_alpha / layer.lora_rank
+    total = keras.ops.add(shard, scale * keras.ops.matmul(a, b))
+    return keras.ops.cast(total, layer.compute_dtype)
+
+
+def _for_parts(variable):
+    return collectives.copy_to_ranks(tf.convert_to_tensor(variable))

@@ -8,22 +8,47 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import in_place
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import recorder
+from tfscale.tensor_parallel import model_trace
+from tfscale.tensor_parallel.rules import attention_rules
+from tfscale.tensor_parallel.rules import channel_rules
+from tfscale.tensor_parallel.rules import dense_rules
+from tfscale.tensor_parallel.rules import embedding_rules
 from tfscale.tensor_parallel.rules.rules import Rule
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
+_FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 
-def attach(layer, make_rule, apply_decision) -> None:
+
+def make_rule(layer) -> Rule | None:
+    """The rule of a built layer; None if its weights are gathered."""
+    for family in _FAMILIES:
+        rule = family.make_rule(layer)
+        if rule is not None:
+            return rule
+    return None
+
+
+def concerned(callers: list) -> list:
+    """The layers that may need a rule when a sharded variable is made.
+
+    Of the layers that are being built, the innermost, which makes the variable,
+    and those with a rule for all layers in them.
+    """
+    *around, maker = callers
+    return [
+        *(layer for layer in around if attention_rules.is_attention(layer)),
+        maker,
+    ]
+
+
+def attach(layer, apply_decision) -> None:
     """Has a layer with sharded variables run by its rule; once.
 
-    Args:
-        layer: A Keras layer, in its `build`.
-        make_rule: Makes a `Rule` for the built layer, or None.
-        apply_decision: Called with the rule before each call on ranks; sets
-            whether it leaves its output sharded.
+    `apply_decision` is called with the rule before each call on ranks, and sets
+    whether the layer leaves its output sharded.
     """
     if not isinstance(layer, ShardedLayer):
-        call = ShardedCall(layer, make_rule, apply_decision)
+        call = ShardedCall(layer, apply_decision)
         in_place.put(layer, ShardedLayer, sharded_call=call)
 
 
@@ -33,10 +58,9 @@ def call_of(layer) -> "ShardedCall | None":
 
 
 class NotQuantized(in_place.Mixin):
-    """A layer that Keras would leave as it is, as one of a class unknown to it.
+    """A layer that cannot be quantized: its rules are for float kernels.
 
-    Its rules are for float kernels, and some layouts name dims that a
-    quantized kernel does not have.
+    Some layouts name dims that a quantized kernel does not have.
     """
 
     @property
@@ -63,11 +87,7 @@ class NotQuantized(in_place.Mixin):
 
 
 class ShardedLayer(NotQuantized):
-    """A layer with sharded variables, put in the place of Keras' class.
-
-    Attributes:
-        sharded_call: How it runs.
-    """
+    """A layer with sharded variables, put in the place of Keras' class."""
 
     sharded_call: "ShardedCall"
 
@@ -82,13 +102,11 @@ class ShardedCall:
     Attributes:
         is_decided: Whether analysis of a model has seen the layer.
         is_found: Whether all of its layouts were found, not asked for.
-        reason: Why it gathers its output at once, if the last analysis
-            has one.
+        reason: Why it gathers its output at once, by the last analysis.
     """
 
-    def __init__(self, layer, make_rule, apply_decision):
+    def __init__(self, layer, apply_decision):
         self._layer = layer
-        self._make_rule = make_rule
         self._apply_decision = apply_decision
         self._kind = self._rule = None
         self.is_decided = False
@@ -99,12 +117,12 @@ class ShardedCall:
     def rule(self) -> Rule | None:
         """The rule of the layer, None if its weights are gathered.
 
-        It is another one, and has to be decided on, once the layer or a part
-        of it has been quantized or has got LoRA.
+        It is another one, and has to be decided on, once the layer or one
+        inside it has been quantized or has got LoRA.
         """
         kind = tuple(map(_kind_of, _internals.flatten_layers(self._layer)))
         if kind != self._kind:
-            rule = self._make_rule(self._layer)
+            rule = make_rule(self._layer)
             if rule is not None and rule.sink_dim is not None:
                 # It names the size of the whole input, and says no to a part.
                 self._layer.input_spec = None
@@ -113,17 +131,11 @@ class ShardedCall:
         return self._rule
 
     def run(self, call, args, kwargs):
-        """Calls the layer by its rule on ranks, and as it is elsewhere.
-
-        Args:
-            call: What the layer does as it is.
-            args: What the layer is called with.
-            kwargs: Its keyword arguments.
-        """
+        """Calls the layer by its rule on ranks, and as it is elsewhere."""
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
-        records = recorder.current()
+        records = model_trace.current()
         if records is not None:
             return self._record(records, call, args, kwargs)
         if collectives.num_ranks() == 1:
@@ -138,7 +150,7 @@ class ShardedCall:
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
-        start = recorder.num_operations()
+        start = model_trace.num_operations()
         records.is_inside = True
         try:
             outputs = self._call_on_parts(
@@ -146,9 +158,9 @@ class ShardedCall:
             )
         finally:
             records.is_inside = False
-        operations = range(start, recorder.num_operations())
+        operations = range(start, model_trace.num_operations())
         records.calls.append(
-            recorder.RecordedCall(
+            model_trace.RecordedCall(
                 rule, operations, inputs, outputs, divides, scatters
             )
         )

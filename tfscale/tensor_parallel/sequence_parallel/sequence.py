@@ -38,10 +38,8 @@ from tfscale.tensor_parallel import collectives
 class Conversion:
     """What is done with a tensor where it enters or leaves a layer.
 
-    Attributes:
-        mode: "scatter", "all_gather" or "gather".
-        dim: Along which dim.
-        size: Of the whole tensor along it.
+    `mode` is "scatter", "all_gather" or "gather", along `dim`, of which the
+    whole tensor has `size` entries.
     """
 
     mode: str
@@ -49,7 +47,7 @@ class Conversion:
     size: int
 
     def fits(self, tensor: tf.Tensor, num_ranks: int) -> bool:
-        """Whether a rank's tensor is what it is for: whole, or a part."""
+        """Whether a rank's tensor is what it is for: whole, or a shard."""
         whole = self.mode == "scatter"
         size = self.size if whole else self.size // num_ranks
         return tensor.shape[self.dim] == size
@@ -78,13 +76,14 @@ class SequencePlan:
     """What is sharded along the sequence, for inputs of some shapes.
 
     Attributes:
-        scatters: By `id` of a layer whose output is a sum over ranks: the
-            whole size of dim 1, along which it leaves a part to each.
+        scatters: By `id` of a layer that leaves its sum over ranks sharded
+            along dim 1: the whole size of that.
         conversions: By `id` of a `Boundary` and place of the tensor.
         partial_gradients: Ids of the boundaries of layers that use their whole
-            weights on parts: the gradients are added up.
-        sharded_generators: Ids of the states of generators that draw for parts.
-        sharded: Names of the layers that take parts and give parts.
+            weights on shards: the gradients are summed.
+        sharded_generators: Ids of the states of generators that draw for
+            shards.
+        sharded: Names of the layers that take and give shards.
     """
 
     scatters: Mapping[int, int]
@@ -107,7 +106,7 @@ def following(plan: SequencePlan | None):
 
 
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
-    """The sum of a layer's terms, or the part of it that is to be here."""
+    """The sum of a layer's terms, or this rank's shard of it."""
     if scatters(layer, x):
         return collectives.reduce_scatter(x, 1)
     return collectives.reduce_from_ranks(x)
@@ -121,9 +120,10 @@ def scatters(layer, x: tf.Tensor) -> bool:
 
 
 def copy_to_region(x: tf.Tensor) -> tf.Tensor:
-    """A whole input of which each rank makes its own use (f).
+    """A whole input that each rank uses for itself (f).
 
-    Its gradient is summed over ranks, if it is not where it was gathered.
+    Its gradient is summed over ranks, unless that is done where it was
+    gathered.
     """
     if getattr(x, "tfscale_is_shared", False):
         return x
@@ -133,10 +133,8 @@ def copy_to_region(x: tf.Tensor) -> tf.Tensor:
 class Boundary:
     """Around a method of a layer: tensors enter and leave.
 
-    Args:
-        layer: The layer.
-        of_shapes: Whether it only looks at shapes of tensors, so that they
-            have to be whole.
+    With `of_shapes` the method only looks at shapes of tensors, which therefore
+    have to be whole.
     """
 
     def __init__(self, layer, *, of_shapes: bool = False):

@@ -3,12 +3,14 @@
 The model is traced whole, with the shapes that it is called with, and searched
 like that of analysis.py, from other sources: all sums over ranks that have a
 sequence are left sharded, and are gathered again where tensors enter or leave a
-layer. At last the model is traced as a rank would, to see that it does the same
-(retrace.py).
+layer. At last the model is traced as a rank would, to compare (retrace.py).
 """
 
 import concurrent.futures
 import dataclasses
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,31 +18,25 @@ import tensorflow as tf
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.propagation import generator_rules
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation import propagation
-from tfscale.tensor_parallel.propagation.boundaries import Boundaries
+from tfscale.tensor_parallel.propagation.graph_facts import Boundaries
+from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.placements import Infeasible
+from tfscale.tensor_parallel.propagation.placements import Sharded
+from tfscale.tensor_parallel.propagation.propagation_walk import Walk
 from tfscale.tensor_parallel.sequence_parallel import sequence
-from tfscale.tensor_parallel.sequence_parallel import sequence_planning
 
 _NOTHING = "no activation between its layers can be sharded"
 _GATHERED_AT_ONCE = "it would be gathered at once"
 
 
 def find_plan(model, inputs, num_ranks: int) -> tuple:
-    """What is sharded along the sequence for inputs of some shapes.
+    """A plan for inputs of some shapes, or None and the reason.
 
-    Args:
-        model: A functional or sequential model, analysed by `analysis.analyse`
-            and with boundaries (`sequence_model.prepare`).
-        inputs: Its inputs, of which shapes and types matter.
-        num_ranks: Number of model ranks.
-
-    Returns:
-        A `SequencePlan`, or None if nothing is sharded, and if so, why.
+    The model has been analysed by `analysis.analyse` and has boundaries.
     """
     specs = keras.tree.map_structure(
         lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
@@ -150,13 +146,13 @@ class _Search:
         if walk.changes:
             return
         whole = self._whole
-        drawing, failures = generator_rules.sharded_generators(
+        drawing, failures = propagation.sharded_generators(
             self._operations, walk.states, whole.generators.values()
         )
         if failures:
             self._draw_whole(walk, next(iter(failures.values())))
             return
-        self._plan = plan = sequence_planning.make_plan(
+        self._plan = plan = make_plan(
             walk,
             self._facts,
             whole.calls,
@@ -212,7 +208,7 @@ class _Search:
     def _conversions(self, converted):
         made = sorted(converted, key=lambda pair: pair[0].operations.start)
         for number, (edge, dim) in enumerate(made):
-            mode = edge.mode or sequence_planning.mode_of(self._choices[edge])
+            mode = edge.mode or mode_of(self._choices[edge])
             yield edge.as_call(("edge", number), mode, dim)
 
     def _take_whole(self, walk, place):
@@ -245,3 +241,86 @@ def _why_none(sizes, num_ranks):
         f"a sequence of {size} cannot be sharded over {num_ranks} ranks. Use "
         f"{size - size % num_ranks or num_ranks} or {size + -size % num_ranks}"
     )
+
+
+def make_plan(
+    walk: Walk,
+    facts: GraphFacts,
+    recorded: list,
+    choices: Mapping[Any, Any],
+    keys: Collection[int],
+    drawing: Collection[int],
+) -> sequence.SequencePlan:
+    """The plan, of a pass that asks for nothing.
+
+    Args:
+        walk: The pass.
+        facts: What is known of the model.
+        recorded: The `RecordedCall`s of its layers.
+        choices: What the pass was made with.
+        keys: Indices in `recorded` of the calls whose sums are sharded.
+        drawing: Ids of the states of the generators that draw for shards.
+
+    Raises:
+        Infeasible: If it does not hold for all calls of a layer.
+    """
+    edges = facts.boundaries.edges.values()
+    scatters: dict[int, int] = {}
+    conversions: dict[tuple, sequence.Conversion] = {}
+    for key in keys:
+        layer = recorded[key].rule.sum_layer
+        size = recorded[key].outputs.shape[1]
+        if scatters.setdefault(id(layer), size) != size:
+            raise Infeasible(f"{layer.name!r} is called with several lengths")
+    for key, call in enumerate(recorded):
+        layer = call.rule.sum_layer
+        is_sum = id(layer) in scatters and call.scatters is not None
+        if is_sum and key not in keys:
+            raise _called_in_two_ways(layer)
+    for edge, dim in walk.converted.items():
+        made = sequence.Conversion(
+            mode_of(choices[edge]), dim, edge.before.shape[dim]
+        )
+        taken_at = id(edge.boundary), edge.place
+        if conversions.setdefault(taken_at, made) != made:
+            raise _called_in_two_ways(edge.boundary.layer)
+    for edge in edges:
+        taken = conversions.get((id(edge.boundary), edge.place))
+        if taken and edge not in walk.converted:
+            size = edge.before.shape[taken.dim]
+            if walk.is_undecided(edge.before):
+                size //= facts.num_ranks
+            parts = 1 if taken.mode == "scatter" else facts.num_ranks
+            if size == taken.size // parts:
+                raise _called_in_two_ways(edge.boundary.layer)
+    partial = {b for b, choice in choices.items() if choice == "partial"}
+    if not partial <= {e.boundary for e in edges if e.place[0] == "in"}:
+        raise Infeasible("a layer without inputs has weights")
+    return sequence.SequencePlan(
+        scatters,
+        conversions,
+        frozenset(map(id, partial)),
+        frozenset(drawing),
+        _sharded_layers(walk, edges),
+    )
+
+
+def mode_of(choice: str | Sharded) -> str:
+    """The mode of a `Conversion` for what is chosen at an edge."""
+    return "scatter" if isinstance(choice, Sharded) else choice
+
+
+def _called_in_two_ways(layer):
+    return Infeasible(f"{layer.name!r} is called in two ways")
+
+
+def _sharded_layers(walk, edges):
+    """Names of the layers that take parts and give parts."""
+    taken, given = {}, set()
+    for edge in edges:
+        if walk.is_undecided(edge.after):
+            if edge.place[0] == "out":
+                given.add(id(edge.boundary))
+            else:
+                taken[id(edge.boundary)] = edge.boundary.layer.name
+    return tuple(name for key, name in taken.items() if key in given)

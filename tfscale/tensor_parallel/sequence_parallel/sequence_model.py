@@ -1,4 +1,10 @@
-"""Prepares models for sequence parallelism, and finds the plan of each call."""
+"""Prepares models for sequence parallelism, and finds the plan of each call.
+
+A layer of a prepared model has a boundary around its `call`, where tensors are
+gathered or sharded by the plan, and one around each method that looks at the
+shapes of tensors only: that gets whole ones while the layer goes on with
+shards.
+"""
 
 import functools
 import warnings
@@ -12,28 +18,84 @@ from tfscale import in_place
 from tfscale import rank_context
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel import decisions
-from tfscale.tensor_parallel.sequence_parallel import boundary_layer
+from tfscale.tensor_parallel.rules.sharded_call import NotQuantized
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
+from tfscale.tensor_parallel.sequence_parallel.sequence import Boundary
+
+_ATTENTION_MASK, _SELF_ATTENTION_MASK = _internals.METHODS_OF_SHAPES
+
+
+def attach(layer: keras.Layer) -> None:
+    """Puts boundaries around the methods of a layer; once."""
+    if isinstance(layer, BoundaryLayer):
+        return
+    in_place.put(layer, BoundaryLayer, boundary=Boundary(layer))
+    if hasattr(layer, _ATTENTION_MASK):
+        boundary = Boundary(layer, of_shapes=True)
+        in_place.put(
+            layer, BoundaryAttentionMask, attention_mask_boundary=boundary
+        )
+    if hasattr(layer, _SELF_ATTENTION_MASK):
+        boundary = Boundary(layer, of_shapes=True)
+        in_place.put(
+            layer,
+            BoundarySelfAttentionMask,
+            self_attention_mask_boundary=boundary,
+        )
+
+
+def boundary_of(layer: keras.Layer) -> Boundary | None:
+    """The boundary around the `call` of a layer, if there is one."""
+    return layer.boundary if isinstance(layer, BoundaryLayer) else None
+
+
+class BoundaryLayer(NotQuantized):
+    """A layer whose inputs and outputs are converted."""
+
+    boundary: Boundary
+
+    def call(self, *args, **kwargs):
+        """See `keras.Layer`."""
+        return self.boundary.run(super().call, args, kwargs)
+
+
+class BoundaryAttentionMask(in_place.Mixin):
+    """A layer that makes a mask of the shapes of its queries and keys."""
+
+    attention_mask_boundary: Boundary
+
+    def _compute_attention_mask(self, *args, **kwargs):
+        return self.attention_mask_boundary.run(
+            super()._compute_attention_mask, args, kwargs
+        )
+
+
+class BoundarySelfAttentionMask(in_place.Mixin):
+    """A layer that makes a mask of the shape of its input."""
+
+    self_attention_mask_boundary: Boundary
+
+    def _compute_self_attention_mask(self, *args, **kwargs):
+        return self.self_attention_mask_boundary.run(
+            super()._compute_self_attention_mask, args, kwargs
+        )
+
 
 # What there was a warning of.
 _warned = weakref.WeakSet()
 
 
 class _Prepared(BaseException):
-    """Ends a trial run: a model has been prepared.
-
-    No `Exception`, which Keras would take for one of a layer.
-    """
+    """Ends a trial run; no `Exception`, which Keras would say is a layer's."""
 
 
 def prepare_called(fn, run, sharded_calls) -> None:
     """Finds the models that a function calls, and prepares them.
 
-    Where activations are to be sharded, a model has to be known before any of
-    its layers runs: so there is a trial run, in a graph that is let go, which
-    ends at the first layer that belongs to an unknown model.
+    A model has to be known before any of its layers runs: so there is a trial
+    run, in a graph that is let go, which ends at the first layer of an unknown
+    model.
 
     Args:
         fn: The function.
@@ -76,19 +138,15 @@ def _on_trial(fn):
 
 
 def apply_decision(num_ranks: int, rule) -> None:
-    """Prepares the outermost functional model that is being called.
-
-    Args:
-        num_ranks: Number of model ranks.
-        rule: That of a layer about to run.
+    """Sets the rule of a layer about to run as its model has it.
 
     Raises:
-        _Prepared: If this is a trial run and there is such a model.
+        _Prepared: If this is a trial run and the model was not prepared.
     """
     if not rank_context.current().calls.prepares_models:
         analysis.apply_decision(num_ranks, rule)
         return
-    model = decisions.model_in_call()
+    model = analysis.model_in_call()
     if model is not None and call_of(model) is None:
         prepare(model, num_ranks)
         raise _Prepared
@@ -98,7 +156,7 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 
 def _warn_of_own_call(rule):
-    """Once for what is called by the user, a model with a `call` of its own."""
+    """Once for each model with a `call` of its own."""
     called = [*_internals.name_scope_callers(), rule.layer][0]
     if called not in _warned:
         _warned.add(called)
@@ -112,17 +170,12 @@ def _warn_of_own_call(rule):
 
 
 def prepare(model, num_ranks: int) -> "ModelCall":
-    """Analyses a model, and puts boundaries around its layers, once.
-
-    Args:
-        model: A functional or sequential model.
-        num_ranks: Number of model ranks.
-    """
+    """Analyses a model, and puts boundaries around its layers, once."""
     if call_of(model) is None:
         analysis.ensure_analysed(model, num_ranks)
         for layer in _internals.flatten_layers(model, include_self=False):
             if not isinstance(layer, _internals.Functional | keras.Sequential):
-                boundary_layer.attach(layer)
+                attach(layer)
         call = ModelCall(model, num_ranks)
         in_place.put(model, SequenceModel, sequence_call=call)
     return model.sequence_call
@@ -134,11 +187,7 @@ def call_of(model) -> "ModelCall | None":
 
 
 class SequenceModel(in_place.Mixin):
-    """A model that runs by plans, put in the place of Keras' class.
-
-    Attributes:
-        sequence_call: How it runs.
-    """
+    """A model that runs by plans, put in the place of Keras' class."""
 
     sequence_call: "ModelCall"
 
@@ -148,10 +197,9 @@ class SequenceModel(in_place.Mixin):
 
 
 class ModelCall:
-    """Finds the plan to run a model by.
+    """Runs a model by the plan for its inputs.
 
-    Attributes:
-        found: By shapes of inputs, a plan or None, and the reason if so.
+    `found` has by shapes of inputs a plan or None, and the reason if so.
     """
 
     def __init__(self, model, num_ranks):
@@ -160,14 +208,7 @@ class ModelCall:
         self.found = {}
 
     def run(self, call, inputs, *args, **kwargs):
-        """Calls the model by its plan on ranks, and as it is elsewhere.
-
-        Args:
-            call: What the model does as it is.
-            inputs: What the model is called with.
-            *args: Other arguments.
-            **kwargs: Other arguments by name.
-        """
+        """Calls the model by its plan on ranks, and as it is elsewhere."""
         if (
             rank_context.current().calls.recorder is not None
             or sequence.current() is not None
@@ -178,14 +219,11 @@ class ModelCall:
         if plan is None:
             return call(inputs, *args, **kwargs)
         # Also where it is called by another model: the plan is of this one.
-        with sequence.following(plan), decisions.within(self._model):
+        with sequence.following(plan), analysis.within(self._model):
             return call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
-        """The plan for inputs of these shapes, or None.
-
-        Args:
-            inputs: What the model is called with, or `tf.TensorSpec`s of it.
+        """The plan for inputs, or `tf.TensorSpec`s, of these shapes, or None.
 
         Warns:
             UserWarning: If nothing can be sharded along the sequence.
