@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import tfscale
 from tfscale import in_place
+from tfscale.adapters.layer import MeshLayer
 from tfscale.tensor_parallel import rank_seeds
-from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
 
 
 class InPlaceTest(tf.test.TestCase):
@@ -25,7 +25,7 @@ class InPlaceTest(tf.test.TestCase):
         self.layer = self.model.layers[0]
 
     def test_a_sharded_layer_is_of_both_classes(self):
-        self.assertIsInstance(self.layer, ShardedLayer)
+        self.assertIsInstance(self.layer, MeshLayer)
         self.assertIsInstance(self.layer, keras.layers.Dense)
         self.assertIs(self.layer.__class__, keras.layers.Dense)
         self.assertEqual(type(self.layer).__name__, "Dense")

@@ -4,7 +4,7 @@ What an optimizer or a layer that Keras made has to do otherwise on a mesh is
 written down as a mixin with ordinary `super()` calls. The object is then of a
 class that begins with it, as a module is of `FSDPModule` in PyTorch's FSDP2:
 
-    type(x)       made here: named like Dense, bases ShardedLayer and Dense
+    type(x)       made here: named like Dense, bases MeshLayer and Dense
     x.__class__   Dense, by which Keras writes configs and makes copies
 
 So `isinstance` is true of both, and what is saved knows nothing of a mesh.

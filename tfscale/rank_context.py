@@ -19,6 +19,8 @@ from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 _thread = threading.local()
 
 
@@ -44,6 +46,20 @@ class Step:
     gradient_capture: Any = None
     replica: Any = None
     is_one_replica: bool = False
+
+    @property
+    def part_here(self) -> Any:
+        """`part`, where parts can be put together.
+
+        It is None in a function or branch of its own, in which no replica
+        meets another one.
+        """
+        return _in_this_graph(self.part)
+
+    @property
+    def moments_here(self) -> Any:
+        """`moments`, where those of parts can be put together; else None."""
+        return _in_this_graph(self.moments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +177,12 @@ def within(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _thread.context = before
+
+
+def _in_this_graph(found):
+    if found is None or found.graph is not tf.compat.v1.get_default_graph():
+        return None
+    return found
 
 
 _NOTHING = RankContext()

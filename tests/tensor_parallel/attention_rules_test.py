@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
+from tfscale.adapters.layer import MeshLayer
 
 # Key/value heads of 12 query heads, ranks, replicas. With 4 heads a rank of
 # three has those of one and a third, with 6 each rank of four those of 1.5.
@@ -210,7 +210,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertTrue(layer.sharded_call.rule.is_inner)
                 self.assertTrue(layer.sharded_call.rule.stays_sharded)
             if layer.name == "key":
-                self.assertEqual(isinstance(layer, ShardedLayer), keys)
+                self.assertEqual(isinstance(layer, MeshLayer), keys)
 
 
 class WithoutGatherTest(tf.test.TestCase):

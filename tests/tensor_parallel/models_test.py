@@ -13,7 +13,7 @@ import tfscale
 from tests import same_numbers
 from tests.tensor_parallel import backbones
 from tests.tensor_parallel import same_numbers_test
-from tfscale.tensor_parallel.rules.sharded_call import ShardedLayer
+from tfscale.adapters.layer import MeshLayer
 
 LAYERS = keras.layers
 RANDOM = np.random.RandomState(0)
@@ -428,7 +428,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 )
             model.compile(keras.optimizers.SGD(0.1), "mse")
             model.fit(**fit)
-            if isinstance(model.get_layer("up"), ShardedLayer):
+            if isinstance(model.get_layer("up"), MeshLayer):
                 for name in names:
                     call = model.get_layer(name).sharded_call
                     self.assertIsNotNone(call.rule)

@@ -184,7 +184,7 @@ def probes_data(model: keras.Model) -> bool:
     It makes an iterator for that, to build what is not built, if the model was
     made under a strategy. A `PipelineModel` knows when nothing is left.
     """
-    method = type(model)._maybe_symbolic_build
+    method = model.__class__._maybe_symbolic_build
     is_own = method is not keras.Model._maybe_symbolic_build
     return model._distribute_strategy is not None and not is_own
 

@@ -33,6 +33,7 @@ class Accumulation:
 
     Attributes:
         function: What the model has as its `train_function` meanwhile.
+        is_running: Whether steps run in microbatches now.
     """
 
     def __init__(
@@ -45,30 +46,21 @@ class Accumulation:
         self.noise = noise
         self.plain = plain
         self.function: Callable[[Any], Any] | None = None
+        self.is_running = False
 
+    def train_step(self, model, train_step, data):
+        """Runs a `train_step` in microbatches; in replica context.
 
-class AccumulatingModel(in_place.Mixin):
-    """Comes before the class of a model whose steps run in microbatches.
-
-    Of one class for all models and fits: classes, and the functions that were
-    traced with them, are kept by whoever has cached them.
-    """
-
-    tfscale_accumulation: Accumulation
-
-    def train_step(self, data):
-        """See `keras.Model.train_step`; in replica context."""
-        accumulation = self.tfscale_accumulation
-        microbatches = accumulation.microbatches
+        Args:
+            model: The model.
+            train_step: Its own method.
+            data: The batch of the replica.
+        """
         with batch_norm.noting() as noting:
             step = ReplicaStep(
-                self,
-                super().train_step,
-                data,
-                microbatches.number,
-                accumulation.noise,
+                model, train_step, data, self.microbatches.number, self.noise
             )
-            run_microbatches(step, microbatches)
+            run_microbatches(step, self.microbatches)
             return step.end(noting)
 
 
@@ -90,11 +82,14 @@ def accumulating(
             as_one = in_place.putting(strategy.extended, MirroredAsOne)
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
-        stack.enter_context(in_place.putting(model, AccumulatingModel))
         for optimizer in checks.optimizers_of(model):
             stack.enter_context(in_place.putting(optimizer, CapturingOptimizer))
         batch_norm.adapt(_internals.flatten_layers(model))
-        yield
+        was_running, accumulation.is_running = accumulation.is_running, True
+        try:
+            yield
+        finally:
+            accumulation.is_running = was_running
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:

@@ -8,13 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
 from tfscale import rank_context
+from tfscale.adapters.model import adapt_model
 from tfscale.distribute import one_process
 from tfscale.distribute.fully_sharded import gather_again
 from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.model_ranks import ModelRanks
-from tfscale.distribute.models import saving
 from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.optimizers import mixed_update
 from tfscale.distribute.replica_function import are_per_replica
@@ -96,7 +95,7 @@ class MeshExtended(ModelRanks):
         self._check_divides_weights()
         model = whole_batch_step.model_of(fn)
         if self.has_workers and model is not None:
-            in_place.put(model, saving.SavedByOneWorker)
+            adapt_model(model)
             results = self._call(fn, args, kwargs)
             self._logs = PackedLogs(
                 results, self._parts_of, self._reducer.means

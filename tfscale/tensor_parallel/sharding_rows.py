@@ -200,7 +200,7 @@ def exchanged(
     conversions = {
         (place[0], made.mode)
         for (boundary, place), made in plan.conversions.items()
-        if boundary == id(sequence_model.boundary_of(layer))
+        if boundary == id(sequence.boundary_of(layer))
     }
     if ("in", "all_gather") in conversions:
         _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
@@ -209,7 +209,7 @@ def exchanged(
     found += [
         text for key, text in _OF_CONVERSION.items() if key in conversions
     ]
-    if id(sequence_model.boundary_of(layer)) in plan.partial_gradients:
+    if id(sequence.boundary_of(layer)) in plan.partial_gradients:
         found.append("all-reduce of the weights' gradients")
     return tuple(found)
 

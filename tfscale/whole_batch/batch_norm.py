@@ -27,56 +27,17 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
 from tfscale import rank_context
+from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel.rules import rules
-
-
-class ReplicaBatchNormalization(in_place.Mixin):
-    """What is put in front of the class of a layer while replicas run."""
-
-    def _moments(self, inputs, mask):
-        step = _current_moments()
-        if step is None:
-            return super()._moments(inputs, mask)
-        if mask is None:
-            # Keras would put those of all replicas together, one by one.
-            axis = self.axis % inputs.shape.rank
-            axes = [i for i in range(inputs.shape.rank) if i != axis]
-            mean, variance = keras.ops.moments(inputs, axes)
-            size = inputs.shape.num_elements()
-            size = tf.size(inputs) if size is None else size
-            count = size // inputs.shape[self.axis]
-        else:
-            mean, variance = super()._moments(inputs, mask)
-            count = tf.reduce_sum(tf.cast(mask, tf.int32))
-        if tf.is_tensor(count):
-            # Of no rows anything finite, or a gradient is 0 times NaN.
-            mean = tf.where(count > 0, mean, tf.zeros_like(mean))
-            variance = tf.where(count > 0, variance, tf.ones_like(variance))
-        moments = pack(count, mean, variance)
-        if self.synchronized:
-            with layer_losses.kept():
-                (of_all,) = step.sums([step.in_its_row(moments)])
-            return tf.unstack(combined(of_all))[1:]
-        step.note(self, mean, moments)
-        return mean, variance
-
-    def _update_renorm_statistics(self, mean, variance):
-        if _current_moments() is None or self.synchronized:
-            super()._update_renorm_statistics(mean, variance)
-
-    def update_moving(self, mean, variance):
-        """Moving averages, from those in the variables and a batch's."""
-        super()._update_renorm_statistics(mean, variance)
 
 
 def adapt(layers: Iterable[keras.Layer]) -> None:
     """Has the BatchNormalization layers among some note down what they see."""
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            in_place.put(layer, ReplicaBatchNormalization)
+            adapt_layer(layer)
 
 
 def pack(count, mean, variance) -> tf.Tensor:
@@ -149,6 +110,38 @@ class NotedMoments:
         self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
         self.graph = tf.compat.v1.get_default_graph()
 
+    def moments_of(self, layer, moments_of_keras, inputs, mask):
+        """Mean and variance that a layer normalises by, and notes down.
+
+        Args:
+            layer: The layer.
+            moments_of_keras: Its own method.
+            inputs: What it was called with.
+            mask: Which elements count, or None.
+        """
+        if mask is None:
+            # Keras would put those of all replicas together, one by one.
+            axis = layer.axis % inputs.shape.rank
+            axes = [i for i in range(inputs.shape.rank) if i != axis]
+            mean, variance = keras.ops.moments(inputs, axes)
+            size = inputs.shape.num_elements()
+            size = tf.size(inputs) if size is None else size
+            count = size // inputs.shape[layer.axis]
+        else:
+            mean, variance = moments_of_keras(inputs, mask)
+            count = tf.reduce_sum(tf.cast(mask, tf.int32))
+        if tf.is_tensor(count):
+            # Of no rows anything finite, or a gradient is 0 times NaN.
+            mean = tf.where(count > 0, mean, tf.zeros_like(mean))
+            variance = tf.where(count > 0, variance, tf.ones_like(variance))
+        moments = pack(count, mean, variance)
+        if layer.synchronized:
+            with layer_losses.kept():
+                (of_all,) = self.sums([self.in_its_row(moments)])
+            return tf.unstack(combined(of_all))[1:]
+        self.note(layer, mean, moments)
+        return mean, variance
+
     def note(self, layer, mean, moments) -> None:
         """Adds a call of a layer: `mean` is that of its channels here."""
         if id(layer) not in self._averages:
@@ -205,7 +198,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     Returns:
         The sums of `tensors`.
     """
-    step = _current_moments()
+    step = rank_context.current().step.moments_here
     if step is None or not step.calls:
         return list(all_reduce(tensors)) if tensors else []
     calls = step.take()
@@ -249,11 +242,3 @@ def _by_layer(calls):
     for index, (averages, _) in enumerate(calls):
         found.setdefault(id(averages.layer), []).append(index)
     return found.values()
-
-
-def _current_moments() -> NotedMoments | None:
-    """That of this thread, where replicas can meet."""
-    moments = rank_context.current().step.moments
-    if moments is None or moments.graph is not tf.compat.v1.get_default_graph():
-        return None
-    return moments

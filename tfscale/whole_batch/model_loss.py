@@ -20,41 +20,43 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
+from tfscale import rank_context
+from tfscale.adapters.compile_loss import adapt_compile_loss
+from tfscale.adapters.model import adapted_model
 from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
-from tfscale.whole_batch.part import current_part
-from tfscale.whole_batch.part import no_part
 
 
-class _Model(in_place.Mixin):
-    """What is put in front of the class of a model."""
+def loss_of(part, model, compute_loss, args, kwargs) -> tf.Tensor | None:
+    """What `compute_loss` of a model returns; in replica context.
 
-    def compute_loss(self, *args, **kwargs):
-        """See `keras.Model.compute_loss`; in replica context."""
-        part = current_part()
-        if part is None or part.compiled is not None:
-            return super().compute_loss(*args, **kwargs)
-        part.is_divided = True
-        extended = tf.distribute.get_strategy().extended
-        gathers = getattr(extended, "num_gathers", 0)
-        with losses.as_on_one_device():
-            loss = super().compute_loss(*args, **kwargs)
-        if gathers == getattr(extended, "num_gathers", 0):
-            # What gathers the rows of all replicas knows of them.
-            loss_trial.check(self, args, kwargs)
-        _check_rows(self, part, *args, **kwargs)
-        if loss is None:
-            return None
-        # A vector is logged as a mean, and minimised as a sum.
-        share = part.share if loss.shape.rank == 0 else 1.0
-        counts = tf.minimum(part.rows, 1.0)
-        return weighed(
-            loss,
-            tf.cast(counts / part.num_replicas, loss.dtype),
-            tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
-        )
+    Args:
+        part: The `BatchPart` that it is of.
+        model: The model.
+        compute_loss: Its own method.
+        args: What that is called with.
+        kwargs: Its keyword arguments.
+    """
+    part.is_divided = True
+    extended = tf.distribute.get_strategy().extended
+    gathers = getattr(extended, "num_gathers", 0)
+    with losses.as_on_one_device():
+        loss = compute_loss(*args, **kwargs)
+    if gathers == getattr(extended, "num_gathers", 0):
+        # What gathers the rows of all replicas knows of them.
+        loss_trial.check(model, args, kwargs)
+    _check_rows(model, part, *args, **kwargs)
+    if loss is None:
+        return None
+    # A vector is logged as a mean, and minimised as a sum.
+    share = part.share if loss.shape.rank == 0 else 1.0
+    counts = tf.minimum(part.rows, 1.0)
+    return weighed(
+        loss,
+        tf.cast(counts / part.num_replicas, loss.dtype),
+        tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
+    )
 
 
 def _check_rows(model, part, x=None, y=None, y_pred=None, *_, **__):
@@ -66,59 +68,58 @@ def _check_rows(model, part, x=None, y=None, y_pred=None, *_, **__):
         across_rows.check(model, x, y_pred)
 
 
-class _CompileLoss(in_place.Mixin):
-    """What is put in front of the class of a `CompileLoss`."""
+def compiled_loss_of(
+    part, compile_loss, y_true, y_pred, sample_weight
+) -> tf.Tensor | None:
+    """What a `CompileLoss` returns, each loss by its divisor.
 
-    def call(self, y_true, y_pred, sample_weight=None):
-        """See `keras.losses.Loss`: every loss by its divisor."""
-        part = current_part()
-        if part is None:
-            return super().call(y_true, y_pred, sample_weight)
-        if not self.built:
-            # Of a model that Keras could not call on its data.
-            self.build(y_true, y_pred)
-        with no_part():
-            found = losses.compiled_losses(self, y_true, y_pred, sample_weight)
-        if not found:
-            return None
-        if not part.is_whole:
-            losses.warn_of_reduced(found)
-        divisors = tf.stack([loss.divisor for loss in found])
-        shares = losses.shares(found, divisors, part.totals(divisors))
-        factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
-        values = [
-            loss.value
-            if loss.is_vector
-            else loss.value * tf.cast(factor, loss.value.dtype)
-            for loss, factor in zip(found, factors)
-        ]
-        rows = keras.tree.flatten(y_pred)[0].shape[0]
-        if part.compiled is not None:
-            part.compiled += found
-        else:
-            for metric, value in zip(self.metrics, values):
-                # As in Keras, batches of unknown size count equally here.
-                weight = part.share if rows is None else rows
-                metric.update_state(value, sample_weight=weight)
-        return sum(
-            value if loss.weight == 1.0 else value * loss.weight
-            for loss, value in zip(found, values)
+    Args:
+        part: The `BatchPart` that it is of.
+        compile_loss: The `CompileLoss`.
+        y_true: Targets.
+        y_pred: Predictions.
+        sample_weight: None, one tensor, or one for each output.
+    """
+    if not compile_loss.built:
+        # Of a model that Keras could not call on its data.
+        compile_loss.build(y_true, y_pred)
+    with rank_context.within(part=None):
+        found = losses.compiled_losses(
+            compile_loss, y_true, y_pred, sample_weight
         )
+    if not found:
+        return None
+    if not part.is_whole:
+        losses.warn_of_reduced(found)
+    divisors = tf.stack([loss.divisor for loss in found])
+    shares = losses.shares(found, divisors, part.totals(divisors))
+    factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
+    values = [
+        loss.value
+        if loss.is_vector
+        else loss.value * tf.cast(factor, loss.value.dtype)
+        for loss, factor in zip(found, factors)
+    ]
+    rows = keras.tree.flatten(y_pred)[0].shape[0]
+    if part.compiled is not None:
+        part.compiled += found
+    else:
+        for metric, value in zip(compile_loss.metrics, values):
+            # As in Keras, batches of unknown size count equally here.
+            weight = part.share if rows is None else rows
+            metric.update_state(value, sample_weight=weight)
+    return sum(
+        value if loss.weight == 1.0 else value * loss.weight
+        for loss, value in zip(found, values)
+    )
 
 
 @contextlib.contextmanager
 def of_whole_batch(model):
     """Within it, the losses of a model in parts are those of the batch."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(in_place.putting(model, _Model))
-        adapt(_internals.compile_loss_of(model))
+    adapt_compile_loss(_internals.compile_loss_of(model))
+    with adapted_model(model):
         yield
-
-
-def adapt(compile_loss) -> None:
-    """Has a `CompileLoss`, or None, know of parts of a batch."""
-    if compile_loss is not None:
-        in_place.put(compile_loss, _CompileLoss)
 
 
 @tf.custom_gradient

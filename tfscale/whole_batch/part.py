@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
+from tfscale.whole_batch import model_loss
 from tfscale.whole_batch import own_state
 
 
@@ -60,7 +61,7 @@ class BatchPart:
         if all_rows is not None:
             self._share = tf.math.divide_no_nan(rows, all_rows)
         self._layers = layers
-        self._graph = tf.compat.v1.get_default_graph()
+        self.graph = tf.compat.v1.get_default_graph()
 
     @property
     def share(self) -> tf.Tensor:
@@ -91,9 +92,21 @@ class BatchPart:
             # It counts only, and what it is made of is not to be asked for.
             return self._total(tf.stop_gradient(tensor))
 
+    def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
+        """What `compute_loss` of a model returns, of this part."""
+        return model_loss.loss_of(self, model, compute_loss, args, kwargs)
+
+    def compiled_loss_of(
+        self, compile_loss, y_true, y_pred, sample_weight
+    ) -> tf.Tensor | None:
+        """What a `CompileLoss` returns, of this part."""
+        return model_loss.compiled_loss_of(
+            self, compile_loss, y_true, y_pred, sample_weight
+        )
+
     @contextlib.contextmanager
     def entered(self):
-        """Within it, this is `current_part()` of this thread."""
+        """Within it, this is the part that this thread works on."""
         with rank_context.within(part=self):
             yield
 
@@ -114,22 +127,3 @@ def warn_of_undivided() -> None:
         "`tf.distribute.get_strategy().num_replicas_in_sync`.",
         stacklevel=2,
     )
-
-
-def current_part() -> BatchPart | None:
-    """What this thread works on, where parts can be put together.
-
-    That is nothing in a function or branch of its own, in which no replica
-    meets another one.
-    """
-    part = rank_context.current().step.part
-    if part is None or part._graph is not tf.compat.v1.get_default_graph():
-        return None
-    return part
-
-
-@contextlib.contextmanager
-def no_part():
-    """Within it, Keras' code runs as it is."""
-    with rank_context.within(part=None):
-        yield

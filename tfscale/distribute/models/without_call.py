@@ -17,7 +17,7 @@ def build(model: keras.Model) -> None:
     Raises:
         ValueError: If a part is not built.
     """
-    if model.built or type(model).call is not keras.Model.call:
+    if model.built or model.__class__.call is not keras.Model.call:
         return
     parts = [x for x in _internals.flatten_layers(model) if x is not model]
     unbuilt = [part.name for part in parts if not part.built]

@@ -22,11 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale import rank_context
 from tfscale.distribute.optimizers.clipping import is_sharded
 from tfscale.distribute.optimizers.clipping import squares
 from tfscale.fit.fit import Fit
 from tfscale.tensor_parallel import collectives
-from tfscale.whole_batch import part as part_lib
 
 
 class GradientNoise:
@@ -79,7 +79,7 @@ class GradientNoise:
             variables: The trainable Keras variables.
             extended: The `MeshExtended` that they belong to.
         """
-        fit, part = self._fit, part_lib.current_part()
+        fit, part = self._fit, rank_context.current().step.part_here
         if (
             fit is None
             or part is None

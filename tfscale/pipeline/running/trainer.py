@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.running import checks
@@ -22,7 +23,6 @@ from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import losses
-from tfscale.whole_batch import model_loss
 
 
 class PipelineTrainer(WrappedModel):
@@ -148,7 +148,7 @@ class PipelineTrainer(WrappedModel):
         """Programs for what the model was compiled with."""
         model = self if self._has_own_loss else None
         if model is not None:
-            model_loss.adapt(self._compile_loss)
+            adapt_compile_loss(self._compile_loss)
         return Programs(
             self._plan,
             self.distribute_strategy,

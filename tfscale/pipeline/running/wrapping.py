@@ -77,7 +77,7 @@ def check_strategy(strategy) -> None:
 
 def is_own(model: keras.Model, name: str) -> bool:
     """Whether the model's class has a method of its own for one of Keras'."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+    return getattr(model.__class__, name) is not getattr(keras.Model, name)
 
 
 def check_steps(model: keras.Model) -> None:

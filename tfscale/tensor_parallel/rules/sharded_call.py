@@ -1,12 +1,10 @@
-"""A layer that runs by its rule on ranks, in the place of Keras' own."""
+"""How a layer runs by its rule on ranks."""
 
-from typing import Any
-
-import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
+from tfscale.adapters.layer import MeshLayer
+from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel.rules import attention_rules
@@ -47,53 +45,14 @@ def attach(layer, apply_decision) -> None:
     `apply_decision` is called with the rule before each call on ranks, and sets
     whether the layer leaves its output sharded.
     """
-    if not isinstance(layer, ShardedLayer):
+    if call_of(layer) is None:
         call = ShardedCall(layer, apply_decision)
-        in_place.put(layer, ShardedLayer, sharded_call=call)
+        adapt_layer(layer, sharded_call=call)
 
 
 def call_of(layer) -> "ShardedCall | None":
     """How a layer runs, if it has sharded variables."""
-    return layer.sharded_call if isinstance(layer, ShardedLayer) else None
-
-
-class NotQuantized(in_place.Mixin):
-    """A layer that cannot be quantized: its rules are for float kernels.
-
-    Some layouts name dims that a quantized kernel does not have.
-    """
-
-    @property
-    def quantize(self) -> Any:
-        """See `keras.Layer`, whose constructor sets it on each layer.
-
-        A property, because only that comes before what is set on an object.
-        """
-        has_one = self.__class__.quantize is not keras.Layer.quantize
-        if has_one and not isinstance(self, keras.Model):
-            return self._refuse
-        return _internals.attributes_of(self)["quantize"]
-
-    def _refuse(self, mode=None, **kwargs):
-        del kwargs
-        raise ValueError(
-            "A layer that runs on model ranks cannot be quantized. Received: "
-            f"`quantize` with mode={mode!r}, for {self.path!r} of type "
-            f"{type(self).__name__}. Load the trained weights into a plain "
-            "model, made outside of the strategy's scope, and quantize that. "
-            "Layers before this one may be quantized already: do not go on "
-            "with this model."
-        )
-
-
-class ShardedLayer(NotQuantized):
-    """A layer with sharded variables, put in the place of Keras' class."""
-
-    sharded_call: "ShardedCall"
-
-    def call(self, *args, **kwargs):
-        """See `keras.Layer`; by the layer's rule on ranks."""
-        return self.sharded_call.run(super().call, args, kwargs)
+    return layer.sharded_call if isinstance(layer, MeshLayer) else None
 
 
 class ShardedCall:

@@ -31,6 +31,8 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import rank_context
+from tfscale.adapters.layer import MeshLayer
+from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
 
 
@@ -162,6 +164,26 @@ class Boundary:
         ):
             outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
+
+
+def attach_boundaries(layer: keras.Layer) -> None:
+    """Puts boundaries around the methods of a layer; once.
+
+    There is one around `call`, where tensors are gathered or sharded as a plan
+    has it, and one around a method that only looks at shapes.
+    """
+    if boundary_of(layer) is None:
+        adapt_layer(layer, sequence_boundary=Boundary(layer))
+        if any(
+            hasattr(layer.__class__, name)
+            for name in _internals.METHODS_OF_SHAPES
+        ):
+            layer.mask_boundary = Boundary(layer, of_shapes=True)
+
+
+def boundary_of(layer: keras.Layer) -> Boundary | None:
+    """The boundary around the `call` of a layer, if there is one."""
+    return layer.sequence_boundary if isinstance(layer, MeshLayer) else None
 
 
 def with_mask(tensor, original):

@@ -14,73 +14,13 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
 from tfscale import rank_context
+from tfscale.adapters.model import MeshModel
+from tfscale.adapters.model import adapt_model
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
-from tfscale.tensor_parallel.rules.sharded_call import NotQuantized
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
-from tfscale.tensor_parallel.sequence_parallel.sequence import Boundary
-
-_ATTENTION_MASK, _SELF_ATTENTION_MASK = _internals.METHODS_OF_SHAPES
-
-
-def attach(layer: keras.Layer) -> None:
-    """Puts boundaries around the methods of a layer; once."""
-    if isinstance(layer, BoundaryLayer):
-        return
-    in_place.put(layer, BoundaryLayer, boundary=Boundary(layer))
-    if hasattr(layer, _ATTENTION_MASK):
-        boundary = Boundary(layer, of_shapes=True)
-        in_place.put(
-            layer, BoundaryAttentionMask, attention_mask_boundary=boundary
-        )
-    if hasattr(layer, _SELF_ATTENTION_MASK):
-        boundary = Boundary(layer, of_shapes=True)
-        in_place.put(
-            layer,
-            BoundarySelfAttentionMask,
-            self_attention_mask_boundary=boundary,
-        )
-
-
-def boundary_of(layer: keras.Layer) -> Boundary | None:
-    """The boundary around the `call` of a layer, if there is one."""
-    return layer.boundary if isinstance(layer, BoundaryLayer) else None
-
-
-class BoundaryLayer(NotQuantized):
-    """A layer whose inputs and outputs are converted."""
-
-    boundary: Boundary
-
-    def call(self, *args, **kwargs):
-        """See `keras.Layer`."""
-        return self.boundary.run(super().call, args, kwargs)
-
-
-class BoundaryAttentionMask(in_place.Mixin):
-    """A layer that makes a mask of the shapes of its queries and keys."""
-
-    attention_mask_boundary: Boundary
-
-    def _compute_attention_mask(self, *args, **kwargs):
-        return self.attention_mask_boundary.run(
-            super()._compute_attention_mask, args, kwargs
-        )
-
-
-class BoundarySelfAttentionMask(in_place.Mixin):
-    """A layer that makes a mask of the shape of its input."""
-
-    self_attention_mask_boundary: Boundary
-
-    def _compute_self_attention_mask(self, *args, **kwargs):
-        return self.self_attention_mask_boundary.run(
-            super()._compute_self_attention_mask, args, kwargs
-        )
-
 
 # What there was a warning of.
 _warned = weakref.WeakSet()
@@ -175,25 +115,15 @@ def prepare(model, num_ranks: int) -> "ModelCall":
         analysis.ensure_analysed(model, num_ranks)
         for layer in _internals.flatten_layers(model, include_self=False):
             if not isinstance(layer, _internals.Functional | keras.Sequential):
-                attach(layer)
+                sequence.attach_boundaries(layer)
         call = ModelCall(model, num_ranks)
-        in_place.put(model, SequenceModel, sequence_call=call)
+        adapt_model(model, sequence_call=call)
     return model.sequence_call
 
 
 def call_of(model) -> "ModelCall | None":
     """How a model is run by plans, if it is."""
-    return model.sequence_call if isinstance(model, SequenceModel) else None
-
-
-class SequenceModel(in_place.Mixin):
-    """A model that runs by plans, put in the place of Keras' class."""
-
-    sequence_call: "ModelCall"
-
-    def call(self, *args, **kwargs):
-        """See `keras.Model`; by the plan for its inputs on ranks."""
-        return self.sequence_call.run(super().call, *args, **kwargs)
+    return model.sequence_call if isinstance(model, MeshModel) else None
 
 
 class ModelCall:

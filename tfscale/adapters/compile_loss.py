@@ -1,0 +1,23 @@
+"""The compiled losses of a model, of a part of a batch."""
+
+from typing import Any
+
+from tfscale import in_place
+from tfscale import rank_context
+
+
+class MeshCompileLoss(in_place.Mixin):
+    """What is put in front of the class of a `CompileLoss`."""
+
+    def call(self, y_true, y_pred, sample_weight=None):
+        """See `keras.losses.Loss`: every loss by its divisor."""
+        part = rank_context.current().step.part_here
+        if part is None:
+            return super().call(y_true, y_pred, sample_weight)
+        return part.compiled_loss_of(self, y_true, y_pred, sample_weight)
+
+
+def adapt_compile_loss(compile_loss: Any) -> None:
+    """Puts the class of this module before a `CompileLoss`'s, if it is one."""
+    if compile_loss is not None:
+        in_place.put(compile_loss, MeshCompileLoss)

@@ -1,0 +1,105 @@
+"""A layer of a mesh: runs on shards, and on parts of a sequence or batch."""
+
+from typing import Any
+
+import keras
+
+from tfscale import _internals
+from tfscale import in_place
+from tfscale import rank_context
+
+
+class MeshLayer(in_place.Mixin):
+    """What is put in front of the class of a layer.
+
+    Attributes:
+        sharded_call: The `ShardedCall` of a layer with sharded variables.
+        sequence_boundary: The `Boundary` around `call`, where a plan shards
+            sequences.
+        mask_boundary: The one around a method that makes a mask of the shapes
+            of its inputs: they are whole, while `call` has parts.
+    """
+
+    sharded_call: Any = None
+    sequence_boundary: Any = None
+    mask_boundary: Any = None
+
+    def call(self, *args, **kwargs):
+        """See `keras.Layer`."""
+        if self.sequence_boundary is None:
+            return self._call_on_shards(*args, **kwargs)
+        return self.sequence_boundary.run(self._call_on_shards, args, kwargs)
+
+    def _call_on_shards(self, *args, **kwargs):
+        if self.sharded_call is None:
+            return super().call(*args, **kwargs)
+        return self.sharded_call.run(super().call, args, kwargs)
+
+    def _compute_attention_mask(self, *args, **kwargs):
+        make_mask = super()._compute_attention_mask
+        if self.mask_boundary is None:
+            return make_mask(*args, **kwargs)
+        return self.mask_boundary.run(make_mask, args, kwargs)
+
+    def _compute_self_attention_mask(self, *args, **kwargs):
+        make_mask = super()._compute_self_attention_mask
+        if self.mask_boundary is None:
+            return make_mask(*args, **kwargs)
+        return self.mask_boundary.run(make_mask, args, kwargs)
+
+    @property
+    def quantize(self) -> Any:
+        """See `keras.Layer`, whose constructor sets it on each layer.
+
+        A property, because only that comes before what is set on an object.
+        Rules are for float kernels, and some layouts name dims that a quantized
+        kernel does not have.
+        """
+        has_one = self.__class__.quantize is not keras.Layer.quantize
+        runs_on_shards = self.sharded_call is not None or self.sequence_boundary
+        if runs_on_shards and has_one and not isinstance(self, keras.Model):
+            return self._refuse_to_quantize
+        return _internals.attributes_of(self)["quantize"]
+
+    def _refuse_to_quantize(self, mode=None, **kwargs):
+        del kwargs
+        raise ValueError(
+            "A layer that runs on model ranks cannot be quantized. Received: "
+            f"`quantize` with mode={mode!r}, for {self.path!r} of type "
+            f"{type(self).__name__}. Load the trained weights into a plain "
+            "model, made outside of the strategy's scope, and quantize that. "
+            "Layers before this one may be quantized already: do not go on "
+            "with this model."
+        )
+
+
+class MeshBatchNormalization(MeshLayer):
+    """A BatchNormalization, which notes down what it saw of its part."""
+
+    def _moments(self, inputs, mask):
+        noted = rank_context.current().step.moments_here
+        if noted is None:
+            return super()._moments(inputs, mask)
+        return noted.moments_of(self, super()._moments, inputs, mask)
+
+    def _update_renorm_statistics(self, mean, variance):
+        noted = rank_context.current().step.moments_here
+        if noted is None or self.synchronized:
+            self.update_moving(mean, variance)
+
+    def update_moving(self, mean, variance):
+        """Moving averages, from those in the variables and a batch's."""
+        super()._update_renorm_statistics(mean, variance)
+
+
+def adapt_layer(layer: keras.Layer, **attributes: Any) -> None:
+    """Puts the class of this module, or of `model.py`, before a layer's.
+
+    Args:
+        layer: A Keras layer, or a model.
+        **attributes: Those of `MeshLayer` that are to be set.
+    """
+    kind = MeshLayer
+    if isinstance(layer, keras.layers.BatchNormalization):
+        kind = MeshBatchNormalization
+    in_place.put(layer, kind, **attributes)

@@ -1,0 +1,91 @@
+"""A model of a mesh: its steps, its losses, and who saves it."""
+
+import contextlib
+import os
+from typing import Any
+
+import keras
+
+from tfscale import in_place
+from tfscale import rank_context
+from tfscale.adapters.layer import MeshLayer
+
+
+class MeshModel(MeshLayer):
+    """What is put in front of the class of a model.
+
+    Attributes:
+        sequence_call: The `ModelCall` of a model that runs by plans.
+        tfscale_accumulation: How the model has run in microbatches last, an
+            `Accumulation`.
+    """
+
+    sequence_call: Any = None
+    tfscale_accumulation: Any = None
+
+    def call(self, *args, **kwargs):
+        """See `keras.Model`; by the plan for its inputs on ranks."""
+        if self.sequence_call is None:
+            return super().call(*args, **kwargs)
+        return self.sequence_call.run(super().call, *args, **kwargs)
+
+    def compute_loss(self, *args, **kwargs):
+        """See `keras.Model.compute_loss`; of a part of a batch."""
+        part = rank_context.current().step.part_here
+        if part is None or part.compiled is not None:
+            return super().compute_loss(*args, **kwargs)
+        return part.loss_of(self, super().compute_loss, args, kwargs)
+
+    def train_step(self, data):
+        """See `keras.Model.train_step`; in replica context."""
+        accumulation = self.tfscale_accumulation
+        if accumulation is None or not accumulation.is_running:
+            return super().train_step(data)
+        return accumulation.train_step(self, super().train_step, data)
+
+    def save(self, filepath, *args, **kwargs):
+        """See `keras.Model.save`; raises if another worker saves there."""
+        _check_writes(self, filepath)
+        super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """See `keras.Model.save_weights`; one worker writes the file."""
+        _check_writes(self, filepath)
+        super().save_weights(filepath, *args, **kwargs)
+
+
+def _check_writes(model, filepath):
+    """Raises if another worker writes to a path, as all have one program."""
+    extended = getattr(model.distribute_strategy, "extended", None)
+    if not getattr(extended, "has_workers", False):
+        return
+    workers = extended.workers
+    path = str(filepath)
+    if "://" not in path:
+        path = os.path.abspath(path)
+    writer = workers.coordination.first_to_claim(path)
+    if writer != workers.index:
+        raise ValueError(
+            "One worker must write a file, as all have the same weights. "
+            f"Received: {path!r} in worker {workers.index}, where worker "
+            f"{writer} writes. Save under "
+            "`if strategy.is_chief:`, and give callbacks that save to that "
+            "worker only; or name the file after the worker."
+        )
+
+
+def adapt_model(model: keras.Model, **attributes: Any) -> None:
+    """Puts the class of this module before a model's.
+
+    Args:
+        model: A Keras model.
+        **attributes: Those of `MeshModel` that are to be set.
+    """
+    in_place.put(model, MeshModel, **attributes)
+
+
+@contextlib.contextmanager
+def adapted_model(model: keras.Model):
+    """Within it, a model is adapted; behind it, as it was before."""
+    with in_place.putting(model, MeshModel):
+        yield
