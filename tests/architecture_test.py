@@ -60,7 +60,10 @@ _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
 CHANGED_OF_KERAS = {
-    ("tfscale/accumulation/model.py", "in_place.putting of model"),
+    ("tfscale/adapters/compile_loss.py", "in_place.put of compile_loss"),
+    ("tfscale/adapters/layer.py", "in_place.put of layer"),
+    ("tfscale/adapters/model.py", "in_place.put of model"),
+    ("tfscale/adapters/model.py", "in_place.putting of model"),
     ("tfscale/accumulation/model.py", "in_place.putting of optimizer"),
     (
         "tfscale/accumulation/model.py",
@@ -93,7 +96,6 @@ CHANGED_OF_KERAS = {
         "tfscale/parameter_server/trainer.py",
         "in_place.putting of self.optimizer",
     ),
-    ("tfscale/distribute/extended.py", "in_place.put of model"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/graphs/grappler.py", "context.function_call_options"),
@@ -103,10 +105,6 @@ CHANGED_OF_KERAS = {
     ),
     ("tfscale/tensor_parallel/rank_seeds.py", "in_place.put of generator"),
     (
-        "tfscale/tensor_parallel/sequence_parallel/sequence_model.py",
-        "in_place.put of layer",
-    ),
-    (
         "tfscale/tensor_parallel/sequence_parallel/sequence.py",
         "known.tfscale_is_shared",
     ),
@@ -115,20 +113,9 @@ CHANGED_OF_KERAS = {
         "tensor.tfscale_shared",
     ),
     (
-        "tfscale/tensor_parallel/sequence_parallel/sequence_model.py",
-        "in_place.put of model",
-    ),
-    (
-        "tfscale/tensor_parallel/rules/sharded_call.py",
-        "in_place.put of layer",
-    ),
-    (
         "tfscale/tensor_parallel/rules/sharded_call.py",
         "self._layer.input_spec",
     ),
-    ("tfscale/whole_batch/model_loss.py", "in_place.put of compile_loss"),
-    ("tfscale/whole_batch/model_loss.py", "in_place.putting of model"),
-    ("tfscale/whole_batch/batch_norm.py", "in_place.put of layer"),
 }
 
 # Lowest first. A module may import from its own layer and from those before;
@@ -148,6 +135,7 @@ LAYERS = (
         "tfscale/formatting.py",
         "tfscale/in_place.py",
         "tfscale/rank_context.py",
+        "tfscale/adapters/",
     ),
     ("tfscale/fit/",),
     ("tfscale/sharding/",),
