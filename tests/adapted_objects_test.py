@@ -77,7 +77,7 @@ class OrderTest(parameterized.TestCase):
             {
                 "model": ["MeshModel", "MeshLayer"],
                 "inner model": [],
-                "optimizer": ["ShardedOptimizer", "MeshOptimizer"],
+                "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": ["RankedGenerator"],
                 "wide": ["MeshLayer"],
@@ -98,7 +98,7 @@ class OrderTest(parameterized.TestCase):
             {
                 "model": ["MeshModel", "MeshLayer"],
                 "inner model": ["MeshModel", "MeshLayer"],
-                "optimizer": ["CapturingOptimizer", "MeshOptimizer"],
+                "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": ["RankedGenerator"],
                 "wide": [],

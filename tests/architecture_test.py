@@ -64,7 +64,6 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/model.py", "in_place.put of model"),
     ("tfscale/adapters/model.py", "in_place.putting of model"),
-    ("tfscale/accumulation/model.py", "in_place.putting of optimizer"),
     (
         "tfscale/accumulation/model.py",
         "in_place.putting of strategy.extended",
@@ -91,7 +90,8 @@ CHANGED_OF_KERAS = {
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
     ("tfscale/whole_batch/metric_trial.py", "in_place.putting of metric"),
-    ("tfscale/distribute/optimizers/optimizer.py", "in_place.put of optimizer"),
+    ("tfscale/adapters/optimizer.py", "in_place.put of optimizer"),
+    ("tfscale/adapters/optimizer.py", "in_place.putting of optimizer"),
     (
         "tfscale/parameter_server/trainer.py",
         "in_place.putting of self.optimizer",
@@ -142,7 +142,7 @@ LAYERS = (
     ("tfscale/collectives/", "tfscale/optimizers/"),
     ("tfscale/tensor_parallel/",),
     ("tfscale/whole_batch/",),
-    ("tfscale/distribute/",),
+    ("tfscale/distribute/", "tfscale/adapters/optimizer.py"),
     ("tfscale/data/sources/", "tfscale/data/single_device.py"),
     ("tfscale/data/caches/",),
     ("tfscale/data/chain/", "tfscale/data/order/"),

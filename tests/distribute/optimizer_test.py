@@ -10,7 +10,7 @@ from keras.src import testing
 
 import tfscale
 from tfscale import in_place
-from tfscale.distribute.optimizers.mesh_optimizer import MeshOptimizer
+from tfscale.adapters.optimizer import MeshOptimizer
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01, clipnorm=1.0, use_ema=True),

@@ -1,42 +1,13 @@
-"""An optimizer whose gradients are taken from it for as long as they add up."""
+"""Takes gradients from an optimizer for as long as they add up."""
 
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
-from tfscale import rank_context
 from tfscale.distribute.fully_sharded import gather_again
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import model_loss
-
-
-class CapturingOptimizer(in_place.Mixin):
-    """What is put in front of the class of an optimizer."""
-
-    def apply(self, grads, trainable_variables=None):
-        """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().step.gradient_capture
-        if taken is None:
-            return super().apply(grads, trainable_variables)
-        return taken.take(self, grads, trainable_variables)
-
-    def apply_gradients(self, grads_and_vars):
-        """See `keras.optimizers.Optimizer`; a class may have its own."""
-        taken = rank_context.current().step.gradient_capture
-        if taken is None:
-            return super().apply_gradients(grads_and_vars)
-        taken.take(self, *zip(*grads_and_vars))
-        taken.are_paired = True
-        return self.iterations
-
-    def scale_loss(self, loss):
-        """See `keras.optimizers.Optimizer`."""
-        taken = rank_context.current().step.gradient_capture
-        if taken is not None:
-            loss = taken.weigh(loss)
-        return super().scale_loss(loss)
 
 
 class GradientCapture:

@@ -12,12 +12,12 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import in_place
 from tfscale.accumulation import checks
-from tfscale.accumulation.gradient_capture import CapturingOptimizer
 from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import SmallestNumber
 from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
+from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
@@ -83,7 +83,7 @@ def accumulating(
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
         for optimizer in checks.optimizers_of(model):
-            stack.enter_context(in_place.putting(optimizer, CapturingOptimizer))
+            stack.enter_context(adapted_optimizer(optimizer))
         batch_norm.adapt(_internals.flatten_layers(model))
         was_running, accumulation.is_running = accumulation.is_running, True
         try:

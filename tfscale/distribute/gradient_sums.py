@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfscale import rank_context
 from tfscale.distribute.extended import MeshExtended
-from tfscale.distribute.optimizers.mesh_optimizer import origins_of
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import changed_gradients
@@ -99,7 +98,9 @@ def sum_gradients(
             "Leave out run_eagerly=True, or put `strategy.run` into a "
             "`tf.function`."
         )
-    _, unsummed = origins_of(gradients, variables, extended)
+    _, unsummed = changed_gradients.origins_of(
+        gradients, variables, extended.has_several_replicas
+    )
     sums = extended.sum_gradients(unsummed, variables)
     return [
         gradient if total is None else changed_gradients.as_sum(_dense(total))

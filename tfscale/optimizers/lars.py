@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import rank_context
+
 
 @keras.saving.register_keras_serializable(package="tfscale")
 class LARS(keras.optimizers.Optimizer):
@@ -128,7 +130,10 @@ class LARS(keras.optimizers.Optimizer):
             gradient: Its gradient, dense.
             variable: The variable.
         """
-        del variable
+        index = self._get_variable_index(variable)
+        of_whole = rank_context.current().update.norms.get(index)
+        if of_whole is not None:
+            return of_whole
         # Of few digits, squares of gradients are soon zero.
         return (
             tf.norm(tf.cast(weights, tf.float32)),

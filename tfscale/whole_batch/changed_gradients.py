@@ -24,6 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.sharding.of_variable import sharding_of
+from tfscale.whole_batch import part
 
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 # What is linear in all of its inputs, and in each one of two.
@@ -209,6 +210,47 @@ def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
             "`gradients = tfscale.sum_gradients(gradients, variables)`, which "
             f"`optimizer.apply` takes as they are. It failed by: {error}"
         ) from error
+
+
+def origins_of(
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    has_several_replicas: bool,
+) -> tuple[list[Origin], list[Any]]:
+    """Which gradients are sums already, and those that are not.
+
+    Warns if the latter were changed by hand.
+
+    Args:
+        gradients: Those that a `train_step` gives away.
+        variables: The trainable variables that they are of.
+        has_several_replicas: Whether they are to be summed over replicas.
+
+    Returns:
+        For each gradient its origin; and itself, or None if it is a sum.
+
+    Raises:
+        ValueError: If some were summed, and added to others that were not.
+    """
+    origins = [Origin(gradient) for gradient in gradients]
+    unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
+    part.warn_of_undivided()
+    for origin, variable in zip(origins, variables):
+        if origin.is_sum and origin.is_of_tape:
+            raise ValueError(
+                "All that a gradient is made of must be summed. Received: for "
+                f"{variable.path!r} one that is made of what "
+                "`tfscale.sum_gradients` has returned and of what it was not "
+                "given. Give it all gradients of the tape first."
+            )
+    warn_of_changed(
+        origins,
+        any(sharding_of(v).model_dim is not None for v in variables),
+        "a replica" if has_several_replicas else "",
+        "Sum them before, `tfscale.sum_gradients(gradients, variables)`, or "
+        "clip by `clipnorm` or `global_clipnorm` of the optimizer.",
+    )
+    return origins, unsummed
 
 
 def warn_of_logged(logs: Any, whose: str, advice: str) -> None:

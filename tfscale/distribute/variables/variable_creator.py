@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale.distribute.optimizers.optimizer import adapt_optimizer
+from tfscale.adapters.optimizer import adapt_optimizer
 from tfscale.distribute.variables.late_variables import late_variable
 from tfscale.distribute.variables.late_variables import layers_around
 from tfscale.distribute.variables.sharded_variable import ShardedVariable
