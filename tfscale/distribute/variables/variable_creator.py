@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.adapters.optimizer import adapt_optimizer
+from tfscale.distribute.optimizers.mesh_update import MeshUpdate
 from tfscale.distribute.variables.late_variables import late_variable
 from tfscale.distribute.variables.late_variables import layers_around
 from tfscale.distribute.variables.sharded_variable import ShardedVariable
@@ -155,7 +156,7 @@ class VariableCreator:
         if callers and isinstance(callers[-1], keras.random.SeedGenerator):
             rank_seeds.attach(callers[-1])
         if _is_optimizer(callers):
-            adapt_optimizer(callers[-1], strategy.extended)
+            adapt_optimizer(callers[-1], MeshUpdate(strategy.extended))
         elif callers and values and sharding.model_dim is not None:
             is_found = self._layouts.is_found(path)
             _prepare_layers(callers, strategy.extended, is_found)

@@ -1,0 +1,179 @@
+"""How an optimizer of a mesh updates variables; see `adapters/optimizer.py`."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale import rank_context
+from tfscale.distribute.optimizers import clipping
+from tfscale.distribute.optimizers import optimizer_checks
+from tfscale.distribute.variables import zero
+from tfscale.optimizers.lars import has_ratio
+from tfscale.tensor_parallel import collectives
+from tfscale.whole_batch import changed_gradients
+
+
+class MeshUpdate:
+    """What the optimizers of a mesh are asked to do otherwise.
+
+    Args:
+        extended: The `MeshExtended` that their variables belong to, which keep
+            it.
+
+    Attributes:
+        states: The `OptimizerStateSharding` of the mesh.
+    """
+
+    def __init__(self, extended: Any):
+        self._extended = weakref.ref(extended)
+        self.states = extended.optimizer_states
+
+    @property
+    def extended(self) -> Any:
+        """The `MeshExtended`."""
+        return self._extended()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether slots may be, over model ranks or over replicas."""
+        return self.extended.num_model_ranks > 1 or self.states.are_sharded
+
+    def apply(
+        self,
+        optimizer: keras.Optimizer,
+        apply: Callable[..., Any],
+        grads: Sequence[Any],
+        given_variables: Sequence[keras.Variable] | None,
+        variables: Sequence[keras.Variable],
+    ) -> Any:
+        """Calls `apply` of Keras, or of a user's class, with sums.
+
+        Args:
+            optimizer: The Keras optimizer.
+            apply: Its own method.
+            grads: Gradients of this replica.
+            given_variables: The variables that `apply` was given, or None.
+            variables: The variables that the gradients are of.
+        """
+        if not tf.distribute.has_strategy():
+            raise ValueError(
+                "`optimizer.apply` must be called by the replicas of the "
+                f"strategy in whose scope {optimizer.name!r} was made. "
+                "Received: a call outside of `strategy.run` and of the "
+                "strategy's scope. Put the step into a function and call "
+                "`strategy.run(step, args=(x, y))`."
+            )
+        if tf.distribute.in_cross_replica_context():
+            if self.states.are_sharded:
+                raise ValueError(
+                    "With zero_stage=1 `optimizer.apply` must be called by the "
+                    "replicas. Received: a call outside of `strategy.run`. Put "
+                    "it into the function that `strategy.run` is given."
+                )
+            return apply(grads, given_variables)
+        if rank_context.current().update.applies_gradients:
+            return apply(grads, given_variables)
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(variables)
+        grads = self._whole_gradients(optimizer, grads, variables)
+        # Within the branch of a step whose gradients are finite no replica
+        # meets another one.
+        in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        with (
+            rank_context.within(
+                applies_gradients=True, applies_in_branch=in_branch
+            ),
+            self.extended.reduced_gradients(),
+            zero.noting_parts(),
+        ):
+            graph = tf.compat.v1.get_default_graph()
+            before = graph.version
+            result = apply(grads, given_variables)
+        if self.extended.has_several_replicas:
+            optimizer_checks.check_draws(optimizer, graph, before)
+        if in_branch:
+            self.states.all_gather(variables)
+        return result
+
+    def _whole_gradients(self, optimizer, grads, variables):
+        """Gradients as `apply` of Keras is to have them: summed, clipped."""
+        extended = self.extended
+        if self.is_sharded:
+            optimizer_checks.check(optimizer, variables, extended)
+        if not extended.gradients_are_reduced:
+            origins, unsummed = changed_gradients.origins_of(
+                grads, variables, extended.has_several_replicas
+            )
+            sums = extended.sum_gradients(unsummed, variables)
+            grads = [
+                extended.shard_gradient(grad, variable) if o.is_sum else total
+                for o, grad, variable, total in zip(
+                    origins, grads, variables, sums
+                )
+            ]
+        if self.is_sharded:
+            return clipping.clip(optimizer, grads, variables, extended)
+        return grads
+
+    @contextlib.contextmanager
+    def reading_shards(self):
+        """Within it, variables are what this rank and replica has of them."""
+        with collectives.local_shards(), self.states.updated():
+            yield
+
+    def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
+        """Whether something is true on all ranks, and replicas with parts."""
+        fails = tf.cast(tf.logical_not(fact), tf.float32)
+        if self.states.are_sharded:
+            fails = zero.sum_over_replicas(fails)
+        return tf.equal(collectives.sum_over_ranks(fails), 0.0)
+
+    def whole_norms(self, grads, variables) -> list[tuple[Any, ...]]:
+        """Variables with norms of their whole weights and gradients."""
+        given = [
+            (variable, gradient)
+            for variable, gradient in zip(variables, grads)
+            if has_ratio(variable)
+        ]
+        if not given:
+            return []
+        variables, grads = zip(*given)
+        with self.reading_shards():
+            weights = [
+                tf.convert_to_tensor(self.states.local_shard(variable))
+                for variable in variables
+            ]
+        squares = clipping.squares(
+            [*weights, *grads], variables * 2, self.extended
+        )
+        norms = [tf.sqrt(square) for square in squares]
+        count = len(variables)
+        return list(zip(variables, norms[:count], norms[count:]))
+
+    def move_averages(self, variables, averages, momentum) -> None:
+        """Moves averages of variables, of which each has its part."""
+        with collectives.local_shards():
+            for variable, average in zip(variables, averages):
+                if average is None:
+                    continue
+                of_before = tf.cast(momentum, average.dtype)
+                value = tf.convert_to_tensor(self.states.local_shard(variable))
+                average.value.assign(
+                    of_before * tf.convert_to_tensor(average)
+                    + (1 - of_before) * value
+                )
+
+    def gather_updated(self, all_variables, updated) -> None:
+        """Gives replicas the parts that others updated; None: of any."""
+        if not self.states.are_sharded:
+            return
+        if rank_context.current().update.applies_in_branch:
+            self.states.write(all_variables)
+            return
+        self.states.all_gather(all_variables if updated is None else updated)
