@@ -200,13 +200,7 @@ def pipeline(
         service_lanes=service_lanes,
         options=_options(options, ram_budget, context),
     )
-    decision = batchwise.decide(recipe, parse_batch, raw)
-    recipe = dataclasses.replace(
-        recipe,
-        parse_batch=decision.function,
-        batchwise=decision.batchwise,
-        parse_reason=decision.reason,
-    )
+    recipe = batchwise.decided(recipe, parse_batch, raw)
     if recipe.has_quick_decode:
         found = named.most_are_made(recipe)
         recipe = dataclasses.replace(recipe, most_are_made=found)

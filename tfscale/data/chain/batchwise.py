@@ -1,10 +1,12 @@
 """Whether records are parsed one by one or a batch at a time.
 
 A record that goes through the chain by itself costs 20 to 50 microseconds
-whatever is done to it, so small records are parsed in batches. `parse_batch` is
-the user's own function of batches. Without it, `parse` is run on batches if
-that is known to be the same (see `on_batches`). In either case some records are
-parsed both ways, and must have the same bits.
+whatever is done to it, so small records are parsed in batches: by the user's
+`parse_batch`, or by the operations of `parse` itself, which is traced once, if
+all of them take a batch in place of a record. `tf.io.parse_single_example` of a
+vector of strings is `tf.io.parse_example`; so it is with operations on strings,
+exact arithmetic and `reshape`. In either case some records are parsed both
+ways, and must have the same bits.
 """
 
 import dataclasses
@@ -14,48 +16,56 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.data.chain import on_batches
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 
-FEW_RECORDS = 2048  # that are parsed sooner than it is found out how
+FEW_RECORDS = 2048  # that are parsed before it is found out how
 _LARGE_BATCH = 4 << 20  # bytes: worth a core for each of its records
 _TRIED = 16  # records
+# Each record's result is the same whatever records are beside it. A sum or an
+# exponential is added up or approximated differently at a vector's end.
+_BROADCAST = ("AddV2", "Equal", "Mul", "RealDiv", "Sub")
+_ON_BATCHES = frozenset(
+    (
+        *_BROADCAST,
+        *("Cast", "Identity", "Reshape"),
+        *("ParseExampleV2", "DecodeCSV", "DecodeJSONExample"),
+        *("DecodePaddedRaw", "DecodeRaw"),
+        *("LookupTableFindV2", "AsString", "StringToNumber"),
+        *("StaticRegexFullMatch", "StaticRegexReplace"),
+        *("StringLength", "StringLower", "StringStrip", "StringUpper"),
+        *("StringToHashBucketFast", "StringToHashBucketStrong"),
+    )
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """How records are parsed.
-
-    Attributes:
-        function: Function of a batch of records as they are read, and of
-            their `numbers`, that returns them parsed, or None.
-        batchwise: Whether batches are parsed, or not parsed at all.
-        reason: String, why.
-    """
-
-    function: Callable[..., Any] | None
-    batchwise: bool
-    reason: str
+class _NotKnownError(Exception):
+    """A function cannot be run on batches; the message says why."""
 
 
-def decide(
+def decided(
     recipe: Recipe, parse_batch: Callable[..., Any] | None, raw: Any
-) -> Decision:
-    """Finds out how the records of a recipe are parsed.
+) -> Recipe:
+    """The recipe, with how its records are parsed, and why.
 
     Args:
-        recipe: `Recipe`; its `batchwise` and `parse_batch` are not looked at.
-        parse_batch: Function of a batch that the user has written, or None.
+        recipe: `Recipe`.
+        parse_batch: The user's function of a batch, or None.
         raw: Structure of eager tensors, the first record as it is read.
-
-    Returns:
-        A `Decision`.
 
     Raises:
         ValueError: If `parse_batch` does not return what `parse` does.
     """
+
+    def chosen(reason, function=None, batchwise=False):
+        return dataclasses.replace(
+            recipe,
+            parse_batch=function,
+            batchwise=batchwise,
+            parse_reason=reason,
+        )
+
     source = recipe.source
     if recipe.padding is not None:
         if parse_batch is not None:
@@ -63,7 +73,7 @@ def decide(
                 "Records of several lengths are parsed one by one. Received: "
                 "`padding` and `parse_batch`. Use `parse`."
             )
-        return _no("batches are padded")
+        return chosen("batches are padded")
     if not _comes_in_batches(source):
         if parse_batch is not None:
             raise ValueError(
@@ -71,7 +81,7 @@ def decide(
                 "batch at a time: arrays, tokens, TFRecord, CSV and datasets "
                 f"of fixed shapes. Received: {source.kind}. Use `parse`."
             )
-        return _no(f"{source.kind} are read one by one")
+        return chosen(f"{source.kind} are read one by one")
     if parse_batch is not None:
 
         def asked(*batch, numbers):
@@ -79,22 +89,23 @@ def decide(
             return parse_batch(*batch)
 
         _compare(recipe, asked)
-        return Decision(asked, True, "as asked, with `parse_batch`")
+        return chosen("as asked, with `parse_batch`", asked, True)
     if recipe.parse is None:
-        # What is augmented one by one is not put together before.
-        return Decision(None, recipe.augment is None, "nothing is parsed")
+        # Records that are augmented one by one are not batched before.
+        return chosen("nothing is parsed", None, recipe.augment is None)
     if source.num_records < FEW_RECORDS:
-        return _no(f"there are fewer than {FEW_RECORDS}")
+        return chosen(f"there are fewer than {FEW_RECORDS}")
     if recipe.record_bytes() * recipe.plan.batch_size > _LARGE_BATCH:
-        return _no("records are large")
+        return chosen("records are large")
     try:
-        batched = on_batches.of_batches(recipe.parsed, raw)
+        batched = _on_batches(recipe.parsed, raw)
         _compare(recipe, batched)
-    except on_batches.NotKnownError as error:
-        return _no(str(error))
+    except _NotKnownError as error:
+        return chosen(str(error))
     except (tf.errors.OpError, ValueError) as error:
-        return _no(f"some records were tried in vain: {error}".split("\n")[0])
-    return Decision(batched, True, "the same bits are found by batches")
+        reason = f"some records were tried in vain: {error}"
+        return chosen(reason.split("\n")[0])
+    return chosen("the same bits are found by batches", batched, True)
 
 
 def of_one(parse_batch: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,39 +118,32 @@ def of_one(parse_batch: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
-def _no(reason: str) -> Decision:
-    return Decision(None, False, reason)
-
-
-def _comes_in_batches(source: Any) -> bool:
+def _comes_in_batches(source):
     if source.decode is not None:
         return False
     if isinstance(source, IndexedSource):
         return source.gather is not None
-    if isinstance(source, BlockSource):
-        return True
-    specs = tf.nest.flatten(source.dataset.element_spec)
-    return all(
-        isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined()
-        for s in specs
+    return isinstance(source, BlockSource) or all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+        for spec in tf.nest.flatten(source.dataset.element_spec)
     )
 
 
-def _compare(recipe: Recipe, batched: Callable[..., Any]) -> None:
-    """Refuses what does not give the bits that are given one by one."""
+def _compare(recipe, batched):
+    """Refuses a function that does not give the bits of single records."""
     records = recipe.source.sample(_TRIED)
     # A tuple is several arguments to `map`, and one record to `parsed`.
     parsed = records.map(lambda *r: recipe.parsed(r if len(r) > 1 else r[0]))
     want = next(iter(parsed.batch(_TRIED)))
     for size in (_TRIED, 3):  # nothing may depend on the batch
-        parts = records.batch(size).map(
+        batches = records.batch(size).map(
             lambda *b: batched(*b, numbers=tf.range(_TRIED, dtype=tf.int64))
         )
-        found = [tf.nest.flatten(part) for part in parts]
-        joined = [tf.concat(all_, 0) for all_ in zip(*found, strict=True)]
-        keras.tree.assert_same_structure(want, parts.element_spec)
-        for one, other in zip(tf.nest.flatten(want), joined, strict=True):
-            if one.dtype != other.dtype or not _same(one, other):
+        keras.tree.assert_same_structure(want, batches.element_spec)
+        found = zip(*map(tf.nest.flatten, batches), strict=True)
+        for one, parts in zip(tf.nest.flatten(want), found, strict=True):
+            other = tf.concat(parts, 0)
+            if one.shape != other.shape or _bits(one) != _bits(other):
                 raise ValueError(
                     "A batch must be parsed to the records that `parse` "
                     "returns, bit for bit, along its first dimension. "
@@ -149,6 +153,116 @@ def _compare(recipe: Recipe, batched: Callable[..., Any]) -> None:
                 )
 
 
-def _same(one: tf.Tensor, other: tf.Tensor) -> bool:
-    serialized = [tf.io.serialize_tensor(t).numpy() for t in (one, other)]
-    return one.shape == other.shape and serialized[0] == serialized[1]
+def _bits(tensor):
+    return tf.io.serialize_tensor(tensor).numpy()
+
+
+def _on_batches(function, raw):
+    """A function of a record, as one of a batch and its records' `numbers`."""
+    spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, raw)
+    traced = tf.function(function).get_concrete_function(spec)
+    graph, num_inputs = traced.graph, len(tf.nest.flatten(spec))
+    of_records = {t.name for t in graph.inputs[:num_inputs]}
+    operations = []
+    for operation in graph.get_operations():
+        if of_records.isdisjoint(t.name for t in operation.inputs):
+            if operation.type not in ("Const", "NoOp", "Placeholder"):
+                raise _NotKnownError(f"it uses {operation.type}")
+            continue
+        _check(operation, of_records)
+        of_records.update(t.name for t in operation.outputs)
+        operations.append(operation)
+    outputs = tf.nest.flatten(graph.structured_outputs)
+    if not of_records.issuperset(t.name for t in outputs):
+        raise _NotKnownError("it returns something that is not of the record")
+
+    @tf.autograph.experimental.do_not_convert
+    def batched(*batch, numbers):
+        given = [*tf.nest.flatten(batch), *traced.captured_inputs]
+        known = {
+            t.name: value for t, value in zip(graph.inputs, given, strict=True)
+        }
+
+        def value(t):
+            if t.name not in known:  # the same for each record
+                known[t.name] = tf.constant(tf.get_static_value(t))
+            return known[t.name]
+
+        for operation in operations:
+            found = _run(operation, list(map(value, operation.inputs)), numbers)
+            names = (t.name for t in operation.outputs)
+            known.update(zip(names, found, strict=True))
+        return tf.nest.pack_sequence_as(
+            graph.structured_outputs, [known[t.name] for t in outputs]
+        )
+
+    return batched
+
+
+def _check(operation, of_records):
+    """Refuses an operation that is not known to be right on a batch."""
+    kind = operation.type
+    if kind not in _ON_BATCHES:
+        raise _NotKnownError(f"it uses {kind}")
+    if kind == "Cast":
+        given, result = operation.inputs[0].dtype, operation.outputs[0].dtype
+        if given.is_floating and result.is_integer:
+            raise _NotKnownError(
+                "it casts floats to integers, which are others in a vector "
+                "where they are out of range"
+            )
+    if kind in _BROADCAST:
+        ranks = [t.shape.rank for t in operation.inputs]
+        record_ranks = [
+            t.shape.rank for t in operation.inputs if t.name in of_records
+        ]
+        if None in ranks or min(record_ranks) != max(ranks):
+            raise _NotKnownError(f"it uses {kind} of several ranks")
+    if kind == "ParseExampleV2":
+        shapes = map(tf.TensorShape, operation.get_attr("dense_shapes"))
+        if (
+            operation.get_attr("num_sparse")
+            or operation.get_attr("ragged_value_types")
+            or not all(shape.is_fully_defined() for shape in shapes)
+        ):
+            raise _NotKnownError("it parses features of variable length")
+
+
+def _run(operation, inputs, numbers):
+    """The outputs of an operation for a batch of its inputs."""
+    if operation.type == "Reshape":
+        size = tf.shape(inputs[0])[:1]
+        return [tf.reshape(inputs[0], tf.concat([size, inputs[1]], 0))]
+    if operation.type == "DecodeRaw":
+        inputs = [_of_one_length(inputs[0], numbers)]
+    on_batch = tf.compat.v1.get_default_graph().create_op(
+        operation.type,
+        inputs,
+        [t.dtype for t in operation.outputs],
+        attrs=dict(operation.node_def.attr),
+    )
+    return on_batch.outputs
+
+
+def _of_one_length(strings, numbers):
+    """The strings, which must make rows of one length."""
+    lengths = tf.strings.length(strings)
+    # A record may be a vector of strings, all of which have that length.
+    first = tf.reshape(lengths, [-1])[:1]
+    others = tf.where(lengths != first)
+    check = tf.debugging.Assert(
+        tf.equal(tf.size(others), 0),
+        [
+            "Records must have one shape, or they cannot be batched. Record",
+            tf.gather(numbers, others[:1, 0]),
+            "has shape",
+            tf.gather_nd(lengths, others[:1]),
+            "and record",
+            numbers[:1],
+            "has",
+            first,
+            "in bytes. Resize, crop or pad in `parse`.",
+        ],
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(strings)

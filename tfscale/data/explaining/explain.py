@@ -6,10 +6,11 @@ import time
 import keras
 import tensorflow as tf
 
+from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.chain.resumable_dataset import positions_kept
 from tfscale.data.explaining import lints
+from tfscale.data.explaining import stages as stages_lib
 from tfscale.data.explaining import throughput
-from tfscale.data.explaining import what_if
 from tfscale.data.explaining.explanation import Explanation
 from tfscale.data.explaining.explanation import Node
 from tfscale.data.explaining.explanation import StageTime
@@ -29,11 +30,11 @@ def explain(
     """Measures a pipeline, stage by stage, and what would make it faster.
 
     It runs prefixes of the pipeline in turns, each for `seconds` in all, and
-    the model's own step on one batch over and over. What more parallelism or a
-    cache would gain follows from these times; prefetching, and other arguments
-    of a `ResumableDataset`, are tried in three rounds beside the pipeline as it
-    is, for half of `seconds` each, and the gain is the median. Weights,
-    optimizer, metrics and position are afterwards what they were.
+    the model's own step on one batch over and over. The gain of more
+    parallelism or of a cache follows from these times. Prefetching is tried in
+    three rounds beside the pipeline as it is, for a quarter of `seconds` each,
+    and its gain is the median: no mean time tells what it gains in bursts.
+    Weights, optimizer, metrics and position are afterwards what they were.
 
     Args:
         pipeline: `tf.data.Dataset`; a `ResumableDataset` is taken apart by its
@@ -75,38 +76,37 @@ def _explained(pipeline, model, seconds):
     step = None if model is None else _step_seconds(model, pipeline, seconds)
     # Without a model, a consumer as fast as the pipeline: the hardest case.
     consumer = step or whole.seconds_per_batch
+    suggestions = list(stages_lib.estimates(pipeline, stages))
+    change = stages_lib.with_prefetch(pipeline)
+    if change is not None:
+        text, changed = change
+        gain = _gain(pipeline, changed, seconds / 4, consumer)
+        suggestions.append(Suggestion(text, gain))
+    findings, decisions = [], []
+    if isinstance(pipeline, ResumableDataset):  # linted when it was created
+        recipe = pipeline.recipe
+        how = "batch by batch" if recipe.batchwise else "one by one"
+        decisions = [
+            f"Records are parsed {how}: {recipe.parse_reason}.",
+            f"Cache: {recipe.cache_kind}, {recipe.cache_reason}.",
+        ]
+    else:
+        findings = lints.lint(pipeline)
     return Explanation(
         seconds_per_batch=whole.seconds_per_batch,
         first_batch_seconds=whole.first_batch_seconds,
         stages=stages,
         nodes=_autotuned(pipeline, seconds),
         step_seconds=step,
-        suggestions=_suggestions(pipeline, seconds, stages, whole, consumer),
-        findings=_findings(pipeline),
-        decisions=_decisions(pipeline),
+        suggestions=tuple(sorted(suggestions, key=lambda s: -s.gain)),
+        findings=tuple(findings),
+        decisions=tuple(decisions),
     )
-
-
-def _decisions(pipeline):
-    if not isinstance(pipeline, what_if.ResumableDataset):
-        return ()
-    recipe = pipeline.recipe
-    how = "batch by batch" if recipe.batchwise else "one by one"
-    return (
-        f"Records are parsed {how}: {recipe.parse_reason}.",
-        f"Cache: {recipe.cache_kind}, {recipe.cache_reason}.",
-    )
-
-
-def _findings(pipeline):
-    if isinstance(pipeline, what_if.ResumableDataset):
-        return ()  # was checked when it was made
-    return tuple(lints.lint(pipeline))
 
 
 def _stage_times(pipeline, seconds):
     """Times of the stages, and the throughput of the whole."""
-    prefixes = what_if.stages(pipeline)
+    prefixes = stages_lib.prefixes(pipeline)
     # The last prefix is the whole pipeline.
     datasets = [prefix for _, prefix in prefixes[:-1]] + [pipeline]
     rounds = [
@@ -125,50 +125,25 @@ def _stage_times(pipeline, seconds):
     return tuple(times), measured[-1]
 
 
-def _suggestions(pipeline, seconds, stages, whole, consumer):
-    """Changes with their gains, best first."""
-    found = []
-    if not isinstance(pipeline, what_if.ResumableDataset):
-        found.extend(what_if.estimated(pipeline, stages))
-    slice_ = seconds / 4
-    # Few enough that the warm-up reads them all.
-    cached_batches = int(slice_ / 2 / whole.seconds_per_batch)
-    cached_batches = min(max(cached_batches, 2), 64)
-    changes = what_if.changes(pipeline, cached_batches)
-    changed = [change.make() for change in changes]
-    for change, dataset in zip(changes, changed):
-        for _ in dataset.take(change.warm_up):
-            pass
-    # The base once for each way in which changes are consumed.
-    ways = sorted({change.overlaps for change in changes})
-    runs = [(overlaps, pipeline) for overlaps in ways]
-    runs += [(c.overlaps, d) for c, d in zip(changes, changed, strict=True)]
-    rates = _rates(runs, slice_, consumer)
-    for change, own in zip(changes, rates[len(ways) :], strict=True):
-        base = rates[ways.index(change.overlaps)]
-        gains = [one / other for one, other in zip(own, base, strict=True)]
-        found.append(Suggestion(change.text, statistics.median(gains)))
-    return tuple(sorted(found, key=lambda s: -s.gain))
+def _gain(base, changed, seconds, consumer):
+    """Rate of a changed dataset over that of its base, as it is consumed.
 
-
-def _rates(runs, seconds, consumer):
-    """Batches per second of each run, in each round.
-
-    What else the machine does comes and goes: a base and a change that were
-    measured far apart, or once, would be compared by that.
+    Both run in each round, and in turns first: other work on the machine comes
+    and goes.
     """
-    rates = [[] for _ in runs]
+    gains = []
     for number in range(_ROUNDS):
-        order = list(enumerate(runs))
-        for index, (overlaps, dataset) in order[:: 1 if number % 2 else -1]:
+        rates = {}
+        for is_base in (True, False) if number % 2 else (False, True):
             measured = throughput.benchmark(
-                dataset,
+                base if is_base else changed,
                 seconds=seconds,
-                step_seconds=consumer if overlaps else 0.0,
+                step_seconds=consumer,
                 warm_up_seconds=seconds,
             )
-            rates[index].append(measured.batches_per_second)
-    return rates
+            rates[is_base] = measured.batches_per_second
+        gains.append(rates[False] / rates[True])
+    return statistics.median(gains)
 
 
 def _autotuned(pipeline, seconds):

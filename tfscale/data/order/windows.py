@@ -218,7 +218,7 @@ class _WindowReader:
         # And a window may hold nothing of this worker.
         first = tf.reduce_min(tf.where(damaged, records, none))
         first = tf.minimum(first, none)
-        path, offset = self._source.place(first)
+        path, offset = self._source.locate(first)
         # `tf.debugging.Assert` would wrap it in 20 operations more.
         return tf.raw_ops.Assert(
             condition=tf.logical_not(tf.reduce_any(damaged)),

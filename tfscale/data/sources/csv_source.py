@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import data_loss
+from tfscale.data.sources.source import locator
+from tfscale.data.sources.source import split_by_file
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -166,23 +169,18 @@ def _source(texts, parse, record_spec, skipped):
         lines = tf.strings.substr(contents, begins[own], lengths[own])
         return tf.data.Dataset.from_tensors(parse(lines))
 
-    def place(record):
-        file = tf.searchsorted(ends, record[tf.newaxis], side="right")
-        return tf.gather(paths, file[0]), tf.gather(begins, record)
-
-    def split(num_workers, worker):
-        shares = [texts[w::num_workers] for w in range(num_workers)]
-        sizes = [sum(t.begins.size for t in share) for share in shares]
-        return _source(shares[worker], parse, record_spec, skipped), sizes
-
     table = [(text.begins.size, int(text.lengths.sum())) for text in texts]
     return BlockSource(
         kind="csv",
         blocks=np.array(table, np.int64).reshape(-1, 2),
         read_block=read_block,
-        place=place,
+        locate=locator([text.path for text in texts], sizes, begins),
         record_spec=record_spec,
-        split=split,
+        split=split_by_file(
+            texts,
+            lambda text: text.begins.size,
+            lambda own: _source(own, parse, record_spec, skipped),
+        ),
         num_skipped=skipped,
     )
 
@@ -236,12 +234,10 @@ class _CsvFile:
                 raise csv_reader.Error("it is no text")
             (names,) = csv_reader.reader([self.header], delimiter=delimiter)
         except csv_reader.Error as error:
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 "A CSV file cannot be read: it is damaged, or of another "
                 f"format: {error}. Received: file {self.path}, line 1: "
-                f"{self.header[:80]!r}.",
+                f"{self.header[:80]!r}."
             ) from error
         return [name.strip() for name in names]
 
@@ -290,13 +286,11 @@ class _CsvFile:
             number, reason = found[0]
             begin = int(self.begins[number])
             line = contents.count(b"\n", 0, begin) + 1
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 f"A line of a CSV file cannot be read: {reason}. Received: "
                 f"file {self.path}, offset {begin}, line {line}: "
                 f"{lines[number].numpy()[:80]!r}. To leave out what cannot be "
-                "read, use on_damage='skip'.",
+                "read, use on_damage='skip'."
             )
         damaged = [number for number, _ in found]
         self.begins = np.delete(self.begins, damaged)

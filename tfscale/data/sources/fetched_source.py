@@ -1,6 +1,5 @@
 """Sources whose library reads records at random, in Python: a batch a call."""
 
-import bisect
 import os
 import warnings
 from collections.abc import Callable
@@ -11,7 +10,10 @@ import tensorflow as tf
 
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import check_on_damage
+from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
+from tfscale.data.sources.source import split_by_file
 
 
 def array_records(
@@ -48,42 +50,40 @@ def array_records(
     >>> array_records(path).num_records
     2
     """
-    if on_damage not in ("raise", "skip"):
-        raise ValueError(
-            '`on_damage` must be "raise" or "skip". '
-            f"Received: on_damage={on_damage!r}."
-        )
+    check_on_damage(on_damage)
     files = [_File(path) for path in file_source.match(pattern)]
-    rows = [np.arange(file.num_records) for file in files]
-    skipped = 0
+    total = sum(len(file.records) for file in files)
     if on_damage == "skip":
-        rows = [file.whole() for file in files]
-        total = sum(file.num_records for file in files)
-        skipped = total - sum(map(len, rows))
+        for file in files:
+            file.skip_damaged()
+    skipped = total - sum(len(file.records) for file in files)
     if skipped:
         warnings.warn(
             f"{skipped} damaged records of {len(files)} ArrayRecord files are "
             "left out.",
             stacklevel=2,
         )
-    return _of_files(files, rows, skipped)
+    return _of_files(files, skipped)
 
 
 class _File:
-    """An ArrayRecord file, opened where it is used."""
+    """An ArrayRecord file, opened where it is used.
+
+    Attributes:
+        path: String.
+        records: int64 array, the numbers of the records that are read.
+    """
 
     def __init__(self, path):
         self.path = path
         self._reader = None
         if not self._open().ok():
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 "An ArrayRecord file must be whole, closed by its writer, and "
                 "on a disk of this machine. Received: file "
-                f"{path}, which is none.",
+                f"{path}, which is none."
             )
-        self.num_records = self._open().num_records()
+        self.records = np.arange(self._open().num_records())
 
     def _open(self):
         if self._reader is None:
@@ -103,10 +103,10 @@ class _File:
                 "leave damaged records out, use on_damage='skip'."
             ) from error
 
-    def whole(self):
-        """Numbers of the records that can be read."""
+    def skip_damaged(self):
+        """Reads everything, and leaves out what cannot be read."""
 
-        def found(numbers):
+        def whole(numbers):
             try:
                 self.read(numbers)
             except ValueError:
@@ -114,44 +114,37 @@ class _File:
                 if len(numbers) == 1:
                     return []
                 middle = len(numbers) // 2
-                return found(numbers[:middle]) + found(numbers[middle:])
+                return whole(numbers[:middle]) + whole(numbers[middle:])
             return list(numbers)
 
-        return np.array(found(range(self.num_records)), np.int64)
+        self.records = np.array(whole(self.records), np.int64)
 
 
-def _of_files(files, rows, skipped):
-    ends = np.cumsum([len(own) for own in rows]).tolist()
+def _of_files(files, skipped):
+    ends = np.cumsum([len(file.records) for file in files])
 
     def fetch(index):
         found = np.empty([len(index)], object)
-        by_file = {}
-        for place, record in enumerate(index.tolist()):
-            by_file.setdefault(bisect.bisect_right(ends, record), []).append(
-                (place, record)
-            )
-        for number, wanted in by_file.items():
-            begin = ends[number] - len(rows[number])
-            own = rows[number][[record - begin for _, record in wanted]]
-            contents = files[number].read(own)
-            for (place, _), value in zip(wanted, contents, strict=True):
-                found[place] = value
+        owners = np.searchsorted(ends, index, side="right")
+        for number in np.unique(owners):
+            file, wanted = files[number], np.flatnonzero(owners == number)
+            begin = ends[number] - len(file.records)
+            contents = file.read(file.records[index[wanted] - begin])
+            for at, value in zip(wanted, contents, strict=True):
+                found[at] = value
         return [found]
-
-    def split(num_workers, worker):
-        sizes = [
-            sum(map(len, rows[w::num_workers])) for w in range(num_workers)
-        ]
-        own = slice(worker, None, num_workers)
-        return _of_files(files[own], rows[own], skipped), sizes
 
     about = repr([(f.path, os.path.getsize(f.path)) for f in files])
     return fetched(
         "array_records",
-        ends[-1],
+        int(ends[-1]),
         fetch,
         about.encode,
-        split=split,
+        split=split_by_file(
+            files,
+            lambda file: len(file.records),
+            lambda own: _of_files(own, skipped),
+        ),
         num_skipped=skipped,
     )
 

@@ -1,13 +1,15 @@
 """Files by pattern: each is a record."""
 
 import os
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import split_by_file
 
 Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -84,57 +86,40 @@ def files(pattern: Pattern) -> IndexedSource:
     >>> files(folder + "/*.txt").num_records
     1
     """
-    paths = match(pattern)
-    return _source(
+    return labelled(
         "files",
-        paths,
-        np.zeros(len(paths)),
-        lambda contents, path, _: (contents, path),
+        [(path, 0.0) for path in match(pattern)],
+        lambda contents, _, path: (contents, path),
     )
 
 
 def labelled(
-    kind, paths, labels, *, decode, quick_decode, class_names, num_skipped
-):
-    """Each file is a record: what `decode` makes of contents, label and path.
+    kind: str,
+    files: Sequence[tuple[str, float]],
+    record: Callable[..., Any] = lambda *record: record,
+    **kwargs: Any,
+) -> IndexedSource:
+    """A source of files with a number each: `record(contents, number, path)`.
 
-    `labels` are integers; the rest is as in `IndexedSource`.
+    More arguments are those of `IndexedSource`.
     """
-
-    def read(contents, path, label):
-        return contents, label, path
-
-    labels = np.asarray(labels, np.int32)
-    return _source(
-        kind,
-        paths,
-        labels,
-        read,
-        decode=decode,
-        quick_decode=quick_decode,
-        class_names=class_names,
-        num_skipped=num_skipped,
-    )
-
-
-def _source(kind, paths, extras, record, **kwargs):
-    """Files whose record is `record(contents, path, extra)`."""
-    all_paths, all_extras = tf.constant(paths), tf.constant(extras)
+    paths, numbers = map(list, zip(*files)) if files else ([], [])
+    all_paths, all_numbers = tf.constant(paths, tf.string), tf.constant(numbers)
 
     def read(index):
         path = tf.gather(all_paths, index)
-        return record(tf.io.read_file(path), path, tf.gather(all_extras, index))
-
-    def split(num_workers, worker):
-        sizes = [len(paths[w::num_workers]) for w in range(num_workers)]
-        own = slice(worker, None, num_workers)
-        return _source(kind, paths[own], extras[own], record, **kwargs), sizes
+        number = tf.gather(all_numbers, index)
+        return record(tf.io.read_file(path), number, path)
 
     return IndexedSource(
         kind=kind,
-        num_records=len(paths),
+        num_records=len(files),
         read=read,
-        split=split,
-        identity=lambda: repr((paths, extras.tolist())).encode(),
+        split=split_by_file(
+            files,
+            lambda _: 1,
+            lambda own: labelled(kind, own, record, **kwargs),
+        ),
+        identity=lambda: repr((paths, numbers)).encode(),
         **kwargs,
     )

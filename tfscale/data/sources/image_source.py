@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfscale.data import single_device
 from tfscale.data.sources import file_source
 from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import check_on_damage
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -62,7 +63,8 @@ def image_folder(
     >>> image_folder(folder, image_size=(8, 8)).class_names
     ('cats',)
     """
-    _check(image_size, num_channels, on_damage)
+    check_on_damage(on_damage)
+    _check(image_size, num_channels)
     if image_size is not None and not decode:
         raise ValueError(
             "`image_size` is of images that are decoded. Received: "
@@ -72,35 +74,30 @@ def image_folder(
     directory = os.fspath(directory)
     if class_names is None:
         class_names = _subfolders(directory)
-    paths, labels = [], []
-    for label, name in enumerate(class_names):
-        files = _images(os.path.join(directory, name))
-        paths.extend(files)
-        labels.extend([label] * len(files))
+    files = [
+        (path, label)
+        for label, name in enumerate(class_names)
+        for path in _images(os.path.join(directory, name))
+    ]
     skipped = 0
     if on_damage == "skip":
-        whole = _whole(paths, num_channels)
-        skipped = len(paths) - len(whole)
-        paths = [paths[number] for number in whole]
-        labels = [labels[number] for number in whole]
+        whole = _whole(files, num_channels)
+        skipped, files = len(files) - len(whole), whole
+    decoder, quick_decoder = _checker(num_channels), None
+    if decode:
+        decoder = _decoder(image_size, num_channels)
+        quick_decoder = _quick_decoder(image_size, num_channels)
     return file_source.labelled(
         "image_folder",
-        paths,
-        labels,
-        decode=(
-            _decoder(image_size, num_channels)
-            if decode
-            else _checker(num_channels)
-        ),
-        quick_decode=(
-            _quick_decoder(image_size, num_channels) if decode else None
-        ),
+        files,
+        decode=decoder,
+        quick_decode=quick_decoder,
         class_names=tuple(class_names),
         num_skipped=skipped,
     )
 
 
-def _check(image_size, num_channels, on_damage):
+def _check(image_size, num_channels):
     sizes = () if image_size is None else tuple(np.ravel(image_size))
     if image_size is not None and (
         len(sizes) != 2 or not all(isinstance(n, np.integer) for n in sizes)
@@ -113,11 +110,6 @@ def _check(image_size, num_channels, on_damage):
         raise ValueError(
             "`num_channels` must be 1 (grey), 3 (RGB) or 4 (RGBA). Received: "
             f"num_channels={num_channels!r}."
-        )
-    if on_damage not in ("raise", "skip"):
-        raise ValueError(
-            '`on_damage` must be "raise" or "skip". '
-            f"Received: on_damage={on_damage!r}."
         )
 
 
@@ -231,21 +223,22 @@ def _check_decoded(size, path):
     )
 
 
-def _whole(paths, num_channels):
-    """Numbers of the files that can be decoded; warns of the others."""
+def _whole(files, num_channels):
+    """The files that can be decoded; warns of the others."""
 
     def is_whole(path):
         return tf.size(_decoded(tf.io.read_file(path), num_channels)) > 0
 
-    whole = tf.data.Dataset.from_tensor_slices(paths).map(
+    paths = [path for path, _ in files]
+    found = tf.data.Dataset.from_tensor_slices(paths).map(
         is_whole, num_parallel_calls=tf.data.AUTOTUNE
     )
-    whole = np.fromiter(whole.as_numpy_iterator(), bool, len(paths))
-    damaged = np.flatnonzero(~whole)
+    is_damaged = ~np.fromiter(found.as_numpy_iterator(), bool, len(files))
+    damaged = np.flatnonzero(is_damaged)
     if damaged.size:
         warnings.warn(
-            f"{damaged.size} damaged images of {len(paths)} are left out, the "
+            f"{damaged.size} damaged images of {len(files)} are left out, the "
             f"first of them {paths[damaged[0]]}.",
             stacklevel=3,
         )
-    return np.flatnonzero(whole)
+    return [file for file, bad in zip(files, is_damaged) if not bad]

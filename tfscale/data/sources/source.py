@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class BlockSource:
         read_block: Function of an int64 scalar, the block's number, that
             returns a `tf.data.Dataset` of one element: its records, behind
             each other. Strings are `DAMAGED` where they cannot be read.
-        place: Function of an int64 scalar, a record's number, that returns
+        locate: Function of an int64 scalar, a record's number, that returns
             its file and the offset in it, for errors.
         record_spec: Structure of `tf.TensorSpec`, a record as it is read.
         decode: As in `IndexedSource`.
@@ -97,7 +98,7 @@ class BlockSource:
     kind: str
     blocks: np.ndarray
     read_block: Callable[[tf.Tensor], tf.data.Dataset]
-    place: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     record_spec: Any = _STRING
     decode: Callable[..., Any] | None = None
     split: Callable[[int, int], tuple[Any, list[int]]] | None = None
@@ -105,7 +106,7 @@ class BlockSource:
     in_memory: bool = False
 
     def __post_init__(self):
-        _as_they_are(self, "read_block", "place", "decode")
+        _as_they_are(self, "read_block", "locate", "decode")
 
     @property
     def num_records(self) -> int:
@@ -127,13 +128,11 @@ class BlockSource:
         record = self.sample(1).get_single_element()
         strings = [t for t in tf.nest.flatten(record) if t.dtype == tf.string]
         if any(t.numpy() == DAMAGED for t in strings):
-            path, offset = self.place(tf.constant(0, tf.int64))
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            path, offset = self.locate(tf.constant(0, tf.int64))
+            raise data_loss(
                 "A record cannot be read. Received: file "
                 f"{path.numpy().decode()}, offset {int(offset)}. To leave "
-                "damaged records out, use on_damage='skip'.",
+                "damaged records out, use on_damage='skip'."
             )
         return record
 
@@ -189,6 +188,58 @@ class StreamSource:
         """As of an `IndexedSource`; those at the beginning."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
+
+
+def check_on_damage(on_damage: str) -> None:
+    """Refuses what `on_damage` of a builder cannot be."""
+    if on_damage not in ("raise", "skip"):
+        raise ValueError(
+            '`on_damage` must be "raise" or "skip". '
+            f"Received: on_damage={on_damage!r}."
+        )
+
+
+def data_loss(message: str) -> tf.errors.DataLossError:
+    """The error of records or files that cannot be read."""
+    return tf.errors.DataLossError(None, None, message)
+
+
+def split_by_file(
+    files: Sequence[Any],
+    num_records: Callable[[Any], int],
+    build: Callable[[Sequence[Any]], Any],
+) -> Callable[[int, int], tuple[Any, list[int]]]:
+    """`split` of a source that `build` returns for some of its files."""
+
+    def split(num_workers, worker):
+        shares = [files[w::num_workers] for w in range(num_workers)]
+        sizes = [sum(map(num_records, share)) for share in shares]
+        return build(shares[worker]), sizes
+
+    return split
+
+
+def locator(
+    paths: Sequence[str],
+    counts: Sequence[int] | np.ndarray,
+    offsets: np.ndarray | None,
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """`locate` of records in files that hold so many of them each.
+
+    Without `offsets` a record is located by its number.
+    """
+    ends = tf.constant(np.cumsum(counts), tf.int64)
+    all_paths = tf.constant(paths, tf.string)
+    all_offsets = None if offsets is None else tf.constant(offsets, tf.int64)
+
+    def locate(record):
+        file = tf.searchsorted(ends, record[tf.newaxis], side="right")[0]
+        offset = record
+        if all_offsets is not None:
+            offset = tf.gather(all_offsets, record)
+        return tf.gather(all_paths, file), offset
+
+    return locate
 
 
 def from_python(

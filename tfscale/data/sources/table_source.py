@@ -14,7 +14,11 @@ import tensorflow as tf
 from tfscale.data.sources import file_source
 from tfscale.data.sources import table_columns
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import check_on_damage
+from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
+from tfscale.data.sources.source import locator
+from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.table_columns import TableColumns
 
 _BLOCK_BYTES = 1 << 20  # of JSON, parsed at a time
@@ -22,24 +26,28 @@ _BLOCK_BYTES = 1 << 20  # of JSON, parsed at a time
 
 def _source(
     kind: str,
-    blocks: list[tuple[str, int, int, int]],
+    files: Sequence[tuple[str, list[tuple[int, int]]]],
     columns: TableColumns,
     read: Callable[[str, int], Any],
     skipped: int,
 ) -> BlockSource:
-    """A source of the rows of blocks, in their order.
+    """A source of the rows of files, in their order.
 
     Args:
         kind: What the source is called in errors.
-        blocks: Of each block the path of its file, its number there, its rows
-            and its bytes.
+        files: Of each file its path and, of each of its blocks, the number of
+            rows and of bytes.
         columns: What is read of them.
-        read: From path and number to a pyarrow table.
+        read: From path and a block's number in its file to a pyarrow table.
         skipped: How many records are damaged, and left out.
     """
-    blocks = [block for block in blocks if block[2]]
-    ends = tf.constant(np.cumsum([block[2] for block in blocks]), tf.int64)
-    paths = tf.constant([block[0] for block in blocks], tf.string)
+    blocks = [
+        (path, number, *size)
+        for path, sizes in files
+        for number, size in enumerate(sizes)
+        if size[0]
+    ]
+    table = np.array([block[2:] for block in blocks], np.int64).reshape(-1, 2)
 
     def fetch(number):
         path, group, count, _ = blocks[int(number)]
@@ -49,12 +57,10 @@ def _source(
         except ValueError as error:
             raise ValueError(f"{error} File {path}.") from error
         if table.num_rows != count:
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 "A file must stay as it was when its source was made. "
                 f"Received: file {path} with {table.num_rows} rows where there "
-                f"were {count}.",
+                f"were {count}."
             )
         return found
 
@@ -62,28 +68,18 @@ def _source(
         rows = from_python(fetch, number, columns.spec)
         return tf.data.Dataset.from_tensors(rows)
 
-    def place(record):
-        block = tf.searchsorted(ends, record[tf.newaxis], side="right")[0]
-        return tf.gather(paths, block), record
-
-    def split(num_workers, worker):
-        names = sorted({block[0] for block in blocks})
-        shares = [
-            [b for b in blocks if b[0] in names[w::num_workers]]
-            for w in range(num_workers)
-        ]
-        sizes = [sum(block[2] for block in share) for share in shares]
-        return _source(kind, shares[worker], columns, read, skipped), sizes
-
-    table = np.array([block[2:] for block in blocks], np.int64)
     return BlockSource(
         kind=kind,
-        blocks=table.reshape(-1, 2),
+        blocks=table,
         read_block=read_block,
         record_spec=columns.spec,
-        place=place,
+        locate=locator([b[0] for b in blocks], table[:, 0], offsets=None),
         decode=columns.decode,
-        split=split,
+        split=split_by_file(
+            [file for file in files if any(rows for rows, _ in file[1])],
+            lambda file: sum(rows for rows, _ in file[1]),
+            lambda own: _source(kind, own, columns, read, skipped),
+        ),
         num_skipped=skipped,
     )
 
@@ -96,11 +92,9 @@ def _named(path):
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise tf.errors.DataLossError(
-            None,
-            None,
+        raise data_loss(
             "A file cannot be read: it is damaged, or of another format. "
-            f"Received: file {path}: {error}",
+            f"Received: file {path}: {error}"
         ) from error
 
 
@@ -154,18 +148,17 @@ def parquet(
         file = _RemoteFile(path, "rb") if "://" in path else path
         return pyarrow_parquet.ParquetFile(file)
 
-    blocks, schema = [], None
+    files, schema = [], None
     for path in file_source.match(pattern):
         with _named(path), opened(path) as file:
-            groups = [
-                file.metadata.row_group(group)
-                for group in range(file.metadata.num_row_groups)
+            groups = map(
+                file.metadata.row_group, range(file.metadata.num_row_groups)
+            )
+            sizes = [
+                (group.num_rows, group.total_byte_size) for group in groups
             ]
             own = file.schema_arrow
-        blocks += [
-            (path, number, group.num_rows, group.total_byte_size)
-            for number, group in enumerate(groups)
-        ]
+        files.append((path, sizes))
         schema = schema or own
         _check_same(schema, own, columns, path)
     found = TableColumns(schema, columns)
@@ -174,7 +167,7 @@ def parquet(
         with _named(path), opened(path) as file:
             return file.read_row_group(group, columns=found.names)
 
-    return _source("parquet", blocks, found, read, 0)
+    return _source("parquet", files, found, read, 0)
 
 
 def _check_same(schema, own, columns, path):
@@ -239,25 +232,19 @@ def json_lines(
     >>> json_lines(path).num_records
     2
     """
-    if on_damage not in ("raise", "skip"):
-        raise ValueError(
-            '`on_damage` must be "raise" or "skip". '
-            f"Received: on_damage={on_damage!r}."
-        )
-    blocks, damaged, schema = [], {}, None
+    check_on_damage(on_damage)
+    files, damaged, schema = [], {}, None
     for path in file_source.match(pattern):
         table, damaged[path] = _table_and_damaged(path)
         if damaged[path] and on_damage == "raise":
             number, reason = min(damaged[path].items())
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 f"A line is no JSON that can be read: {reason}. Received: file "
                 f"{path}, line {number}. To leave out what cannot be read, use "
-                "on_damage='skip'.",
+                "on_damage='skip'."
             )
         if table is not None:
-            blocks.append((path, 0, table.num_rows, table.nbytes))
+            files.append((path, [(table.num_rows, table.nbytes)]))
             schema = _joined(schema, table.schema, columns, path)
     skipped = sum(map(len, damaged.values()))
     if skipped:
@@ -272,7 +259,7 @@ def json_lines(
         with _named(path):
             return _parsed(whole, [schema.field(n) for n in found.names])
 
-    return _source("json_lines", blocks, found, read, skipped)
+    return _source("json_lines", files, found, read, skipped)
 
 
 def _lines(path):

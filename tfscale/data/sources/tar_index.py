@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources import tfrecord_index
+from tfscale.data.sources.source import data_loss
 
 # The extension is what follows the first dot of the last part of a name.
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
@@ -118,11 +119,9 @@ class Shard:
         return skipped
 
     def _fail(self, rule, reason, offset):
-        raise tf.errors.DataLossError(
-            None,
-            None,
+        raise data_loss(
             f"{rule}: {reason}. Received: file {self.path}, offset {offset}. "
-            "To leave out what cannot be read, use on_damage='skip'.",
+            "To leave out what cannot be read, use on_damage='skip'."
         )
 
     def spans(self):

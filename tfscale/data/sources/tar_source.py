@@ -19,6 +19,9 @@ from tfscale.data.sources import index_files
 from tfscale.data.sources import tar_index
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import check_on_damage
+from tfscale.data.sources.source import locator
+from tfscale.data.sources.source import split_by_file
 
 _KEY = "__key__"
 
@@ -73,11 +76,7 @@ def webdataset(
     >>> webdataset(path).num_records
     2
     """
-    if on_damage not in ("raise", "skip"):
-        raise ValueError(
-            '`on_damage` must be "raise" or "skip". '
-            f"Received: on_damage={on_damage!r}."
-        )
+    check_on_damage(on_damage)
     if isinstance(extensions, str) or (
         extensions is not None and not list(extensions)
     ):
@@ -121,9 +120,6 @@ def _source(shards, names, skipped):
     places = tf.constant(np.concatenate([none, *(s.places for s in shards)]))
     paths = tf.constant([shard.path for shard in shards], tf.string)
     sizes = tf.constant([shard.size for shard in shards], tf.int64)
-    files_end = tf.constant(
-        np.cumsum([len(shard.sample_keys) for shard in shards]), tf.int64
-    )
     table = np.array(blocks, np.int64).reshape(-1, 2)
     counts = tf.constant(table[:, 0])
     firsts = tf.constant(firsts, tf.int64)
@@ -160,22 +156,21 @@ def _source(shards, names, skipped):
         )
         return records.concatenate(damaged).take(1)
 
-    def place(record):
-        number = tf.searchsorted(files_end, record[tf.newaxis], side="right")
-        return tf.gather(paths, number[0]), tf.gather(begins, record)
-
-    def split(num_workers, worker):
-        shares = [shards[w::num_workers] for w in range(num_workers)]
-        sizes = [sum(len(shard.sample_keys) for shard in s) for s in shares]
-        return _source(shares[worker], names, skipped), sizes
-
     spec = tf.TensorSpec([], tf.string)
     return BlockSource(
         kind="webdataset",
         blocks=table,
         read_block=read_block,
-        place=place,
+        locate=locator(
+            [shard.path for shard in shards],
+            [len(shard.sample_keys) for shard in shards],
+            begins,
+        ),
         record_spec={name: spec for name in [*names, _KEY]},
-        split=split,
+        split=split_by_file(
+            shards,
+            lambda shard: len(shard.sample_keys),
+            lambda own: _source(own, names, skipped),
+        ),
         num_skipped=skipped,
     )

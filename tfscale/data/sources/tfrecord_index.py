@@ -8,11 +8,8 @@ a record, or whose length is damaged, is found before the first step.
 
 import contextlib
 import dataclasses
-import mmap
 import os
 import struct
-import threading
-import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -22,13 +19,8 @@ import tensorflow as tf
 _LENGTH = struct.Struct("<Q")
 _HEADER = 12
 _FRAME = 16  # bytes of a record besides its data
-_CHUNK = 4 << 20  # bytes read at a time from a server, which takes its time
-_FAR = 64 << 10  # bytes between headers, where what lies between is left out
-_FEW = 64  # records by which that is decided
-_FIRST, _MOST = 2, 256  # records that are read in one go
-_QUICK = 100e-6  # seconds for a header, at most, if no disk is waited for
-
-_one_at_a_time = threading.Lock()
+# Bytes that are read at a time: a server takes its time to answer.
+_LOCAL_CHUNK, _REMOTE_CHUNK = 64 << 10, 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +55,7 @@ def scan(path: str) -> FileIndex:
         A `FileIndex`, up to the first damage to the framing.
     """
     end = tf.io.gfile.stat(path).length
-    walk = _walk_chunks if "://" in path else _walk_local
-    offsets, headers, at = walk(path, end)
+    offsets, headers, at = _walk(path, end)
     damage: tuple[int, str] | None = None
     if at < end:
         damage = (at, "the file ends within a record's header")
@@ -89,108 +80,46 @@ def scan(path: str) -> FileIndex:
     return FileIndex(path, offsets, ends - offsets, damage)
 
 
-def _walk_local(path, end):
-    """Offsets of the records, their headers, and the offset behind the last.
+def _walk(path, end):
+    """Offsets of the records, their headers, and the offset after the last.
 
-    The last one may be of a record that is not all there.
+    The last record may not be all there.
     """
-    offsets, at, last = [], 0, end - _FRAME
-    headers = np.zeros([0, _HEADER], np.uint8)
-    if last < 0:
-        return offsets, headers, at
-    with open(path, "rb") as file:
-        number = file.fileno()
-        with mmap.mmap(number, 0, access=mmap.ACCESS_READ) as data:
-            at = _walk_mapped(data, offsets, at, last, _FEW)
-            far = at > _FEW * _FAR
-            if not far:
-                at = _walk_mapped(data, offsets, at, last, None)
-            bytes_ = np.frombuffer(data, np.uint8)
-            places = np.array(offsets, np.int64)[:, None] + np.arange(_HEADER)
-            headers = bytes_[places]
-            del bytes_  # or the map cannot be closed
-        if far:
-            at, rest = _walk_far(number, offsets, at, last)
-            headers = np.concatenate([headers, _rows(rest)])
-    return offsets, headers, at
+    with contextlib.ExitStack() as stack:
+        if "://" in path:
+            file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
+            chunk_bytes = _REMOTE_CHUNK
+        else:
+            file = stack.enter_context(open(path, "rb"))
+            chunk_bytes = _LOCAL_CHUNK
+
+        def read(at, size):
+            if chunk_bytes == _LOCAL_CHUNK:
+                return os.pread(file.fileno(), size, at)
+            file.seek(at)
+            return file.read(size)
+
+        return _walk_chunks(read, end, chunk_bytes)
 
 
-def _walk_mapped(data, offsets, at, last, most):
-    """Goes on until there are `most` records; returns where it is then."""
-    length_at, append = _LENGTH.unpack_from, offsets.append
-    while at <= last and (most is None or len(offsets) < most):
-        append(at)
-        at += _FRAME + length_at(data, at)[0]
-    return at
-
-
-def _walk_far(number, offsets, at, last):
-    """The rest of a file where each header is on a page of its own.
-
-    A page that is mapped costs more than a call that copies 12 bytes, and who
-    waits for it waits alone: the interpreter's lock is held. In such a call it
-    is not, and other files go on.
-    """
-    headers: list[bytes] = []
-    count, is_quick = _FIRST, True
-    while at <= last:
-        # Threads that take turns at each call would wait for the interpreter
-        # most of the time; those that wait for a disk do not take part.
-        with _one_at_a_time if is_quick else contextlib.nullcontext():
-            begin = time.perf_counter()
-            at = _walk_calls(number, offsets, headers, at, last, count)
-            seconds = time.perf_counter() - begin
-        is_quick = seconds < count * _QUICK
-        count = min(2 * count, _MOST) if is_quick else _FIRST
-    return at, headers
-
-
-def _walk_calls(number, offsets, headers, at, last, count):
-    """Goes on for at most `count` records; returns where it is then."""
-    read, length_of = os.pread, _LENGTH.unpack_from
-    for _ in range(count):
-        if at > last:
-            break
-        header = read(number, _HEADER, at)
-        offsets.append(at)
-        headers.append(header)
-        at += _FRAME + length_of(header)[0]
-    return at
-
-
-def _rows(headers):
-    return np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
-
-
-def _walk_chunks(path, end):
-    """As `_walk_local`, through `tf.io.gfile`."""
-    offsets, headers, at = [], [], 0
-    with tf.io.gfile.GFile(path, "rb") as file:
-        chunks = _Chunks(file)
-        while at + _FRAME <= end:
-            header = chunks.header_at(at)
-            offsets.append(at)
-            headers.append(header)
-            at += _FRAME + _LENGTH.unpack_from(header)[0]
-    return offsets, _rows(headers), at
-
-
-class _Chunks:
-    """Headers in a file that is read in large pieces, or by headers only."""
-
-    def __init__(self, file):
-        self._file = file
-        self._chunk, self._begin = b"", 0
-
-    def header_at(self, at):
-        place = at - self._begin
-        if place < 0 or place + _HEADER > len(self._chunk):
-            # A record that is longer than what was read: the next one is, too.
-            far = self._chunk and place > 2 * _CHUNK
-            self._file.seek(at)
-            self._chunk = self._file.read(_HEADER if far else _CHUNK)
-            self._begin, place = at, 0
-        return self._chunk[place : place + _HEADER]
+def _walk_chunks(read, end, chunk_bytes):
+    """As `_walk`, with a function that reads at an offset some bytes."""
+    length_of = _LENGTH.unpack_from
+    offsets, headers = [], []
+    at = last = 0
+    while at + _FRAME <= end:
+        # After a record that is longer than a chunk, the next one is, too.
+        is_far = at - last > chunk_bytes
+        last, chunk = at, read(at, _HEADER if is_far else chunk_bytes)
+        limit = min(len(chunk) - _HEADER, end - _FRAME - last)
+        within = 0
+        while within <= limit:
+            offsets.append(last + within)
+            headers.append(chunk[within : within + _HEADER])
+            within += _FRAME + length_of(chunk, within)[0]
+        at = last + within
+    rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
+    return offsets, rows, at
 
 
 def scan_compressed(path: str, compression: str) -> FileIndex:

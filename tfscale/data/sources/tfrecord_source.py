@@ -13,6 +13,10 @@ from tfscale.data.sources import index_files
 from tfscale.data.sources import tfrecord_index
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import check_on_damage
+from tfscale.data.sources.source import data_loss
+from tfscale.data.sources.source import locator
+from tfscale.data.sources.source import split_by_file
 
 _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
@@ -66,11 +70,7 @@ def tfrecords(
     >>> tfrecords(path).num_records
     1
     """
-    if on_damage not in ("raise", "skip"):
-        raise ValueError(
-            '`on_damage` must be "raise" or "skip". '
-            f"Received: on_damage={on_damage!r}."
-        )
+    check_on_damage(on_damage)
     if compression not in ("", "GZIP", "ZLIB"):
         raise ValueError(
             '`compression` must be "", "GZIP" or "ZLIB". '
@@ -91,12 +91,10 @@ def tfrecords(
             _check_compression(path, compression)
         if index.damage and on_damage == "raise":
             offset, reason = index.damage
-            raise tf.errors.DataLossError(
-                None,
-                None,
+            raise data_loss(
                 f"A TFRecord file is damaged: {reason}. Received: file "
                 f"{path}, offset {offset}. To leave out what cannot be read, "
-                "use on_damage='skip'.",
+                "use on_damage='skip'."
             )
         skipped += index.damage is not None
         if on_damage == "skip" and not compression:
@@ -151,21 +149,13 @@ def _source(indices, compression, skipped):
     blocks, begins, paths = [], [], []
     for number, index in enumerate(indices):
         # Lists: one number of an array takes ten times longer to look at.
-        at, behind = (
-            index.offsets.tolist(),
-            [0, *np.cumsum(index.sizes).tolist()],
-        )
+        offsets = index.offsets.tolist()
+        ends = [0, *np.cumsum(index.sizes).tolist()]
         for first, last in _blocks_of(index, whole=bool(compression)):
-            blocks.append((last - first, behind[last] - behind[first]))
-            begins.append(at[first])
+            blocks.append((last - first, ends[last] - ends[first]))
+            begins.append(offsets[first])
             paths.append(number)
     names = tf.constant([index.path for index in indices])
-    offsets = tf.constant(
-        np.concatenate([index.offsets for index in indices]), tf.int64
-    )
-    files_end = tf.constant(
-        np.cumsum([len(index.offsets) for index in indices]), tf.int64
-    )
     table = np.array(blocks, np.int64).reshape(-1, 2)
     counts = tf.constant(table[:, 0])
     bytes_of = tf.constant(table[:, 1])
@@ -197,24 +187,20 @@ def _source(indices, compression, skipped):
         either = either.ignore_errors().map(lambda _, records: records)
         return either.concatenate(up_to_damage).take(1)
 
-    def place(record):
-        number = tf.searchsorted(files_end, record[tf.newaxis], side="right")
-        return tf.gather(names, number[0]), tf.gather(offsets, record)
-
-    def split(num_workers, worker):
-        sizes = [
-            sum(len(index.offsets) for index in indices[w::num_workers])
-            for w in range(num_workers)
-        ]
-        own = indices[worker::num_workers]
-        return _source(own, compression, skipped), sizes
-
     return BlockSource(
         kind="tfrecords",
         blocks=table,
         read_block=read_block,
-        place=place,
-        split=split,
+        locate=locator(
+            [index.path for index in indices],
+            [len(index.offsets) for index in indices],
+            np.concatenate([index.offsets for index in indices]),
+        ),
+        split=split_by_file(
+            indices,
+            lambda index: len(index.offsets),
+            lambda own: _source(own, compression, skipped),
+        ),
         num_skipped=skipped,
     )
 

@@ -1,0 +1,219 @@
+"""The stages of a pipeline: prefixes to be timed, and what would speed them up.
+
+A `ResumableDataset` is built again from a changed recipe, because its stages
+are one map; any other dataset is cut in its graph.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale import _internals
+from tfscale.data.caches import memory
+from tfscale.data.chain import chain
+from tfscale.data.chain.resumable_dataset import ResumableDataset
+from tfscale.data.explaining.explanation import StageTime
+from tfscale.data.explaining.explanation import Suggestion
+from tfscale.data.order.position import Position
+from tfscale.data.order.position import PositionReadAhead
+from tfscale.data.sources.source import IndexedSource
+from tfscale.dataset_graph import DatasetGraph
+
+_AUTO = tf.data.AUTOTUNE
+_MOST_SAVED = 0.95  # of a batch's time: something is always left
+
+
+def prefixes(dataset: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
+    """Names and prefixes of a pipeline, each prefix one stage longer.
+
+    An element of each prefix is a batch's worth.
+    """
+    if isinstance(dataset, ResumableDataset):
+        return _recipe_prefixes(dataset.recipe)
+    return _graph_prefixes(DatasetGraph(dataset))
+
+
+def with_prefetch(
+    dataset: tf.data.Dataset,
+) -> tuple[str, tf.data.Dataset] | None:
+    """How to prefetch as far as tf.data tunes it, and the dataset that does.
+
+    None if the dataset does already.
+    """
+    if isinstance(dataset, ResumableDataset):
+        recipe = dataset.recipe
+        if recipe.prefetch == _AUTO:
+            return None
+        changed = _built(dataclasses.replace(recipe, prefetch=_AUTO))
+        return "prefetch=tf.data.AUTOTUNE", changed
+    graph = DatasetGraph(dataset)
+    last, text = _timed(graph)[0], "prefetch(tf.data.AUTOTUNE)"
+    if not last.is_a("Prefetch"):
+        text += " at the end"
+    elif graph.constant(last, 1) in (None, _AUTO):
+        return None
+    return text, dataset.prefetch(_AUTO)
+
+
+def estimates(
+    dataset: tf.data.Dataset, times: Sequence[StageTime]
+) -> Iterator[Suggestion]:
+    """Changes whose gain follows from the `times` of the stages.
+
+    A stage that works one by one takes, in parallel, its share of a processor;
+    a cache saves all but the reading.
+    """
+    if isinstance(dataset, ResumableDataset):
+        saved = _recipe_savings(dataset.recipe, times)
+    else:
+        saved = _graph_savings(dataset, times)
+    # Of the longest prefix: what runs ahead of the consumer hides some of it.
+    longest = max(time.total_seconds for time in times)
+    for text, seconds in saved:
+        yield Suggestion(text, 1 / (1 - min(seconds / longest, _MOST_SAVED)))
+
+
+def _built(recipe):
+    """A plain dataset of a recipe, which stays at the beginning of an epoch."""
+    position = PositionReadAhead(Position(0))
+    return chain.build(recipe, position).with_options(recipe.options)
+
+
+def _recipe_prefixes(recipe):
+    source = recipe.source
+    if isinstance(source, IndexedSource):
+        source = dataclasses.replace(source, quick_decode=None)
+    bare = dataclasses.replace(
+        recipe,
+        source=dataclasses.replace(source, decode=None),
+        parse=None,
+        parse_batch=None,
+        augment=None,
+        cache=None,
+        spec=None,
+    )
+    steps = [("read", bare)]
+    if _parses(recipe):
+        name = "parse" if recipe.cache is None else "parse or cache"
+        steps.append((name, dataclasses.replace(recipe, augment=None)))
+    if recipe.augment is not None:
+        steps.append(("augment", recipe))
+    found = []
+    for name, step in steps:
+        if recipe.batchwise:
+            batches = chain.keyed_batches(step, Position(0))
+        else:
+            records = chain.keyed_records(step.quickest(), Position(0))
+            records = records.map(lambda key, record: key)
+            batches = records.batch(recipe.plan.batch_size)
+        found.append((name, batches.with_options(recipe.options)))
+    found.append(("batch", _built(dataclasses.replace(recipe, prefetch=0))))
+    if recipe.prefetch:
+        found.append(("prefetch", _built(recipe)))
+    return found
+
+
+def _parses(recipe):
+    return recipe.source.decode is not None or recipe.parse is not None
+
+
+def _recipe_savings(recipe, times):
+    if recipe.parallelism != _AUTO:
+        mapped = [t for t in times if t.name not in ("batch", "prefetch")]
+        seconds = sum(t.added_seconds for t in mapped)
+        share = _idle_share(recipe.parallelism)
+        yield "parallelism=tf.data.AUTOTUNE", seconds * share
+    if recipe.cache is None and _parses(recipe) and recipe.record_bytes():
+        need = recipe.record_bytes() * recipe.source.num_records
+        where = "memory" if need <= memory.budget() else "file"
+        read, parsed = times[:2]
+        seconds = parsed.total_seconds - read.total_seconds
+        yield f"cache={where!r} ({need / 2**20:.0f} MiB)", seconds
+
+
+def _idle_share(calls):
+    """Share of the processors that so many parallel calls leave idle."""
+    return 1 - calls / max(os.cpu_count() or 1, calls)
+
+
+def _timed(graph):
+    """The stages that are timed, the last one first."""
+    return [
+        stage
+        for stage in reversed(graph.stages())
+        if not stage.is_a("Options", "Model", "FiniteTake")
+    ]
+
+
+def _graph_prefixes(graph):
+    found, scale = [], 1
+    for stage in _timed(graph):
+        prefix = graph.dataset(stage)
+        if scale > 1:
+            prefix = prefix.map(lambda *_: 0).batch(scale)
+        found.append((_name(stage), prefix))
+        if stage.is_a("Batch", "ParallelBatch", "PaddedBatch"):
+            scale *= graph.constant(stage, 1) or 1
+        if stage.is_a("FlatMap", "Interleave", "ParallelInterleave", "Unbatch"):
+            break  # elements before it cannot be counted in batches
+    return found[::-1]
+
+
+def _name(stage):
+    words = stage.op.split("Dataset")[0]
+    spaced = "".join(f" {c.lower()}" if c.isupper() else c for c in words)
+    return spaced.strip()
+
+
+def _graph_savings(dataset, times):
+    graph = DatasetGraph(dataset)
+    num_ours = _num_pipeline_stages(dataset)
+    measured = {
+        stage.node: time for stage, time in zip(_timed(graph), times[::-1])
+    }
+    worth_caching, may_cache = None, not num_ours
+    for stage in graph.stages()[num_ours:]:
+        time = measured.get(stage.node)
+        calls = 1
+        if stage.is_a("ParallelMap", "ParallelInterleave"):
+            calls = graph.constant(stage, -1) or _AUTO
+        if (
+            stage.is_a("Map", "Interleave", "ParallelMap", "ParallelInterleave")
+            and time is not None
+            and calls != _AUTO
+        ):
+            yield (
+                f"num_parallel_calls=AUTOTUNE for the {_name(stage)}",
+                time.added_seconds * _idle_share(calls),
+            )
+        # The last deterministic map before anything random or stateful.
+        if stage.is_a("Cache"):
+            worth_caching, may_cache = None, False
+        may_cache &= not (stage.random or stage.is_a("Shuffle"))
+        if may_cache and time and stage.is_a("Map", "ParallelMap"):
+            worth_caching = stage
+    if worth_caching is not None:
+        # To read a cache takes as long as to read the source.
+        seconds = measured[worth_caching.node].total_seconds
+        yield (
+            f"cache() after the {_name(worth_caching)}",
+            seconds - times[0].total_seconds,
+        )
+
+
+def _num_pipeline_stages(dataset):
+    """How many of the first stages of a dataset are a `ResumableDataset`'s.
+
+    Those are in the right order, and have names in a recipe only: explain the
+    pipeline by itself. After its augmentation, nothing is worth caching.
+    """
+    while not isinstance(dataset, ResumableDataset):
+        inputs = _internals.inputs_of(dataset)
+        if len(inputs) != 1:
+            return 0
+        (dataset,) = inputs
+    stages = DatasetGraph(dataset).stages()
+    return len([s for s in stages if not s.is_a("Options", "Model")])
