@@ -8,10 +8,10 @@ its own result on its own device:
     copy_to_ranks      (f)    x                   sum over ranks
     reduce_from_ranks  (g)    sum over ranks      x
     total_over_ranks          sum over ranks      sum over ranks
-    scatter_to_ranks          own part            all parts
-    gather_from_ranks         all parts           own part
-    reduce_scatter            own part of sum     all parts
-    all_gather                all parts           own part of sum
+    scatter_to_ranks          own shard           all shards
+    gather_from_ranks         all shards          own shard
+    reduce_scatter            own shard of sum    all shards
+    all_gather                all shards          own shard of sum
 
 f and g are those of Shoeybi et al., Megatron-LM (2019), section 3; the last
 two are g-bar and its conjugate in Korthikanti et al., Reducing Activation
@@ -102,52 +102,58 @@ def graph_of_collectives():
     return graph.as_default()
 
 
-@tf.custom_gradient
 def copy_to_ranks(x):
     """The same tensor, whose gradient is the sum over the ranks (f)."""
-    return tf.identity(x), _of_dense(reduce_from_ranks)
+    return _with_gradient(tf.identity, reduce_from_ranks, x)
 
 
-@tf.custom_gradient
 def reduce_from_ranks(x):
     """The sum over the ranks, whose gradient is every rank's own (g)."""
-    return sum_over_ranks(x), _of_dense(copy_to_ranks)
+    return _with_gradient(sum_over_ranks, copy_to_ranks, x)
 
 
-@tf.custom_gradient
 def total_over_ranks(x):
-    """The sum over the ranks, of which each rank makes its own use."""
-    return sum_over_ranks(x), _of_dense(total_over_ranks)
+    """The sum over the ranks, which each rank uses for itself."""
+    return _with_gradient(sum_over_ranks, total_over_ranks, x)
 
 
 def scatter_to_ranks(x, dim: int):
-    """This rank's part of a tensor that is the same on all ranks."""
-
-    @tf.custom_gradient
-    def split(x):
-        return local_shard(x, dim), _of_dense(
-            lambda dy: gather_from_ranks(dy, dim)
-        )
-
-    return split(x) if num_ranks() > 1 else x
+    """This rank's shard of a tensor that is the same on all ranks."""
+    return _with_gradient(local_shard, gather_from_ranks, x, dim)
 
 
 def gather_from_ranks(x, dim: int):
-    """All ranks' parts of a tensor, for what all ranks do alike with them."""
+    """All ranks' shards of a tensor, for what all ranks do alike with them."""
+    whole = _with_gradient(concat_over_ranks, scatter_to_ranks, x, dim)
+    if num_ranks() > 1 and not tf.executing_eagerly():
+        shards = _gathered.setdefault(whole.graph, {})
+        shards[whole.name] = x.name, dim
+    return whole
 
-    @tf.custom_gradient
-    def gather(x):
-        return concat_over_ranks(x, dim), _of_dense(
-            lambda dy: scatter_to_ranks(dy, dim)
-        )
 
+def reduce_scatter(x, dim: int):
+    """This rank's shard of the sum over the ranks."""
+    return _with_gradient(local_shard_of_sum, all_gather, x, dim)
+
+
+def all_gather(x, dim: int):
+    """All ranks' shards of a tensor, which each rank uses for itself."""
+    return _with_gradient(concat_over_ranks, reduce_scatter, x, dim)
+
+
+def _with_gradient(forward, backward, x, *dim):
+    """`forward(x)`; the gradient is `backward` of what comes back."""
     if num_ranks() == 1:
         return x
-    whole = gather(x)
-    if not tf.executing_eagerly():
-        parts = _gathered.setdefault(whole.graph, {})
-        parts[whole.name] = x.name, dim
-    return whole
+
+    @tf.custom_gradient
+    def operator(x):
+        # The gradient of a lookup is rows.
+        return forward(x, *dim), lambda dy: backward(
+            tf.convert_to_tensor(dy), *dim
+        )
+
+    return operator(x)
 
 
 def shard_before_gather(whole):
@@ -170,35 +176,6 @@ def shard_before_gather(whole):
     for dtype in reversed(dtypes):
         part = tf.cast(part, dtype)
     return part, dim
-
-
-def reduce_scatter(x, dim: int):
-    """This rank's part of the sum over the ranks."""
-
-    @tf.custom_gradient
-    def scatter(x):
-        return local_shard_of_sum(x, dim), _of_dense(
-            lambda dy: all_gather(dy, dim)
-        )
-
-    return scatter(x) if num_ranks() > 1 else x
-
-
-def all_gather(x, dim: int):
-    """All ranks' parts of a tensor, for what each rank does its own with."""
-
-    @tf.custom_gradient
-    def gather(x):
-        return concat_over_ranks(x, dim), _of_dense(
-            lambda dy: reduce_scatter(dy, dim)
-        )
-
-    return gather(x) if num_ranks() > 1 else x
-
-
-def _of_dense(backward):
-    """The backward, of what may have been looked up in: rows of a gradient."""
-    return lambda dy: backward(tf.convert_to_tensor(dy))
 
 
 def local_shard(x, dim: int):
