@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +17,6 @@ class Costs:
             one at which it is of use: one number, or a function of source and
             target.
         bandwidth: Of a link: one number, or a function of source and target.
-        port_bandwidth: How fast a device sends all its things, and gets all of
-            them: one number, or one for each device. By default that of the
-            link in use.
         memory_bandwidth: How fast a device reads and writes its memory. To
             add up k chunks it reads k and writes one; to put a tensor together
             it reads and writes all of it. Nothing is written to cut it: a
@@ -49,16 +45,11 @@ class Costs:
 
     latency: float | Callable[[int, int], float]
     bandwidth: float | Callable[[int, int], float]
-    port_bandwidth: float | Sequence[float] | None = None
     memory_bandwidth: float = math.inf
     overhead: float = 0.0
     num_cores: int | None = None
 
     def __post_init__(self):
-        if isinstance(self.port_bandwidth, Sequence):
-            object.__setattr__(
-                self, "port_bandwidth", tuple(self.port_bandwidth)
-            )
         latency = 0.0 if callable(self.latency) else self.latency
         for name, value in (("latency", latency), ("overhead", self.overhead)):
             if not value >= 0:
@@ -70,17 +61,15 @@ class Costs:
                 "`num_cores` must be at least 1, or None for one for each "
                 f"device. Received: num_cores={self.num_cores}."
             )
-        ports = self.port_bandwidth
-        given = {
-            "bandwidth": [] if callable(self.bandwidth) else [self.bandwidth],
-            "port_bandwidth": ports if isinstance(ports, tuple) else [ports],
-            "memory_bandwidth": [self.memory_bandwidth],
-        }
-        for name, values in given.items():
-            if not all(value is None or value > 0 for value in values):
+        bandwidth = 1.0 if callable(self.bandwidth) else self.bandwidth
+        for name, value in (
+            ("bandwidth", bandwidth),
+            ("memory_bandwidth", self.memory_bandwidth),
+        ):
+            if not value > 0:
                 raise ValueError(
                     f"`{name}` must be above 0, in bytes per second. Received: "
-                    f"{name}={getattr(self, name)}."
+                    f"{name}={value}."
                 )
 
     def latency_of(self, source: int, target: int) -> float:
@@ -90,14 +79,6 @@ class Costs:
     def bandwidth_of(self, source: int, target: int) -> float:
         """Bandwidth of a link in bytes per second."""
         return _of_link(self.bandwidth, source, target)
-
-    def port_bandwidth_of(self, device: int) -> float | None:
-        """How fast a device sends; `None` if as fast as its links."""
-        if self.port_bandwidth is None or isinstance(
-            self.port_bandwidth, int | float
-        ):
-            return self.port_bandwidth
-        return self.port_bandwidth[device]
 
 
 def _of_link(value, source, target):

@@ -1,11 +1,9 @@
 """Draws a plan: text for a terminal, a picture of devices and rounds."""
 
-import math
-
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 
 _STORE_COLOR, _ADD_COLOR = "#3b6fa5", "#c9702b"
-_DEVICE_COLOR, _LINE_COLOR = "#333333", "#dddddd"
+_LINE_COLOR = "#dddddd"
 
 
 def as_text(plan: CollectivePlan) -> str:
@@ -62,12 +60,11 @@ def _headline(plan: CollectivePlan) -> str:
 
 
 def save_png(plan: CollectivePlan, path: str) -> None:
-    """Draws who sends to whom, all in all and round by round.
+    """Draws who sends to whom, round by round.
 
-    On the left the devices in a circle, an arrow for each link in use. On the
-    right a line for each device and a column for each round: an arrow is a
-    message, with the chunks in it; of one colour if they are added, of another
-    if they are stored.
+    A line for each device and a column for each round: an arrow is a message,
+    with the chunks in it; of one colour if they are added, of another if they
+    are stored.
 
     Args:
         plan: What to draw.
@@ -95,13 +92,11 @@ def save_png(plan: CollectivePlan, path: str) -> None:
             "nothing."
         ) from error
     height = 1.6 + 0.45 * max(plan.num_devices, 4)
-    width = max(1.1 * plan.num_rounds, 3) + 1.5
+    width = max(1.6 * plan.num_rounds, 4) + 1.5
     # Not pyplot: it would keep the figure and choose the user's backend.
-    figure = Figure(figsize=(height + width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    circle, rounds = figure.subplots(1, 2, width_ratios=(height, width))
-    _draw_circle(circle, plan)
-    _draw_rounds(rounds, plan)
+    _draw_rounds(figure.subplots(), plan)
     figure.suptitle(_headline(plan), weight="bold")
     kinds = {send.adds for sends in plan.rounds for send in sends}
     figure.legend(
@@ -120,33 +115,6 @@ def save_png(plan: CollectivePlan, path: str) -> None:
     figure.savefig(path, dpi=80)
 
 
-def _draw_circle(axes, plan):
-    count = plan.num_devices
-    places = [
-        (
-            math.sin(2 * math.pi * device / count),
-            math.cos(2 * math.pi * device / count),
-        )
-        for device in range(count)
-    ]
-    links = {(s.source, s.target) for sends in plan.rounds for s in sends}
-    for source, target in sorted(links):
-        _arrow(axes, places[source], places[target], _DEVICE_COLOR, 12, 0.08)
-    for device, place in enumerate(places):
-        axes.text(
-            *place,
-            str(device),
-            ha="center",
-            va="center",
-            color="white",
-            bbox={"boxstyle": "circle", "color": _DEVICE_COLOR},
-        )
-    axes.set_xlim(-1.3, 1.3)
-    axes.set_ylim(-1.3, 1.3)
-    axes.set_aspect("equal")
-    axes.axis("off")
-
-
 def _draw_rounds(axes, plan):
     messages = {}
     for number, sends in enumerate(plan.rounds):
@@ -155,7 +123,17 @@ def _draw_rounds(axes, plan):
             messages.setdefault(key, []).append(send.chunk)
     for (number, source, target, adds), chunks in messages.items():
         color = _ADD_COLOR if adds else _STORE_COLOR
-        _arrow(axes, (number, source), (number + 0.85, target), color, 3, 0)
+        axes.annotate(
+            "",
+            xy=(number + 0.85, target),
+            xytext=(number, source),
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": color,
+                "shrinkA": 3,
+                "shrinkB": 3,
+            },
+        )
         if plan.num_chunks > 1:
             # A quarter of a line below or above its device, on the arrow.
             way = 0.26 / abs(target - source)
@@ -187,21 +165,6 @@ def _draw_rounds(axes, plan):
     axes.set_ylim(plan.num_devices - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-
-
-def _arrow(axes, start, end, color, shrink, bend):
-    axes.annotate(
-        "",
-        xy=end,
-        xytext=start,
-        arrowprops={
-            "arrowstyle": "-|>",
-            "color": color,
-            "shrinkA": shrink,
-            "shrinkB": shrink,
-            "connectionstyle": f"arc3,rad={bend}",
-        },
-    )
 
 
 def _ranges(chunks):

@@ -79,8 +79,7 @@ def simulate(
         A `Simulation`, in seconds.
 
     Raises:
-        ValueError: If the size is negative, or `costs` has bandwidths for
-            another number of devices.
+        ValueError: If the size is negative or infinite.
 
     Example: a `two_shot` takes 2 (latency + (n - 1) / n S / B).
 
@@ -90,7 +89,11 @@ def simulate(
     >>> round(simulation.makespan, 6)
     0.602
     """
-    _check(plan, num_bytes, costs)
+    if not 0 <= num_bytes < math.inf:
+        raise ValueError(
+            "`num_bytes` must be finite and not negative. Received: "
+            f"num_bytes={num_bytes}."
+        )
     chunk_bytes = num_bytes / plan.num_chunks
     clock = _Clock(plan, costs, chunk_bytes)
     sent, received = [0.0] * plan.num_devices, [0.0] * plan.num_devices
@@ -136,17 +139,10 @@ class _Clock:
         link = size / self._costs.bandwidth_of(source, target)
         ready = max(self._when(source, send.chunk) for send in sends)
         ready = self._work(target, ready, 0)
-        self._out[source] = max(ready, self._out[source]) + self._port(
-            source, size, link
-        )
-        # A port that is faster than its links serves several at once.
-        last = max(self._out[source], ready + link)
-        start = last - link
-        self._in[target] = max(start, self._in[target]) + self._port(
-            target, size, link
-        )
-        last = max(last, self._in[target])
-        return start, last + self._costs.latency_of(source, target)
+        start = max(ready, self._out[source])
+        self._out[source] = start + link
+        self._in[target] = max(start, self._in[target]) + link
+        return start, self._in[target] + self._costs.latency_of(source, target)
 
     def arrive(self, arrived):
         """Stores and adds what has come in one round."""
@@ -210,21 +206,3 @@ class _Clock:
 
     def _when(self, device, chunk):
         return self._there.get((device, chunk), 0.0)
-
-    def _port(self, device, size, link):
-        bandwidth = self._costs.port_bandwidth_of(device)
-        return link if bandwidth is None else size / bandwidth
-
-
-def _check(plan, num_bytes, costs):
-    if not 0 <= num_bytes < math.inf:
-        raise ValueError(
-            "`num_bytes` must be finite and not negative. Received: "
-            f"num_bytes={num_bytes}."
-        )
-    ports = costs.port_bandwidth
-    if isinstance(ports, tuple) and len(ports) != plan.num_devices:
-        raise ValueError(
-            "`port_bandwidth` must be one number or one for each device. "
-            f"Received: {len(ports)} numbers for {plan.num_devices} devices."
-        )
