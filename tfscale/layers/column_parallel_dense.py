@@ -13,24 +13,24 @@ from tfscale.tensor_parallel.elementwise import acts_on_elements
 class ColumnParallelDense(keras.layers.Dense):
     """A `keras.layers.Dense` whose outputs are sharded over the model ranks.
 
-    With T model ranks, `kernel` of shape `(input_dim, units)` is sharded along
-    its columns, and so is `bias`: rank r computes units `r * units / T` and
-    on, from the whole input. No layout map is needed. With no strategy, or no
-    model axis, it is a plain `Dense`, and its weights are those of one.
+    With T model ranks, `kernel` of shape `(input_dim, units)` and `bias` are
+    sharded along the units: rank r computes units `r * units / T` and on, from
+    the whole input. No layout map is needed. With no strategy, or no model
+    axis, it is a plain `Dense`, and its weights are those of one.
 
-    A sharded output has to be taken by a layer for which it is meant, after
-    nothing but what treats each unit apart (elementwise activations, dropout):
-    `RowParallelDense`. In a functional or sequential model that is checked.
+    A sharded output has to be taken by a `RowParallelDense`, after nothing but
+    what treats each unit apart (elementwise activations, dropout). In a
+    functional or sequential model that is checked.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3;
     `ColumnParallelLinear` of Megatron-LM.
 
     Args:
         units: Integer, size of the output in full. The model axis divides it.
-        activation: As of `keras.layers.Dense`. Applied to the part if the
+        activation: As of `keras.layers.Dense`. Applied to the shard if the
             output stays sharded, and then it has to be elementwise.
-        gather_output: Boolean. If false, what leaves the layer is this rank's
-            part. If true, all ranks get the whole.
+        gather_output: Boolean. If false, this rank's shard leaves the layer. If
+            true, all ranks get the whole.
         **kwargs: Other arguments of `keras.layers.Dense`.
 
     Call arguments:
@@ -46,7 +46,7 @@ class ColumnParallelDense(keras.layers.Dense):
         ValueError: If `gather_output` is false and there is an activity
             regularizer, or an activation that needs all units. In `build`, if
             the model axis does not divide `units`. In the first step, if what
-            follows cannot use a part.
+            follows cannot use a shard.
 
     Example: a hidden layer of 8 units, 4 on each rank.
 
@@ -58,8 +58,6 @@ class ColumnParallelDense(keras.layers.Dense):
     ...     up = tfscale.layers.ColumnParallelDense(8, "relu")
     ...     down = tfscale.layers.RowParallelDense(4)
     ...     model = keras.Sequential([keras.Input((4,)), up, down])
-    >>> up.kernel.shape
-    TensorShape([4, 8])
     >>> [shard.shape.as_list() for shard in up.kernel.value.values]
     [[4, 4], [4, 4]]
     """
@@ -94,9 +92,8 @@ class ColumnParallelDense(keras.layers.Dense):
             )
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, sharded if there are model ranks."""
-        ranks_in_scope.check_divides(self, "`units`", self.units)
-        with ranks_in_scope.created_at_once():
+        """Creates the variables, sharded if there are model ranks."""
+        with ranks_in_scope.building(self, "`units`", self.units):
             super().build(input_shape)
 
     def get_config(self) -> dict[str, Any]:

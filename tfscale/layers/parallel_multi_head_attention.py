@@ -68,7 +68,6 @@ class ParallelMultiHeadAttention(keras.layers.MultiHeadAttention):
     def build(
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> None:
-        """Makes the variables, divided by heads if there are model ranks."""
-        ranks_in_scope.check_divides(self, "`num_heads`", self.num_heads)
-        with ranks_in_scope.created_at_once():
+        """Creates the variables, sharded by heads if there are model ranks."""
+        with ranks_in_scope.building(self, "`num_heads`", self.num_heads):
             super().build(query_shape, value_shape, key_shape)

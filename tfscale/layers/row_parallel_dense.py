@@ -80,11 +80,9 @@ class RowParallelDense(keras.layers.Dense):
         self.input_is_parallel = input_is_parallel
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, the kernel sharded if there are model ranks."""
-        ranks_in_scope.check_divides(
-            self, "the size of the input", input_shape[-1]
-        )
-        with ranks_in_scope.created_at_once():
+        """Creates the variables, the kernel sharded over the ranks."""
+        what = "the size of the input"
+        with ranks_in_scope.building(self, what, input_shape[-1]):
             super().build(input_shape)
         if ranks_in_scope.num_ranks() > 1 and self.input_is_parallel:
             # It would say no to a part of the input.

@@ -60,7 +60,6 @@ class VocabParallelEmbedding(keras.layers.ReversibleEmbedding):
     model_parallel_dims: ClassVar = {"embeddings": 0, "reverse_embeddings": 1}
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table, sharded if there are model ranks."""
-        ranks_in_scope.check_divides(self, "`input_dim`", self.input_dim)
-        with ranks_in_scope.created_at_once():
+        """Creates the table, sharded if there are model ranks."""
+        with ranks_in_scope.building(self, "`input_dim`", self.input_dim):
             super().build(input_shape)

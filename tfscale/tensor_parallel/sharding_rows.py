@@ -17,32 +17,20 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """What a device has of a variable.
-
-    `layout` is `"replicated"`, or the axis of each dim.
-    """
-
-    name: str
-    layout: str
-    sharding: Sharding
-
-
-@dataclasses.dataclass(frozen=True)
 class Row:
     """What a summary says of a layer.
 
     Attributes:
         path: Its path.
         how: By which rule it runs.
-        variables: What a device has of its own variables.
+        variables: Names and shardings of its own variables.
         exchanged: What ranks exchange in one forward and backward.
         reason: Why its output does not stay sharded, if so.
     """
 
     path: str
     how: str
-    variables: list[Held]
+    variables: list[tuple[str, Sharding]]
     exchanged: tuple[str, ...]
     reason: str | None
 
@@ -60,44 +48,30 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
         call = sharded_call.call_of(layer)
         if not own and (call is None or call.rule is None):
             continue
-        variables = [held(v) for v in own]
-        sharded = any(v.sharding.is_sharded for v in variables)
-        path = own[0].path.rpartition("/")[0] if own else layer.name
-        row = Row(path, variables=variables, **_how(call, sharded, variables))
-        if any(v.sharding.data_dim is not None for v in variables):
-            row = _fully_sharded(row)
+        shardings = [sharding_of(v) for v in own]
+        how, exchanged, reason = _how(call, shardings)
+        divided = [s for s in shardings if s.data_dim is not None]
+        if divided:
+            how = "fully sharded" if how == "replicated" else how
+            size = readable_bytes(sum(map(missing_bytes, divided)))
+            exchanged += (
+                "over replicas: all-gather of weights, forward and backward, "
+                f"{size}; reduce-scatter of gradients, {size}",
+            )
         if plan is not None:
-            names = exchanged(layer, row.exchanged, plan)
-            row = dataclasses.replace(row, exchanged=names)
-        found.append(row)
+            exchanged = _exchanged_by_plan(layer, exchanged, plan)
+        path = own[0].path.rpartition("/")[0] if own else layer.name
+        variables = list(zip([v.name for v in own], shardings))
+        found.append(Row(path, how, variables, exchanged, reason))
     return found
 
 
-def held(variable: keras.Variable) -> Held:
-    """What a device has of a variable."""
-    sharding = sharding_of(variable)
-    layout = "replicated"
-    if sharding.is_sharded:
-        axes = ", ".join(map(str, sharding.axes))
-        layout = f"({axes}{',' * (len(sharding.axes) == 1)})"
-    return Held(variable.name, layout, sharding)
-
-
-def _fully_sharded(row):
-    """The row of a layer whose weights the replicas divide."""
-    num_bytes = sum(
-        missing_bytes(v.sharding)
-        for v in row.variables
-        if v.sharding.data_dim is not None
-    )
-    size = readable_bytes(num_bytes)
-    how = "fully sharded" if row.how == "replicated" else row.how
-    exchanged = (
-        *row.exchanged,
-        f"over replicas: all-gather of weights, forward and backward, {size};"
-        f" reduce-scatter of gradients, {size}",
-    )
-    return dataclasses.replace(row, how=how, exchanged=exchanged)
+def layout_of(sharding: Sharding) -> str:
+    """`"replicated"`, or the axis of each dim."""
+    if not sharding.is_sharded:
+        return "replicated"
+    axes = ", ".join(map(str, sharding.axes))
+    return f"({axes}{',' * (len(sharding.axes) == 1)})"
 
 
 def missing_bytes(sharding: Sharding) -> int:
@@ -106,19 +80,16 @@ def missing_bytes(sharding: Sharding) -> int:
     return num_shard_bytes - sharding.local_bytes
 
 
-def _how(call, sharded, variables):
+def _how(call, shardings):
+    """How a layer runs, what ranks exchange, why its output is gathered."""
+    sharded = any(sharding.is_sharded for sharding in shardings)
     if call is None or not (sharded or call.rule):
-        return dict(how="replicated", exchanged=(), reason=None)
+        return "replicated", (), None
     rule = call.rule
     if rule is None:
-        missing = sum(
-            v.sharding.num_bytes - v.sharding.local_bytes for v in variables
-        )
-        return dict(
-            how="gathered",
-            exchanged=(f"all-gather of weights, {readable_bytes(missing)}",),
-            reason=None,
-        )
+        missing = sum(s.num_bytes - s.local_bytes for s in shardings)
+        size = readable_bytes(missing)
+        return "gathered", (f"all-gather of weights, {size}",), None
     how, reason = _kind(rule), None
     if rule.stays_sharded:
         how += "\noutput sharded"
@@ -127,7 +98,7 @@ def _how(call, sharded, variables):
         reason = call.reason
         if reason is None:
             reason = _why_whole(rule) if call.is_decided else analysis.NOT_SEEN
-    return dict(how=how, exchanged=rule.collectives, reason=reason)
+    return how, rule.collectives, reason
 
 
 def _why_whole(rule):
@@ -190,18 +161,14 @@ def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
     return plans[-1] if plans else None
 
 
-def exchanged(
-    layer: keras.layers.Layer,
-    names: tuple[str, ...],
-    plan: sequence.SequencePlan,
-) -> tuple[str, ...]:
-    """What ranks exchange for a layer by a plan, in place of `names`."""
-    found = list(names)
+def _exchanged_by_plan(layer, names, plan):
+    boundary = id(sequence.boundary_of(layer))
     conversions = {
         (place[0], made.mode)
-        for (boundary, place), made in plan.conversions.items()
-        if boundary == id(sequence.boundary_of(layer))
+        for (key, place), made in plan.conversions.items()
+        if key == boundary
     }
+    found = list(names)
     if ("in", "all_gather") in conversions:
         _replace(found, "all-reduce of the input's gradient", _OF_INPUT)
     if id(layer) in plan.scatters:
@@ -209,12 +176,14 @@ def exchanged(
     found += [
         text for key, text in _OF_CONVERSION.items() if key in conversions
     ]
-    if id(sequence.boundary_of(layer)) in plan.partial_gradients:
+    if boundary in plan.partial_gradients:
         found.append("all-reduce of the weights' gradients")
     return tuple(found)
 
 
-def line(plan: sequence.SequencePlan, num_ranks: int) -> tuple[str, str]:
+def sequence_line(
+    plan: sequence.SequencePlan, num_ranks: int
+) -> tuple[str, str]:
     """Title and text of the line below a table."""
     sizes = sorted(set(plan.scatters.values()))
     parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)

@@ -13,13 +13,14 @@ from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.rules import sharded_call
 
 _LEAST_LENGTH = 64
 _LAYER, _EXCHANGED = 20, 16  # Columns that these have at the least.
-_WIDE = 41  # From here on each thing of a variable has a column of its own.
+_WIDE = 41  # From here on each text of a variable has a column of its own.
 
 
 def sharding_summary(
@@ -99,13 +100,6 @@ def _extended(model):
     )
 
 
-def _plan(model, extended):
-    """What of the model is sharded along the sequence, if something is."""
-    if not extended.sequence_parallel or extended.num_model_ranks == 1:
-        return None
-    return sharding_rows.plan_of(model, extended.num_model_ranks)
-
-
 def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
     if isinstance(model, _internals.Functional | keras.Sequential):
@@ -120,60 +114,57 @@ def _analyse(model, num_ranks):
 
 
 def _render(console, model, extended, line_length):
-    plan = _plan(model, extended)
+    ranks, plan = extended.num_model_ranks, None
+    if extended.sequence_parallel and ranks > 1:
+        plan = sharding_rows.plan_of(model, ranks)
     rows = sharding_rows.rows(model, plan)
-    ranks = extended.num_model_ranks
+    on = f"{colored(ranks)} model ranks"
+    if ranks == 1:
+        on = f"{colored(extended.num_replicas)} replicas"
     name = rich.markup.escape(model.name)
-    console.print(
-        f'[bold]Sharding: "{name}"[/] on {colored(ranks)} model ranks'
-        if ranks > 1
-        else f'[bold]Sharding: "{name}"[/] on '
-        f"{colored(extended.num_replicas)} replicas"
-    )
+    console.print(f'[bold]Sharding: "{name}"[/] on {on}')
     console.print(_table(rows, line_length))
 
     def line(title, text):
         print_line(console, title, text, line_length)
 
-    for row in rows:
-        if row.reason:
-            line(
-                *map(rich.markup.escape, (f"Gathered, {row.path}", row.reason))
-            )
+    plain = [
+        (f"Gathered, {row.path}", row.reason) for row in rows if row.reason
+    ]
     if plan is not None:
-        line(*map(rich.markup.escape, sharding_rows.line(plan, ranks)))
-    ignored = extended.layouts.ignored
-    if ignored:
-        line(
-            "Replicated over the data axis, which their layouts name",
-            rich.markup.escape(", ".join(ignored)),
+        plain.append(sharding_rows.sequence_line(plan, ranks))
+    if extended.layouts.ignored:
+        plain.append(
+            (
+                "Replicated over the data axis, which their layouts name",
+                ", ".join(extended.layouts.ignored),
+            )
         )
-    variables = [v for row in rows for v in row.variables]
+    for title, text in plain:
+        line(rich.markup.escape(title), rich.markup.escape(text))
+    variables = [sharding for row in rows for _, sharding in row.variables]
     states = extended.optimizer_states
     divides = states.are_weights_sharded
     replicas = states.num_replicas if divides else 1
     line("Bytes per device", _totals(variables, ranks, replicas))
     if divides:
-        line("Gathered at a time", _gathered_text(states))
+        size = readable_bytes(states.max_gathered_bytes)
+        line("Gathered at a time", f"at most {colored(size)}")
     if states.are_sharded:
         line("Sent by a device in a step", _sent_text(variables, states))
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
-        slots = [sharding_rows.held(v) for v in optimizer.variables]
+        slots = [sharding_of(v) for v in optimizer.variables]
         line("Optimizer", _totals(slots, ranks, states.num_replicas))
 
 
-def _gathered_text(states):
-    return f"at most {colored(readable_bytes(states.max_gathered_bytes))}"
-
-
-def _sent_text(variables, states):
+def _sent_text(shardings, states):
     """Weights are gathered once or twice, gradients reduced and scattered."""
     num_bytes = sum(
-        (3 if v.sharding.data_dim is not None else 2)
-        * sharding_rows.missing_bytes(v.sharding.over_data())
-        for v in variables
+        (3 if sharding.data_dim is not None else 2)
+        * sharding_rows.missing_bytes(sharding.over_data())
+        for sharding in shardings
     )
     return (
         f"{colored(readable_bytes(num_bytes))} over "
@@ -181,9 +172,9 @@ def _sent_text(variables, states):
     )
 
 
-def _totals(variables, ranks, replicas):
-    whole = sum(v.sharding.num_bytes for v in variables)
-    local = sum(v.sharding.local_bytes for v in variables)
+def _totals(shardings, ranks, replicas):
+    whole = sum(sharding.num_bytes for sharding in shardings)
+    local = sum(sharding.local_bytes for sharding in shardings)
     over = [
         f"{colored(count)} {what}"
         for count, what in ((ranks, "ranks"), (replicas, "replicas"))
@@ -198,11 +189,8 @@ def _totals(variables, ranks, replicas):
 
 def _table(rows, line_length):
     column = functools.partial(rich.table.Column, no_wrap=True)
-    variables = [v for row in rows for v in row.variables]
-    needed = sum(
-        max(map(len, map(text_of, variables)), default=0)
-        for text_of in (_name, _layout, _shape, _bytes)
-    )
+    texts = [_texts(v) for row in rows for v in row.variables]
+    needed = sum(max(map(len, column)) for column in zip(*texts))
     # Borders and spaces of six columns, or of three.
     if line_length - _LAYER - _EXCHANGED - 19 >= max(needed, _WIDE):
         columns = [
@@ -225,43 +213,35 @@ def _table(rows, line_length):
         show_lines=True,
     )
     for row in rows:
+        variables = [
+            (rich.markup.escape(name), layout, colored(shape), colored(size))
+            for name, layout, shape, size in map(_texts, row.variables)
+        ]
         table.add_row(
             f"[bold]{rich.markup.escape(row.path)}[/]\n{row.how}",
-            *cells(row.variables),
+            *cells(variables),
             "\n".join(row.exchanged),
         )
     return table
 
 
-def _wide_cells(variables):
+def _texts(variable):
+    name, sharding = variable
     return (
-        "\n".join(rich.markup.escape(_name(v)) for v in variables),
-        "\n".join(map(_layout, variables)),
-        "\n".join(colored(_shape(v)) for v in variables),
-        "\n".join(colored(_bytes(v)) for v in variables),
+        name,
+        sharding_rows.layout_of(sharding),
+        str(sharding.local_shape),
+        readable_bytes(sharding.local_bytes),
     )
+
+
+def _wide_cells(variables):
+    return ["\n".join(column) for column in zip(*variables)] or [""] * 4
 
 
 def _narrow_cells(variables):
-    cell = "\n".join(
-        f"{rich.markup.escape(_name(v))} {_layout(v)}\n"
-        f"  {colored(_shape(v))}, {colored(_bytes(v))}"
-        for v in variables
+    cells = (
+        f"{name} {layout}\n  {shape}, {size}"
+        for name, layout, shape, size in variables
     )
-    return (cell,)
-
-
-def _name(variable):
-    return variable.name
-
-
-def _layout(variable):
-    return variable.layout
-
-
-def _shape(variable):
-    return str(variable.sharding.local_shape)
-
-
-def _bytes(variable):
-    return readable_bytes(variable.sharding.local_bytes)
+    return ["\n".join(cells)]
