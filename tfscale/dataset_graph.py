@@ -162,12 +162,7 @@ class DatasetGraph:
         return frozenset(ops)
 
     def constant(self, stage, position):
-        """The value of a constant input of a stage, or None.
-
-        Args:
-            stage: `DatasetStage`.
-            position: Integer, which input; negative counts from the end.
-        """
+        """The value of a constant input of a stage, or None."""
         nodes = self.nodes()
         node = nodes[_plain(nodes[stage.node].input[position])]
         if node.op != "Const":
@@ -194,14 +189,7 @@ class DatasetGraph:
         return self.nodes()[stage.node].attr[name].b
 
     def dataset(self, stage=None):
-        """A dataset of the graph up to a stage.
-
-        Args:
-            stage: `DatasetStage`, or None for the whole chain.
-
-        Returns:
-            `tf.data.Dataset` of flat tuples.
-        """
+        """A dataset of the graph up to a stage."""
         stage = stage or self.stages()[-1]
         graph = tf.compat.v1.GraphDef()
         graph.CopyFrom(self.graph)

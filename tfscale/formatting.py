@@ -26,12 +26,7 @@ def readable_bytes(num_bytes: float) -> str:
 
 
 def table_length(line_length: int | None, least: int) -> int:
-    """Columns of a table.
-
-    Args:
-        line_length: As the user wants it. Defaults to 108, or to the width of
-            the terminal if that is less.
-        least: How many it needs.
+    """Columns of a table: as asked, or 108, or those of the terminal.
 
     Raises:
         ValueError: If `line_length` is less than that.
@@ -50,14 +45,7 @@ def table_length(line_length: int | None, least: int) -> int:
 def print_line(
     console: rich.console.Console, title: str, text: str, line_length: int
 ) -> None:
-    """Prints a line below a table, in several if it is too long for it.
-
-    Args:
-        console: Where to.
-        title: What the line is of, as markup of rich.
-        text: What it says, with markup too.
-        line_length: Columns of the table.
-    """
+    """Prints a line below a table, in several if it is too long for it."""
     whole = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
     for line in whole.wrap(console, line_length - 1):
         line.rstrip()
@@ -68,13 +56,7 @@ def print_rendered(
     render: Callable[[rich.console.Console], None],
     print_fn: Callable[[str], None] | None = None,
 ) -> None:
-    """Prints what `render` writes to a console.
-
-    Args:
-        render: Writes the summary.
-        print_fn: What to call with the text, without colours, in place of
-            printing it.
-    """
+    """Prints what `render` writes to a console, or passes it to `print_fn`."""
     if print_fn is None:
         render(rich.console.Console(width=_WIDE, highlight=False))
         return

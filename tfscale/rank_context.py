@@ -157,12 +157,7 @@ def current() -> RankContext:
 
 @contextlib.contextmanager
 def within(**changes: Any) -> Iterator[None]:
-    """Within it this thread has another context; behind it, what it had before.
-
-    Args:
-        **changes: What differs: a `Step` or another group as a whole, or
-            single attributes of them, by name.
-    """
+    """Within it, groups or single attributes of them, by name, are others."""
     before = current()
     groups: dict[str, Any] = {}
     for name, value in changes.items():

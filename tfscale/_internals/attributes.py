@@ -157,11 +157,7 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def inputs_structure(functional: keras.Model) -> Any:
-    """The symbolic inputs of a model, in the structure that users feed.
-
-    Args:
-        functional: A functional model, or a sequential one.
-    """
+    """The symbolic inputs of a model, in the structure that users feed."""
     if isinstance(functional, keras.Sequential):
         return functional.inputs[0]
     return functional._inputs_struct
@@ -250,10 +246,8 @@ def with_losses(
 ) -> dict[str, Any]:
     """Members of a subclass of a model whose `compute_loss` uses other losses.
 
-    Args:
-        compiled: Without arguments, what stands for its `CompileLoss`.
-        added: Without arguments, the list of what layers have added.
-        aggregate: What is made of each of these.
+    `compiled` gives what stands for its `CompileLoss`, `added` the list of what
+    layers have added, of each of which `aggregate` makes something.
     """
     return {
         "_compile_loss": property(lambda self: compiled()),
@@ -271,13 +265,7 @@ def keep_side_effects_of_branches(graph: tf.Graph) -> None:
 
 
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Has an operation of a graph that is being traced read another tensor.
-
-    Args:
-        op: The operation.
-        index: Which of its inputs.
-        tensor: Of the same dtype and shape, and in the same graph.
-    """
+    """Has an operation read another tensor of its graph, of the same shape."""
     op._update_input(index, tensor)
 
 
@@ -285,11 +273,7 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 
 def choose_worker_values(values: list[Any]) -> Any:
-    """Of the n-th of some values of all workers that of worker n.
-
-    Args:
-        values: A `tf.distribute.coordinator.PerWorkerValues` for each worker.
-    """
+    """Of the n-th of some `PerWorkerValues` that of worker n."""
     return type(values[0])([v._values[n] for n, v in enumerate(values)])
 
 

@@ -62,10 +62,6 @@ def has(owner: str, name: str) -> bool:
     """Whether a module or class defines a name, or a function's code uses it.
 
     A class that inherits it does not count: what it had of its own is gone.
-
-    Args:
-        owner: Dotted name of the module, class or function.
-        name: The name.
     """
     try:
         found = resolve(owner)

@@ -56,9 +56,7 @@ def model_that_looks_at_data() -> keras.Model | None:
 def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
     """What Keras reads datasets for, and which; the innermost of calls first.
 
-    Returns:
-        A list of pairs of "fit", "evaluate", "predict", or "look" at a batch
-        to see what it is like, and datasets.
+    It is "fit", "evaluate", "predict", or "look" at a batch.
     """
     return [
         (call.purpose, _datasets_of(_given_to(call.epochs)))

@@ -50,10 +50,6 @@ def reachable(
     Through attributes, containers, layers, losses and metrics, and objects of
     other classes than those of Keras, TensorFlow and the like. Not through
     sets, which have no order, and containers of more than 10,000.
-
-    Args:
-        instance: Where to begin.
-        is_wanted: Whether an object is what is looked for; it is not entered.
     """
     seen: set[int] = set()
     found = [("", instance)]

@@ -70,12 +70,7 @@ ATTENTIONS = {
 
 
 def weight_of(layer: keras.Layer, name: str = "kernel") -> keras.Variable:
-    """A kernel or a table itself, without what LoRA adds to it.
-
-    Args:
-        layer: The built layer.
-        name: Of its property, `"kernel"` or `"embeddings"`.
-    """
+    """A kernel or a table itself, without what LoRA adds to it."""
     return getattr(layer, f"_{name}")
 
 

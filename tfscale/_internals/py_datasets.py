@@ -34,13 +34,9 @@ def first_batches_from_python() -> tf.data.Dataset | None:
 
     They are asked for while an `EpochIterator` is made, on the stack of this
     thread: its strategy is given a dataset, and nothing else of the source. The
-    workers of a `PyDataset` then begin with the first epoch only.
-
-    Returns:
-        A dataset of which no batch is taken from a generator or from the
-        workers of a `PyDataset`, nor is its order shuffled for it: what Keras
-        has kept of the one, batches of the other by their numbers. None if
-        neither is at work.
+    workers of a `PyDataset` then begin with the first epoch only. Of a
+    generator they are what Keras has kept, of a `PyDataset` batches by their
+    numbers; None if neither is at work.
     """
     created = [call.epochs for call in calls() if call.purpose == "create"]
     adapter = created[0].data_adapter if created else None
@@ -133,12 +129,7 @@ def keep_order(epochs: EpochIterator) -> None:
 
 
 def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
-    """The order of an iterator, or None if there is none; see `keep_order`.
-
-    Args:
-        epochs: The epoch iterator.
-        is_read: Whether a batch was taken from the iterator.
-    """
+    """The order of an iterator of which a batch was taken, or not; or None."""
     ordered = _ordered(epochs)
     if ordered is None or not (
         is_read or isinstance(ordered, _OrderedEnqueuer)

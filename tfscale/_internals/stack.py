@@ -50,11 +50,7 @@ def _purposes() -> dict[types.CodeType, tuple[str, str]]:
 
 
 def calls(thread: int | None = None) -> list[Call]:
-    """The calls of Keras' methods in a thread, the innermost first.
-
-    Args:
-        thread: Its number; by default this one.
-    """
+    """The calls of Keras' methods in a thread, the innermost first."""
     # Not its own frame, which would be in a cycle with its variables.
     frame: types.FrameType | None = sys._getframe(1)
     if thread not in (None, threading.get_ident()):

@@ -93,12 +93,7 @@ class MeshBatchNormalization(MeshLayer):
 
 
 def adapt_layer(layer: keras.Layer, **attributes: Any) -> None:
-    """Puts the class of this module, or of `model.py`, before a layer's.
-
-    Args:
-        layer: A Keras layer, or a model.
-        **attributes: Those of `MeshLayer` that are to be set.
-    """
+    """Puts the class of this module, or of `model.py`, before a layer's."""
     kind = MeshLayer
     if isinstance(layer, keras.layers.BatchNormalization):
         kind = MeshBatchNormalization

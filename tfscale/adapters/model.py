@@ -75,12 +75,7 @@ def _check_writes(model, filepath):
 
 
 def adapt_model(model: keras.Model, **attributes: Any) -> None:
-    """Puts the class of this module before a model's.
-
-    Args:
-        model: A Keras model.
-        **attributes: Those of `MeshModel` that are to be set.
-    """
+    """Puts the class of this module before a model's."""
     in_place.put(model, MeshModel, **attributes)
 
 

@@ -65,11 +65,6 @@ def rows_of_worker(
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """The rows of a device grid that are one worker's.
 
-    Args:
-        grid: See `device_grid`.
-        worker: Which worker.
-        count: Number of workers.
-
     Raises:
         ValueError: If a row is not of one worker, or workers have not the same
             number of them.

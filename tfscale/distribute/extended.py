@@ -210,13 +210,7 @@ class MeshExtended(ModelRanks):
     def sum_gradients(self, gradients, variables) -> list:
         """Gradients summed over the replicas; in replica context.
 
-        Args:
-            gradients: For each variable a tensor or None.
-            variables: Trainable Keras variables.
-
-        Returns:
-            The sums; of those whose slots the replicas divide, this replica's
-            part.
+        Of a variable whose slots the replicas divide it is this replica's part.
 
         Raises:
             ValueError: If a variable was made outside of the scope.
@@ -260,22 +254,13 @@ class MeshExtended(ModelRanks):
         return sums
 
     def sum_over_workers(self, tensors) -> list[tf.Tensor]:
-        """Sums over the workers of what is summed here, of each tensor.
-
-        Args:
-            tensors: Of this worker; they are on the devices of replicas.
-        """
+        """Sums over the workers of tensors that are summed here."""
         if self.workers is None:
             return list(tensors)
         return self.workers.all_reduce(tensors)
 
     def from_first_worker(self, tensor: tf.Tensor, path: str) -> tf.Tensor:
-        """Worker 0's tensor, if there are several workers.
-
-        Args:
-            tensor: The initial value of a variable here.
-            path: That of the variable.
-        """
+        """Worker 0's tensor, if there are several workers."""
         if self.workers is None:
             return tensor
         fact = f"{path} {tensor.shape} {tensor.dtype.name}"
@@ -286,10 +271,6 @@ class MeshExtended(ModelRanks):
         """This device's part of a gradient that all devices have whole.
 
         It is what `optimizer.apply` takes within `reduced_gradients`.
-
-        Args:
-            gradient: A tensor.
-            variable: The trainable variable that it is of.
         """
         sharding = self.optimizer_states.sharding_of(variable)
         return shard(gradient, sharding, *self.replica_and_rank())

@@ -183,17 +183,7 @@ class ModelRanks(_internals.MirroredExtended):
         return tf.nest.map_structure(self._of_first_ranks, results)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
-        """Calls a function on model ranks, a thread for each.
-
-        Args:
-            fn: The function.
-            devices: Those of all ranks of some replicas.
-            args: Its arguments, of all ranks.
-            kwargs: Its keyword arguments, of all ranks.
-
-        Returns:
-            What it returns, of all ranks.
-        """
+        """Calls a function on model ranks, a thread for each device."""
         with rank_context.within(devices=tuple(devices)):
             return super()._call_for_each_replica(
                 self._with_seeds(_with_collectives(fn)), args, kwargs or {}

@@ -6,11 +6,6 @@ from typing import Any
 def check(strategy: Any, what: str, instead: str) -> None:
     """Raises if a strategy is one over several workers.
 
-    Args:
-        strategy: Any strategy of `tf.distribute`.
-        what: What was asked for.
-        instead: What to do.
-
     Raises:
         ValueError: If it is.
     """

@@ -54,10 +54,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     def on_each(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
         """Sums or means over all replicas, a copy on each device of a value.
 
-        Args:
-            reduce_op: Which of them.
-            values: Each of all threads here; or one tensor, which is the value
-                of every replica.
+        A value that is no `DistributedValues` is that of every replica.
         """
         if self._workers is not None:
             return self._on_each_of_workers(reduce_op, values)
@@ -142,14 +139,8 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         """The sum or mean over all replicas.
 
         Keras asks for the mean of a batch to learn what it looks like. Even if
-        it has none: then a part of it has to do.
-
-        Args:
-            reduce_op: Which of them.
-            parts: What each replica of this worker has of a value.
-            value: The value.
-            destinations: Where to, in one process; else it is the first device
-                of each worker.
+        it has none: then a part of it has to do. `parts` is what each replica
+        here has of `value`.
         """
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         if is_mean and not self._have_mean(parts):
@@ -191,12 +182,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return bool(tf.reduce_all(shapes == shapes[:1]))
 
     def gathered(self, parts: Sequence[Any], axis: int) -> tf.Tensor:
-        """What all replicas of all workers have, one after the other.
-
-        Args:
-            parts: What each replica of this worker has.
-            axis: Along which.
-        """
+        """What all replicas of all workers have, one after the other."""
         with tf.device(tf.convert_to_tensor(parts[0]).device):
             here = tf.concat(parts, axis)
             if self._workers is None:

@@ -69,12 +69,7 @@ class FollowedEpochs(in_place.Mixin):
 
 
 def watch(epochs: Any, watcher: Watcher) -> None:
-    """Has epochs tell a watcher, until `unwatch`.
-
-    Args:
-        epochs: The `EpochIterator` of Keras.
-        watcher: Who is told and asked.
-    """
+    """Has epochs tell a watcher, until `unwatch`."""
     in_place.put(epochs, FollowedEpochs, watcher=watcher)
 
 
@@ -90,12 +85,9 @@ def unwatch(epochs: Any) -> None:
 def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:
     """Calls a function with the batches of each step, before it is run.
 
-    And with none behind each. It is called at once for the step whose iterator
+    And with none after each, in place of an earlier function. It is called at
+    once for the step whose iterator
     is being made.
-
-    Args:
-        epochs: The `EpochIterator` of Keras.
-        on_step: The function; it takes the place of an earlier one.
     """
     is_first = getattr(epochs, "on_step", None) is None
     in_place.put(epochs, FollowedEpochs, on_step=on_step)

@@ -38,15 +38,10 @@ class Subgraph:
         tensors: Mapping[str, tf.Tensor],
         devices: Mapping[str, str] | None = None,
     ) -> list[tf.Tensor]:
-        """Adds the operations to the current graph.
+        """Adds the operations to the current graph; returns those of `fetches`.
 
-        Args:
-            tensors: What to put for each placeholder, by its name.
-            devices: For each device that operations were traced on, the one
-                to put them on. By default they have none.
-
-        Returns:
-            The tensors of `fetches`.
+        `tensors` are put for placeholders, by name; `devices` for those that
+        operations were traced on.
         """
         graph_def = tf.compat.v1.GraphDef(
             library=self.graph_def.library, versions=self.graph_def.versions
@@ -112,14 +107,8 @@ def extract(
 ) -> Subgraph:
     """Cuts operations out of their graph.
 
-    Nothing else gets in, whatever control dependencies there are.
-
-    Args:
-        operations: The operations, all of one graph.
-        feeds: The tensors that they take from other operations.
-        fetches: The tensors to return.
-        side_effects: Those of `operations` that have to run.
-        original: The whole graph, for its functions and versions.
+    Nothing else gets in, whatever control dependencies there are. `feeds` come
+    from other operations; `side_effects` are those that have to run.
     """
     graph_def = tf.compat.v1.GraphDef(
         library=original.library, versions=original.versions

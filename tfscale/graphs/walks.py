@@ -14,15 +14,7 @@ _Node = TypeVar("_Node", bound=Hashable)
 def reachable(
     start: Iterable[_Node], neighbours: Callable[[_Node], Iterable[_Node]]
 ) -> dict[_Node, None]:
-    """All nodes that can be reached from some, which are among them.
-
-    Args:
-        start: Where to begin; operations, tensors or names, say.
-        neighbours: Gives the nodes that are one step further.
-
-    Returns:
-        The nodes, as keys, in the order in which they were found.
-    """
+    """The nodes that can be reached from some, and these, as they are found."""
     found = dict.fromkeys(start)
     stack = list(found)
     while stack:
@@ -38,13 +30,7 @@ def ancestors(
     stop: Container[tf.Operation] = (),
     control_inputs: bool = False,
 ) -> dict[tf.Operation, None]:
-    """The operations that some depend on, which are among them.
-
-    Args:
-        operations: Where to begin.
-        stop: Operations that are left out, with all before them.
-        control_inputs: Whether to go back through control inputs too.
-    """
+    """Some operations and what they depend on, but for `stop` and before."""
 
     def inputs(op):
         before = [tensor.op for tensor in op.inputs]
@@ -58,12 +44,7 @@ def ancestors(
 def descendants(
     operations: Iterable[tf.Operation], stop: Container[tf.Operation] = ()
 ) -> dict[tf.Operation, None]:
-    """The operations that depend on some, which are among them.
-
-    Args:
-        operations: Where to begin.
-        stop: Operations that are left out, with all that only they lead to.
-    """
+    """Some operations and what depends on them, but for `stop` and after."""
 
     def consumers(op):
         for tensor in op.outputs:

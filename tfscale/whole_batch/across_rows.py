@@ -52,14 +52,9 @@ _SEEN: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 def check(
     model: keras.Model, inputs, outputs, other_inputs: Iterable[tf.Tensor] = ()
 ) -> None:
-    """Warns, once for a model, of operations that mix rows.
+    """Warns, once for a model, of operations that mix the rows of its inputs.
 
-    Args:
-        model: The model.
-        inputs: What it was called with: tensors with a row for each row of
-            the part of a batch. Of eager ones nothing is known.
-        outputs: What it made of them.
-        other_inputs: What other replicas of this process were given.
+    What is made of `other_inputs` too, those of other replicas, may.
     """
     if model in _SEEN:
         return
@@ -86,13 +81,7 @@ def mixing_operations(
     outputs: Sequence[tf.Tensor],
     stop: Iterable[tf.Operation] = (),
 ) -> list[str]:
-    """Describes the operations on the way that mix rows.
-
-    Args:
-        inputs: Tensors of one graph, whose first dim is that of rows.
-        outputs: What is made of them.
-        stop: Operations that are not looked at, nor what only they need.
-    """
+    """Describes the operations between, not before `stop`, that mix rows."""
     if not inputs or not outputs:
         return []
     operations = inputs[0].graph.get_operations()

@@ -111,14 +111,7 @@ class NotedMoments:
         self.graph = tf.compat.v1.get_default_graph()
 
     def moments_of(self, layer, moments_of_keras, inputs, mask):
-        """Mean and variance that a layer normalises by, and notes down.
-
-        Args:
-            layer: The layer.
-            moments_of_keras: Its own method.
-            inputs: What it was called with.
-            mask: Which elements count, or None.
-        """
+        """Mean and variance that a layer normalises by, and notes down."""
         if mask is None:
             # Keras would put those of all replicas together, one by one.
             axis = layer.axis % inputs.shape.rank
@@ -190,13 +183,6 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
     """Sums over the replicas; what layers have noted down goes with them.
 
     The moments of all layers on a device are one tensor.
-
-    Args:
-        all_reduce: Takes a list of tensors, returns their sums.
-        tensors: Of this replica.
-
-    Returns:
-        The sums of `tensors`.
     """
     step = rank_context.current().step.moments_here
     if step is None or not step.calls:

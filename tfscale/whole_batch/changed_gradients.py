@@ -134,12 +134,7 @@ class Origin:
             _of_parts.setdefault(op.graph, set()).add(op.name)
 
     def change(self, of_shards: bool, of_rows: bool) -> tf.Operation | None:
-        """What makes of parts what it does not make of the whole, if anything.
-
-        Args:
-            of_shards: Whether the gradient is a shard of that of a variable.
-            of_rows: Whether it is to be added up over parts of a batch.
-        """
+        """The operation, if any, that is another one of parts than of all."""
         for op in self._operations:
             given = [x for x in op.inputs if x.op in self._of_tape]
             if given and (
@@ -183,9 +178,6 @@ def _is_elementwise(op, given):
 def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
     """Within it, a `train_step` that takes shards for whole is told so.
 
-    Args:
-        variables: The trainable variables of its model.
-
     Raises:
         ValueError: In place of what TensorFlow says of shapes, behind a tape.
     """
@@ -217,17 +209,9 @@ def origins_of(
     variables: Sequence[keras.Variable],
     has_several_replicas: bool,
 ) -> tuple[list[Origin], list[Any]]:
-    """Which gradients are sums already, and those that are not.
+    """The origin of each gradient; and itself, or None if it is a sum already.
 
-    Warns if the latter were changed by hand.
-
-    Args:
-        gradients: Those that a `train_step` gives away.
-        variables: The trainable variables that they are of.
-        has_several_replicas: Whether they are to be summed over replicas.
-
-    Returns:
-        For each gradient its origin; and itself, or None if it is a sum.
+    Warns if those that are no sums were changed by hand.
 
     Raises:
         ValueError: If some were summed, and added to others that were not.
@@ -256,10 +240,7 @@ def origins_of(
 def warn_of_logged(logs: Any, whose: str, advice: str) -> None:
     """Warns if a `train_step` returns what is made of gradients of parts.
 
-    Args:
-        logs: What it returns, behind its `optimizer.apply`.
-        whose: Whose gradients they are, as "a replica".
-        advice: What to do, a sentence.
+    They are those of `whose`, as "a replica"; `advice` is what to do.
     """
     for path, value in keras.tree.flatten_with_path(logs):
         if tf.is_symbolic_tensor(value) and Origin(value).is_of_part:
@@ -277,11 +258,8 @@ def warn_of_changed(
 ) -> None:
     """Warns if gradients of parts were changed as only whole ones can be.
 
-    Args:
-        origins: Of the gradients that a `train_step` gives to its optimizer.
-        of_shards: Whether model ranks have shards of some.
-        of_rows: Whose rows they are of, as "a replica"; empty for all rows.
-        advice: What to do, a sentence.
+    They are `of_rows` of "a replica", say, or empty for all rows. `advice` is
+    what to do, a sentence.
     """
     if of_rows or of_shards:
         for origin in origins:

@@ -23,11 +23,6 @@ def check(model: keras.Model, args, kwargs) -> None:
     """Warns, once, of a `compute_loss` that is no mean over rows.
 
     What layers add counts by itself, and is left out of it.
-
-    Args:
-        model: The model.
-        args: What `compute_loss` is given.
-        kwargs: Its keyword arguments.
     """
     if (
         model in _TRIED

@@ -78,14 +78,7 @@ class CompiledLoss:
 def compiled_losses(
     compile_loss, y, y_pred, sample_weight
 ) -> tuple[CompiledLoss, ...]:
-    """Every loss given to `compile`, of a part of a batch.
-
-    Args:
-        compile_loss: The model's `CompileLoss`, built, or None.
-        y: Targets, in the structure that the user gave.
-        y_pred: Predictions, in the structure of the model's outputs.
-        sample_weight: None, one tensor, or one for each output.
-    """
+    """Every loss given to `compile`, of a part of a batch."""
     if compile_loss is None:
         return ()
     found = []
@@ -125,11 +118,7 @@ def as_on_one_device():
 def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
     """What each loss of a part counts in that of the whole batch.
 
-    Args:
-        losses: What they are.
-        divisors: Those of the part, a vector.
-        totals: Their sums over the parts.
-        counts: 0 for a part without a row, else 1.
+    A loss that is a sum counts `counts`: 0 of a part without a row, else 1.
     """
     is_sum = tf.constant([loss.is_sum for loss in losses])
     found = tf.math.divide_no_nan(divisors, totals)

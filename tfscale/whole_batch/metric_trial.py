@@ -30,11 +30,7 @@ _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
 
 @contextlib.contextmanager
 def checking(metrics: Iterable[keras.Metric]) -> Iterator[None]:
-    """Within it, metrics of users' own are tried before they are updated.
-
-    Args:
-        metrics: Those of a model.
-    """
+    """Within it, metrics of users' own are tried before they are updated."""
     with contextlib.ExitStack() as stack:
         for metric in _own(metrics):
             if metric not in _TRIED:
@@ -100,12 +96,6 @@ def no_sum(
     """The first variable that an update does not add to, if there is one.
 
     It is tried on made-up tensors, and changes nothing.
-
-    Args:
-        metric: The metric.
-        update_state: What updates it.
-        args: What it is given, tensors whose shapes and types are looked at.
-        kwargs: Its keyword arguments.
 
     Raises:
         Exception: What the metric raises of made-up inputs.

@@ -29,15 +29,7 @@ from tfscale.whole_batch import losses
 
 
 def loss_of(part, model, compute_loss, args, kwargs) -> tf.Tensor | None:
-    """What `compute_loss` of a model returns; in replica context.
-
-    Args:
-        part: The `BatchPart` that it is of.
-        model: The model.
-        compute_loss: Its own method.
-        args: What that is called with.
-        kwargs: Its keyword arguments.
-    """
+    """What `compute_loss` of a model returns; in replica context."""
     part.is_divided = True
     extended = tf.distribute.get_strategy().extended
     gathers = getattr(extended, "num_gathers", 0)
@@ -71,15 +63,7 @@ def _check_rows(model, part, x=None, y=None, y_pred=None, *_, **__):
 def compiled_loss_of(
     part, compile_loss, y_true, y_pred, sample_weight
 ) -> tf.Tensor | None:
-    """What a `CompileLoss` returns, each loss by its divisor.
-
-    Args:
-        part: The `BatchPart` that it is of.
-        compile_loss: The `CompileLoss`.
-        y_true: Targets.
-        y_pred: Predictions.
-        sample_weight: None, one tensor, or one for each output.
-    """
+    """What a `CompileLoss` returns, each loss by its divisor."""
     if not compile_loss.built:
         # Of a model that Keras could not call on its data.
         compile_loss.build(y_true, y_pred)

@@ -54,12 +54,7 @@ class Changes:
         return [x for part in self._parts for x in part if id(x) not in mine]
 
     def note(self, variable: tf.Variable, value: Any) -> None:
-        """Notes down that a value is assigned to a variable.
-
-        Args:
-            variable: That of TensorFlow.
-            value: Of an eager one it is not known what it is made of.
-        """
+        """Notes down that a value is assigned to a variable."""
         path = self._state.get(id(variable))
         if (
             path is not None
@@ -91,12 +86,7 @@ class Changes:
 def warn_in_microbatches(
     model: keras.Model, changed: Iterable[keras.Variable]
 ) -> None:
-    """Warns, once for a model, of what each microbatch changes.
-
-    Args:
-        model: The model.
-        changed: What its step assigns to.
-    """
+    """Warns, once for a model, of what each microbatch changes."""
     if model in _SAID_IN_MICROBATCHES:
         return
     layers = _internals.flatten_layers(model)

@@ -26,16 +26,9 @@ def prepared(
     batch_norms: Iterable[keras.layers.BatchNormalization],
     is_divided: bool,
 ) -> Iterator[Callable]:
-    """Within it, what a step computes of each part is that of the batch.
+    """Gives what to run in place of a step: its parts are those of a batch.
 
-    Args:
-        fn: What `strategy.run` was given. Whose batch it takes is known of a
-            step of a model (`model.train_step`), and of no other function.
-        batch_norms: All that were made under the strategy.
-        is_divided: Whether replicas have parts of a batch, or all the same.
-
-    Yields:
-        What to run in its place, in every replica.
+    Of which batch is known of a step of a model (`model.train_step`) only.
     """
     with contextlib.ExitStack() as stack:
         step, model = fn, model_of(fn)
@@ -119,12 +112,7 @@ def _run_on_part(model, fn, parts, *args, **kwargs):
 
 
 def checking_gradients(fn: Callable) -> Callable:
-    """A function of `strategy.run`, whose gradients of parts are looked at.
-
-    Args:
-        fn: See `prepared`. Of a `train_step` of a user's own it is said what
-            it does with gradients that are not whole.
-    """
+    """A function that says what its own `train_step` does with parts."""
     model = model_of(fn)
     if (
         model is None

@@ -30,18 +30,10 @@ def traced(
     variables: Sequence[keras.Variable] = (),
     rows: int | None = None,
 ) -> tuple[Callable, list[tf.Tensor]]:
-    """A function as one of variables and tensors, without side effects.
+    """A function without side effects, and made-up tensors for it.
 
-    Args:
-        function: What assigns to variables or returns a tensor.
-        args: What it is given, tensors whose shapes and types are looked at.
-        kwargs: Its keyword arguments.
-        variables: Those of Keras that are to be given, and are returned behind
-            the result.
-        rows: How many rows all tensors have, if not as many as they have.
-
-    Returns:
-        The function, and made-up tensors that it takes behind the variables.
+    It takes values of `variables` and then tensors like those of `args` and
+    `kwargs`; it returns its result and then the variables' new values.
     """
     structure = (args, kwargs)
     flat = keras.tree.flatten(structure)

@@ -17,10 +17,6 @@ _OFF = tf.data.experimental.AutoShardPolicy.OFF
 def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
     """Returns if a dataset is the same in all workers, as far as can be known.
 
-    Args:
-        dataset: What is to be divided over the workers.
-        coordination: Compares it with that of the others.
-
     Raises:
         ValueError: If it is shuffled without a seed, or has no order of its
             own, or differs between the workers: in its seeds, its batches or

@@ -18,11 +18,7 @@ _NUMBERS = (
 
 
 def in_memory_of_tensorflow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose records are in no memory of arrays of Python.
-
-    Args:
-        dataset: Any; unless functions of Python make it, it is returned.
-    """
+    """A dataset whose records, if Python makes them, are copies."""
     if not _internals.calls_python(dataset):
         return dataset
 

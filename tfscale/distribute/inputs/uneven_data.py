@@ -13,14 +13,7 @@ def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
     """A dataset with as many batches as that of the worker with most.
 
     Keras counts batches where it can, and would end an epoch here while the
-    others wait in the next step.
-
-    Args:
-        dataset: Batches of this worker.
-        workers: All workers, each of which calls this.
-
-    Returns:
-        A `tf.data.Dataset`; the last batches may have no rows.
+    others wait in the next step. The last batches may have no rows.
 
     Raises:
         ValueError: If datasets differ in more than their length.

@@ -21,11 +21,6 @@ def load_all_or_nothing(
 ) -> None:
     """Loads weights of a file in which there are all that a model has.
 
-    Args:
-        load_weights: `load_weights` of a model on a mesh.
-        filepath: What it is to load.
-        **kwargs: For `load_weights`.
-
     Raises:
         FileNotFoundError: If there is no such file.
         OSError: If the file is damaged; nothing is changed then.

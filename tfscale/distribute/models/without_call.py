@@ -37,10 +37,6 @@ def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
 
     If so its optimizer is built, and what is compiled is left to the first
     step. Without a `train_step` of its own it would fail there too.
-
-    Args:
-        model: A compiled Keras model.
-        error: What its call raised, or None.
     """
     parts = [x for x in _internals.flatten_layers(model) if x is not model]
     if (

@@ -17,14 +17,7 @@ def is_sharded(variable) -> bool:
 
 
 def clip(optimizer, grads, variables, extended) -> list:
-    """Gradients clipped as an optimizer is set to; in replica context.
-
-    Args:
-        optimizer: The Keras optimizer.
-        grads: Summed over replicas: for each variable a tensor or None.
-        variables: Trainable Keras variables.
-        extended: The `MeshExtended` that they belong to.
-    """
+    """Gradients clipped as an optimizer is set to; in replica context."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     scale = optimizer.loss_scale_factor
     if inner is not optimizer:
@@ -54,16 +47,8 @@ def _clip_unscaled(optimizer, grads, variables, extended):
 def squares(tensors, variables, extended) -> list[tf.Tensor]:
     """Squared norms, each of what is as whole as a variable; in float32.
 
-    In replica context, where no replica is in a branch.
-
-    Args:
-        tensors: For each variable what this rank and replica has of a tensor
-            of its shape (the gradient, say), or None.
-        variables: Trainable Keras variables.
-        extended: The `MeshExtended` that they belong to.
-
-    Returns:
-        One for each tensor that is there.
+    In replica context, where no replica is in a branch: of tensors of the shape
+    that this rank and replica has of each variable, those that are not None.
     """
     found, sharded, parted = [], [], []
     for tensor, variable in zip(tensors, variables):

@@ -71,14 +71,7 @@ class GradientNoise:
         self._means.assign(means)
 
     def of_replicas(self, gradients, sums, variables, extended) -> None:
-        """Notes a step of replicas; in replica context, where they can meet.
-
-        Args:
-            gradients: Of this replica: for each variable a tensor or None.
-            sums: Over the replicas; where they divide slots, parts of those.
-            variables: The trainable Keras variables.
-            extended: The `MeshExtended` that they belong to.
-        """
+        """Notes a step of replicas; in replica context, where they can meet."""
         fit, part = self._fit, rank_context.current().step.part_here
         if (
             fit is None
@@ -105,15 +98,7 @@ class GradientNoise:
         self._add(of_parts, whole, q, r)
 
     def of_microbatches(self, of_parts, sums, variables, q, r) -> None:
-        """Notes a step of one replica that accumulates.
-
-        Args:
-            of_parts: Sums over microbatches of `of_one_part`.
-            sums: Gradients of the batch: for each variable a tensor or None.
-            variables: The trainable Keras variables.
-            q: Scalar, see the module.
-            r: Scalar, see the module.
-        """
+        """Notes a step of one replica that accumulates; see the module."""
         of_parts = _over_ranks(of_parts, sums, variables)
         whole = _over_ranks(of_one_part(sums), sums, variables)
         self._add(of_parts, whole, q, r)
@@ -142,11 +127,7 @@ class GradientNoise:
 
 
 def of_one_part(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """Squared norms of the gradients that are there, a vector of float32.
-
-    Args:
-        gradients: For each variable a tensor or None.
-    """
+    """Squared norms of the gradients that are there, a vector of float32."""
     return tf.stack(
         [
             tf.reduce_sum(

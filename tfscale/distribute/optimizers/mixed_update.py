@@ -19,12 +19,7 @@ from tfscale.distribute.variables.zero import OptimizerStateSharding
 def of_parts(
     update: Callable, optimizer_states: OptimizerStateSharding
 ) -> Callable:
-    """An `update` of an `extended` that gives `fn` parts of the same size.
-
-    Args:
-        update: Its method, with arguments `(var, fn, args, kwargs, group)`.
-        optimizer_states: How replicas divide slots.
-    """
+    """An `update` of an `extended` that gives `fn` parts of the same size."""
 
     def call(var, fn, args, kwargs, group):
         weights = _weights_of_slots((var, args, kwargs))

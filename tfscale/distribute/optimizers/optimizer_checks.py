@@ -36,13 +36,7 @@ def check(
     variables: Sequence[keras.Variable],
     extended: Any,
 ) -> None:
-    """Refuses an optimizer that cannot update shards by themselves.
-
-    Args:
-        optimizer: The Keras optimizer.
-        variables: What it is to update.
-        extended: The `MeshExtended` that they belong to.
-    """
+    """Refuses an optimizer that cannot update shards by themselves."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     sharded = [
         v
@@ -101,13 +95,7 @@ def check(
 def check_draws(
     optimizer: keras.Optimizer, graph: tf.Graph, version: int
 ) -> None:
-    """Refuses an optimizer whose replicas draw different random numbers.
-
-    Args:
-        optimizer: The Keras optimizer, of which an update was traced.
-        graph: The graph of the step.
-        version: Its version before the update.
-    """
+    """Refuses an optimizer whose replicas draw different random numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if _is_of_keras(inner) or not isinstance(graph, _internals.FuncGraph):
         return

@@ -30,10 +30,6 @@ def is_elementwise(
     A copy, made by `get_config`, is tried on the CPU, by a thread that is in no
     scope of a strategy and in no graph. Keras' own clipping is left out of it.
 
-    Args:
-        optimizer: The Keras optimizer.
-        shardings: How the slots of its variables are sharded.
-
     Raises:
         Exception: What the optimizer raises that cannot be copied, or tried.
     """

@@ -13,9 +13,7 @@ from tfscale import _internals
 def late_variable(initial_value) -> keras.Variable | None:
     """The Keras variable that is being made, if it is made late.
 
-    Args:
-        initial_value: What `tf.Variable` was given. Of a variable of Keras it
-            is a function that refers to it.
+    `initial_value` is then a function that refers to it.
     """
     for cell in getattr(initial_value, "__closure__", None) or ():
         variable = cell.cell_contents
@@ -26,15 +24,7 @@ def late_variable(initial_value) -> keras.Variable | None:
 
 
 def layers_around(variable, layer) -> list[keras.Layer]:
-    """The layers from below `layer` to the one that has a variable.
-
-    Args:
-        variable: A Keras variable.
-        layer: The layer in whose scope it is made, with all its sublayers.
-
-    Returns:
-        Them, outermost first; none if it is not found.
-    """
+    """The layers from below `layer` to the one that has a variable, or none."""
     return _chain(variable, layer, set()) or []
 
 

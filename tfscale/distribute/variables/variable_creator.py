@@ -69,13 +69,7 @@ class VariableCreator:
 
     @contextlib.contextmanager
     def placed_on(self, pipeline_rank: int, like=None):
-        """Within it, variables are made on that stage's devices, everywhere.
-
-        Args:
-            pipeline_rank: Which stage's devices.
-            like: The variable as which they are sharded over model ranks,
-                if they are.
-        """
+        """Within it, variables are on a stage's devices, sharded as `like`."""
         before = self._pipeline_rank, self._made_like
         self._pipeline_rank, self._made_like = pipeline_rank, like
         try:
@@ -84,15 +78,7 @@ class VariableCreator:
             self._pipeline_rank, self._made_like = before
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
-        """Makes a variable.
-
-        Args:
-            strategy: The strategy.
-            next_creator: Makes a component.
-            colocate_with: A variable of the strategy, on whose devices, and
-                sharded like it, this one is to be; or None.
-            **kwargs: Those of `tf.Variable`.
-        """
+        """Makes a variable, where and as `colocate_with` is if given."""
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
         if _is_layer(callers):
