@@ -10,28 +10,8 @@ import dataclasses
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.graphs import random_operations
 
-_RANDOM = (
-    "Multinomial",
-    "NonDeterministicInts",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoisson",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RngReadAndSkip",
-    "RngSkip",
-    "SampleDistortedBoundingBox",
-    "StatefulRandomBinomial",
-    "StatefulStandardNormal",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
-    "TruncatedNormal",
-)
-# Draw from a seed; but for control flow, nothing else is called so.
-_SEEDED = "Stateless"
-_CONTROL_FLOW = ("StatelessCase", "StatelessIf", "StatelessWhile")
 # What moves a seed that a variable holds, as Keras' random layers do.
 _SEED_MOVES = ("AssignAddVariableOp", "AssignVariableOp")
 _PYTHON = ("EagerPyFunc", "PyFunc")
@@ -58,16 +38,12 @@ class DatasetStage:
     @property
     def seeded_random(self):
         """Operations in it that draw from a seed they are given, sorted."""
-        return sorted(
-            op
-            for op in self.ops
-            if op.startswith(_SEEDED) and op not in _CONTROL_FLOW
-        )
+        return sorted(filter(random_operations.draws_from_seed, self.ops))
 
     @property
     def stateful_random(self):
         """Operations in it that draw from hidden state, sorted."""
-        drawn = [op for op in self.ops if op.startswith(_RANDOM)]
+        drawn = list(filter(random_operations.draws_from_state, self.ops))
         if self.seeded_random:
             drawn.extend(op for op in self.ops if op in _SEED_MOVES)
         return sorted(drawn)

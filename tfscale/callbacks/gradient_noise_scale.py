@@ -9,7 +9,7 @@ from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.callbacks.batch_adapter import BatchAdapter
-from tfscale.distribute import one_process
+from tfscale.collectives.workers import check_one_process
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.fit.fit import Fit
 
@@ -147,7 +147,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def _check(self, model, accumulates):
         strategy = model.distribute_strategy
-        one_process.check(
+        check_one_process(
             strategy,
             "GradientNoiseScale",
             "Measure it in a run of one process.",

@@ -11,6 +11,7 @@ workers run the same program, so the counts agree.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -239,3 +240,16 @@ def _from_integers(bits, like):
 
 
 _INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+def check_one_process(strategy: Any, what: str, instead: str) -> None:
+    """Raises if a strategy is one over several workers.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if getattr(strategy.extended, "has_workers", False):
+        raise ValueError(
+            f"{what} is for one process. Received: a MeshStrategy over "
+            f"{strategy.extended.workers.count} workers. {instead}"
+        )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale import rank_context
 from tfscale.adapters.model import adapt_model
-from tfscale.distribute import one_process
+from tfscale.collectives.workers import check_one_process
 from tfscale.distribute.fully_sharded import gather_again
 from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.model_ranks import ModelRanks
@@ -105,7 +105,7 @@ class MeshExtended(ModelRanks):
 
     def _call(self, fn, args, kwargs):
         if _internals.predicts(fn) and not are_per_replica(args):
-            one_process.check(
+            check_one_process(
                 self._container_strategy(),
                 "`predict_on_batch`, of which nobody knows whose rows it has,",
                 "Call `model.predict(x, batch_size=len(x))` in all workers.",

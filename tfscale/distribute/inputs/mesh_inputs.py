@@ -9,7 +9,12 @@ from tfscale.distribute.inputs import uneven_data
 from tfscale.distribute.inputs.mesh_dataset import MeshDataset
 from tfscale.distribute.inputs.mesh_dataset import MeshDatasetFromFunction
 from tfscale.distribute.inputs.position_tracker import has_position
-from tfscale.distribute.inputs.python_records import in_memory_of_tensorflow
+
+_NUMBERS = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8),
+    *(tf.complex64, tf.complex128),
+)
 
 
 class MeshInputs:
@@ -67,7 +72,7 @@ class MeshInputs:
             or not self._is_on_cpu
         )
         if is_read_ahead:
-            source = in_memory_of_tensorflow(dataset)
+            source = _copied_from_python(dataset)
             source = source.read_ahead if has_position(source) else source
         distributed = MeshDataset(
             self._input_workers(options),
@@ -135,3 +140,28 @@ class MeshInputs:
             self._devices if fetches else [self._host] * len(self._devices)
         )
         return _internals.InputWorkers([(self._host, tuple(devices))])
+
+
+def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset whose records, if Python makes them, are copies.
+
+    A tensor that a function of Python returns to tf.data may lie in the memory
+    of the user's array, and TensorFlow computes in the memory of a part of a
+    batch that nobody else has: the targets were then differences of targets
+    and predictions.
+    """
+    if not _internals.calls_python(dataset):
+        return dataset
+
+    def copy(*records):
+        tensors = tf.nest.flatten(records, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            dataset.element_spec,
+            [
+                tf.raw_ops.DeepCopy(x=x) if x.dtype in _NUMBERS else x
+                for x in tensors
+            ],
+            expand_composites=True,
+        )
+
+    return dataset.map(copy)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfscale import _internals
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_trial
+from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.optimizers.lars import LARS
 
@@ -19,12 +20,6 @@ NOT_ELEMENTWISE = (
     keras.optimizers.Adafactor,
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
-)
-
-# Operations that draw from a `tf.random.Generator`.
-_DRAWS = (
-    *("RngReadAndSkip", "RngSkip", "StatefulRandomBinomial"),
-    *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
 )
 
 # Optimizers of users' own that were tried: each is once.
@@ -101,7 +96,10 @@ def check_draws(
         return
     graph_def = graph.as_graph_def(from_version=version)
     for node in _nodes(graph_def):
-        if node.op.startswith(_DRAWS) or "seed2" in node.attr:
+        if (
+            random_operations.draws_from_generator(node.op)
+            or "seed2" in node.attr
+        ):
             raise ValueError(
                 "An optimizer must update all replicas of a variable by the "
                 f"same numbers. Received: {inner.__class__.__name__}, which "

@@ -27,9 +27,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import graph_facts
-from tfscale.tensor_parallel.propagation import shape_rules
 from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
@@ -183,7 +183,7 @@ def sharded_generators(
     known = {tensor.name for tensor in generators}
     parts, wholes = {}, set()
     for op in operations:
-        if op.type not in shape_rules.RANDOM or len(op.inputs) == 1:
+        if op.type not in random_operations.ELEMENTWISE or len(op.inputs) == 1:
             # What keeps its own state differs on each rank anyway.
             continue
         origins = _origins(list(op.inputs)[1:])

@@ -14,25 +14,14 @@ Rows in memory order then fall into the same parts before and after.
 """
 
 import math
-import re
 
 import tensorflow as tf
 
+from tfscale.graphs import random_operations
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation.placements import NoRule
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.placements import Sizes
-
-RANDOM = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        RandomStandardNormal RandomUniform StatelessRandomNormal
-        StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2
-        StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal
-        """,
-    )
-)
 
 
 def is_shape_rule(op: tf.Operation, states: list) -> bool:
@@ -187,13 +176,13 @@ _RULES = {
     "Shape": _shape,
     "ShapeN": _shape,
     "Size": _size,
-    **dict.fromkeys(RANDOM, _made_of_shape),
+    **dict.fromkeys(random_operations.ELEMENTWISE, _made_of_shape),
 }
 _SHAPE_OPERANDS = {
     "BroadcastTo": 1,
     "Fill": 0,
     "Reshape": 1,
-    **dict.fromkeys(RANDOM, 0),
+    **dict.fromkeys(random_operations.ELEMENTWISE, 0),
 }
 
 
