@@ -103,7 +103,7 @@ CHANGED_OF_KERAS = {
         "tfscale/tensor_parallel/analysis.py",
         "_functional(model).sharding_decision",
     ),
-    ("tfscale/tensor_parallel/rank_seeds.py", "in_place.put of generator"),
+    ("tfscale/adapters/seed_generator.py", "in_place.put of generator"),
     (
         "tfscale/tensor_parallel/sequence_parallel/sequence.py",
         "known.tfscale_is_shared",

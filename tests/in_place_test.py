@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfscale
 from tfscale import in_place
 from tfscale.adapters.layer import MeshLayer
+from tfscale.adapters.seed_generator import MeshSeedGenerator
 from tfscale.tensor_parallel import rank_seeds
 
 
@@ -53,7 +54,7 @@ class InPlaceTest(tf.test.TestCase):
     def test_a_generator_is_of_its_class(self):
         generator = keras.random.SeedGenerator(3)
         rank_seeds.attach(generator)
-        self.assertIsInstance(generator, rank_seeds.RankedGenerator)
+        self.assertIsInstance(generator, MeshSeedGenerator)
         self.assertIs(generator.__class__, keras.random.SeedGenerator)
         self.assertIs(type(copy.copy(generator)), keras.random.SeedGenerator)
         config = keras.saving.serialize_keras_object(generator)

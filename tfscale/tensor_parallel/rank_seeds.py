@@ -22,8 +22,8 @@ import keras
 import tensorflow as tf
 
 from tfscale import _internals
-from tfscale import in_place
 from tfscale import rank_context
+from tfscale.adapters.seed_generator import adapt_generator
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
@@ -46,7 +46,7 @@ def attach(
     `is_for_shard` says whether a draw is, in the model that is being called.
     """
     said = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
-    in_place.put(generator, RankedGenerator, **said)
+    adapt_generator(generator, seed_here=_seed_here, **said)
 
 
 @contextlib.contextmanager
@@ -56,26 +56,20 @@ def of_shards():
         yield
 
 
-class RankedGenerator(in_place.Mixin):
-    """A generator on replicas and ranks, put in the place of Keras' class."""
-
-    is_for_shard: Callable[[], bool] = staticmethod(lambda: False)
-
-    def next(self, ordered=True):
-        """See `keras.random.SeedGenerator`."""
-        seed = super().next(ordered)
-        if rank_context.current().update.applies_gradients:
-            return seed  # all replicas make the same update
-        seed = _of_replica(seed)
-        if collectives.num_ranks() == 1:
-            return seed
-        plan = sequence.current()
-        is_part = (
-            rank_context.current().shards.seeds_are_for_shards
-            or (plan is not None and id(self.state) in plan.sharded_generators)
-            or self.is_for_shard()
-        )
-        return _with(collectives.rank(), seed) if is_part else seed
+def _seed_here(generator, seed):
+    """The seed of this replica, and of this rank where it draws a shard."""
+    if rank_context.current().update.applies_gradients:
+        return seed  # all replicas make the same update
+    seed = _of_replica(seed)
+    if collectives.num_ranks() == 1:
+        return seed
+    plan = sequence.current()
+    is_part = (
+        rank_context.current().shards.seeds_are_for_shards
+        or (plan is not None and id(generator.state) in plan.sharded_generators)
+        or generator.is_for_shard()
+    )
+    return _with(collectives.rank(), seed) if is_part else seed
 
 
 class GlobalSeeds:
