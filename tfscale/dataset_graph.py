@@ -9,7 +9,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
 from tfscale.graphs import random_operations
 
 # What moves a seed that a variable holds, as Keras' random layers do.
@@ -133,7 +133,7 @@ class DatasetGraph:
                         ops.update(
                             n.op
                             for n in function.node_def
-                            if not _internals.is_asked(n)
+                            if not datasets.is_asked(n)
                         )
         return frozenset(ops)
 

@@ -11,9 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tests._internals.contracts import holds
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import datasets
 from tfscale._internals import fitting
+from tfscale._internals import fitting as private_fitting
+from tfscale._internals import instances
 from tfscale._internals import py_datasets
+from tfscale._internals import stack
+from tfscale._internals import symbols
 from tfscale.fit.epochs import watch
 
 X = np.reshape(np.arange(8.0, dtype="float32"), (4, 2))
@@ -55,8 +60,8 @@ class FitTest(tf.test.TestCase):
     @holds("EpochIterator.__init__", "_num_batches")
     def test_the_epochs_and_callbacks_are_variables_of_fit(self):
         def look(epochs, callbacks):
-            self.assertIsInstance(epochs, _internals.EpochIterator)
-            (fit,) = [c for c in _internals.calls() if c.purpose == "fit"]
+            self.assertIsInstance(epochs, symbols.EpochIterator)
+            (fit,) = [c for c in stack.calls() if c.purpose == "fit"]
             self.assertIs(fit.epochs, epochs)
             self.assertIs(fit.callbacks, callbacks)
             kinds = [type(c) for c in callbacks.callbacks]
@@ -67,7 +72,7 @@ class FitTest(tf.test.TestCase):
         self.assertEqual(fitting.known_batches(epochs), 2)
         fitting.set_known_batches(epochs, 7)
         self.assertEqual(epochs.num_batches, 7)
-        self.assertEmpty(_internals.calls())
+        self.assertEmpty(stack.calls())
 
     @holds("EpochIterator", "_enumerate_iterator")
     @holds("TFEpochIterator", "_get_iterator")
@@ -214,7 +219,7 @@ class FitTest(tf.test.TestCase):
                 return X[i : i + 1], X[i : i + 1]
 
         adapter = py_datasets.PyDatasetAdapter(Rows(workers=2), shuffle=True)
-        beside = _internals.view(
+        beside = instances.view(
             adapter,
             enqueuer=property(lambda self: None),
             shuffle=property(lambda self: False),
@@ -270,9 +275,7 @@ class FitTest(tf.test.TestCase):
 
             def on_epoch_end(self, epoch, logs=None):
                 of_validation = fitting.validation_epochs(self.model)
-                epochs.append(
-                    isinstance(of_validation, _internals.EpochIterator)
-                )
+                epochs.append(isinstance(of_validation, symbols.EpochIterator))
 
         fitting.set_initial_epoch(model, 2)
         model.fit(
@@ -293,7 +296,7 @@ class FitTest(tf.test.TestCase):
         class Dataset(tf.data.Dataset):
             def __init__(self, dataset):
                 self._dataset = dataset
-                super().__init__(_internals.variant_of(dataset))
+                super().__init__(datasets.variant_of(dataset))
 
             def _inputs(self):
                 return [self._dataset]
@@ -332,7 +335,7 @@ class FitTest(tf.test.TestCase):
             def __getitem__(self, i):
                 created.extend(
                     call.epochs.data_adapter.py_dataset
-                    for call in _internals.calls()
+                    for call in stack.calls()
                     if call.purpose == "create"
                 )
                 return X, X[:, :1]
@@ -350,11 +353,11 @@ class FitTest(tf.test.TestCase):
         found = []
 
         def look():
-            found.append(_internals.data_keras_reads())
+            found.append(private_fitting.data_keras_reads())
             return True
 
         dataset = tf.data.Dataset.from_tensors((X, X[:, :1])).map(
-            lambda x, y: (tf.where(_internals.asked_of_python(look), x, 0), y)
+            lambda x, y: (tf.where(datasets.asked_of_python(look), x, 0), y)
         )
         strategy = tf.distribute.OneDeviceStrategy("CPU:0")
         with strategy.scope():
@@ -383,22 +386,22 @@ class FitTest(tf.test.TestCase):
     @holds("seed_generator", "GLOBAL_SEED_GENERATOR", "global_seed_generator")
     def test_layers_without_a_seed_draw_from_one_generator(self):
         keras.utils.clear_session()
-        self.assertIsNone(_internals.used_seed_generator())
-        generator = _internals.global_seed_generator()
-        self.assertIs(_internals.used_seed_generator(), generator)
+        self.assertIsNone(attributes.used_seed_generator())
+        generator = symbols.global_seed_generator()
+        self.assertIs(attributes.used_seed_generator(), generator)
         before = generator.state.numpy()
         keras.random.normal((1,))
-        self.assertIs(_internals.global_seed_generator(), generator)
+        self.assertIs(symbols.global_seed_generator(), generator)
         self.assertNotAllEqual(generator.state, before)
 
     @holds("stateful_random_ops", "global_generator")
     def test_the_global_generator_is_there_once_it_is_used(self):
-        before = _internals.global_generator()
+        before = attributes.global_generator()
         self.addCleanup(tf.random.set_global_generator, before)
         tf.random.set_global_generator(None)
-        self.assertIsNone(_internals.global_generator())
+        self.assertIsNone(attributes.global_generator())
         generator = tf.random.get_global_generator()
-        self.assertIs(_internals.global_generator(), generator)
+        self.assertIs(attributes.global_generator(), generator)
 
 
 class CallbacksTest(tf.test.TestCase):

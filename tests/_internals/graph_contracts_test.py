@@ -3,7 +3,9 @@
 import tensorflow as tf
 
 from tests._internals.contracts import holds
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import datasets
+from tfscale._internals import symbols
 from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.graphs import grappler
 
@@ -12,7 +14,7 @@ class GraphTest(tf.test.TestCase):
     @holds("func_graph", "FuncGraph")
     def test_a_graph_captures_from_those_around_it(self):
         x = tf.constant(2.0)
-        graph = _internals.FuncGraph("trial")
+        graph = symbols.FuncGraph("trial")
         with graph.as_default():
             y = x + 1.0
         self.assertIs(y.graph, graph)
@@ -24,7 +26,7 @@ class GraphTest(tf.test.TestCase):
         @tf.function
         def run(x):
             product = x * 2.0
-            _internals.replace_input(product.op, 0, x + 1.0)
+            attributes.replace_input(product.op, 0, x + 1.0)
             return product
 
         self.assertEqual(run(tf.constant(3.0)).numpy(), 8.0)
@@ -52,7 +54,7 @@ class GraphTest(tf.test.TestCase):
 
             def build():
                 if mark:
-                    _internals.keep_side_effects_of_branches(
+                    attributes.keep_side_effects_of_branches(
                         tf.compat.v1.get_default_graph()
                     )
 
@@ -75,21 +77,21 @@ class GraphTest(tf.test.TestCase):
         @tf.function(jit_compile=True)
         def compiled():
             graph = tf.compat.v1.get_default_graph()
-            found.append(_internals.is_compiled_by_xla(graph))
+            found.append(symbols.is_compiled_by_xla(graph))
             return 1.0
 
         @tf.function
         def plain():
             graph = tf.compat.v1.get_default_graph()
-            found.append(_internals.is_compiled_by_xla(graph))
+            found.append(symbols.is_compiled_by_xla(graph))
             return 1.0
 
         compiled.get_concrete_function()
         plain.get_concrete_function()
         self.assertEqual(found, [True, False])
-        self.assertTrue(_internals.asks_for_xla(compiled))
-        self.assertFalse(_internals.asks_for_xla(plain))
-        self.assertFalse(_internals.asks_for_xla(len))
+        self.assertTrue(attributes.asks_for_xla(compiled))
+        self.assertFalse(attributes.asks_for_xla(plain))
+        self.assertFalse(attributes.asks_for_xla(len))
 
     @holds("Graph._create_op_helper", "_gradient_op_type")
     @holds("Graph._as_graph_def", "_output_shapes")
@@ -114,36 +116,36 @@ class GraphTest(tf.test.TestCase):
         marked = {
             name: [node for node in nodes if name in node.attr]
             for name in (
-                _internals.GRADIENT_TYPE,
-                _internals.COLOCATED_WITH,
-                _internals.LOWERED,
+                attributes.GRADIENT_TYPE,
+                attributes.COLOCATED_WITH,
+                attributes.LOWERED,
             )
         }
         self.assertEqual(
-            {n.op for n in marked[_internals.GRADIENT_TYPE]}, {"IdentityN"}
+            {n.op for n in marked[attributes.GRADIENT_TYPE]}, {"IdentityN"}
         )
         self.assertEqual(
-            [n.name for n in marked[_internals.COLOCATED_WITH]], ["beside"]
+            [n.name for n in marked[attributes.COLOCATED_WITH]], ["beside"]
         )
         self.assertIn("While", {n.op.removeprefix("Stateless") for n in nodes})
-        for node in marked[_internals.LOWERED]:
+        for node in marked[attributes.LOWERED]:
             self.assertIn("While", node.op)
-        self.assertNotEmpty(marked[_internals.LOWERED])
-        (shape,) = nodes[0].attr[_internals.OUTPUT_SHAPES].list.shape
+        self.assertNotEmpty(marked[attributes.LOWERED])
+        (shape,) = nodes[0].attr[attributes.OUTPUT_SHAPES].list.shape
         self.assertEqual(shape.dim[0].size, 3)
 
     @holds("context.Context", "get_config_key_value", "set_config_key_value")
     def test_workers_tell_each_other_by_a_service(self):
         # What comes of it is seen in tests/distribute/workers_test.py.
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
-            _internals.put_key_value("a", "b")
+            attributes.put_key_value("a", "b")
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
-            _internals.get_key_value("a", 1)
+            attributes.get_key_value("a", 1)
 
     @holds("eager.context", "context", "FunctionCallOptions")
     @holds("context.Context", "config", "function_call_options")
     def test_functions_of_a_thread_are_run_by_its_options(self):
-        context = _internals.eager_context.context()
+        context = symbols.eager_context.context()
         before = context.function_call_options
         with grappler.no_grappler():
             found = tf.compat.v1.ConfigProto.FromString(
@@ -167,13 +169,13 @@ class GraphTest(tf.test.TestCase):
         meta.collection_def["train_op"].node_list.value.extend(["x", "y"])
         config = tf.compat.v1.ConfigProto()
         config.graph_options.rewrite_options.min_graph_nodes = -1
-        properties = _internals.device_properties
+        properties = symbols.device_properties
         device = properties.NamedDevice(
             name="/job:localhost/replica:0/task:0/device:CPU:0",
             properties=properties.DeviceProperties(type="CPU", num_cores=1),
         )
-        cluster = _internals.grappler_cluster.Cluster(devices=[device])
-        found = _internals.tf_optimizer.OptimizeGraph(
+        cluster = symbols.grappler_cluster.Cluster(devices=[device])
+        found = symbols.tf_optimizer.OptimizeGraph(
             config, meta, cluster=cluster
         )
         self.assertLess(len(found.node), len(graph.as_graph_def().node))
@@ -192,13 +194,13 @@ class DatasetTest(tf.test.TestCase):
             (numbers.map(lambda x: x, 2, deterministic=False), "determ"),
             (generated.batch(2), "generator"),
         ):
-            found = _internals.without_order(dataset)
+            found = datasets.without_order(dataset)
             self.assertIn(reason, str(found))
 
     @holds("_ShuffleDataset.__init__", "_seed", "_seed2")
     def test_seeds_of_shuffles_are_known(self):
         numbers = tf.data.Dataset.range(3)
-        seeds = _internals.shuffle_seeds
+        seeds = datasets.shuffle_seeds
 
         def within(**seed):
             return numbers.interleave(
@@ -236,10 +238,10 @@ class DatasetTest(tf.test.TestCase):
                 )
             ),
         ):
-            six, seven = (_internals.batch_sizes(made(n)) for n in (6, 7))
+            six, seven = (datasets.batch_sizes(made(n)) for n in (6, 7))
             self.assertIn(6, six)
             self.assertIn(7, seven)
-            self.assertEqual(_internals.batch_sizes(made(6)), six)
+            self.assertEqual(datasets.batch_sizes(made(6)), six)
 
     @holds(
         "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
@@ -249,13 +251,13 @@ class DatasetTest(tf.test.TestCase):
     def test_a_dataset_is_an_operation_with_inputs_and_functions(self):
         numbers = tf.data.Dataset.range(3)
         doubled = numbers.map(lambda x: x * 2, name="doubling")
-        self.assertEqual(_internals.inputs_of(doubled), [numbers])
-        self.assertEqual(_internals.variant_of(doubled).dtype, tf.variant)
+        self.assertEqual(datasets.inputs_of(doubled), [numbers])
+        self.assertEqual(datasets.variant_of(doubled).dtype, tf.variant)
 
         class Same(tf.data.Dataset):
             def __init__(self, dataset):
                 self.dataset = dataset
-                super().__init__(_internals.variant_of(dataset))
+                super().__init__(datasets.variant_of(dataset))
 
             def _inputs(self):
                 return [self.dataset]
@@ -264,16 +266,16 @@ class DatasetTest(tf.test.TestCase):
             def element_spec(self):
                 return self.dataset.element_spec
 
-        self.assertEqual(_internals.shuffle_seeds(doubled), [])
+        self.assertEqual(datasets.shuffle_seeds(doubled), [])
         same = Same(doubled)
         self.assertEqual([int(x) for x in same], [0, 2, 4])
-        self.assertEqual(_internals.inputs_of(same.batch(2)), [same])
+        self.assertEqual(datasets.inputs_of(same.batch(2)), [same])
 
         class Mapped(Same):
             def __init__(self, dataset, function):
                 self.dataset = dataset
                 self._name = "own"
-                self.function = _internals.StructuredFunctionWrapper(
+                self.function = symbols.StructuredFunctionWrapper(
                     function,
                     "Dataset.map()",
                     dataset=dataset,
@@ -282,7 +284,7 @@ class DatasetTest(tf.test.TestCase):
                 tf.data.Dataset.__init__(
                     self,
                     tf.raw_ops.MapDataset(
-                        input_dataset=_internals.variant_of(dataset),
+                        input_dataset=datasets.variant_of(dataset),
                         other_arguments=[],
                         f=self.function.function,
                         **self._common_args,

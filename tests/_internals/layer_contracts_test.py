@@ -7,7 +7,8 @@ from absl.testing import parameterized
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 
 
 class Outer(keras.layers.Layer):
@@ -40,8 +41,8 @@ class ScopesTest(tf.test.TestCase):
 
         class Noting(keras.layers.Dense):
             def add_weight(self, *args, **kwargs):
-                callers = _internals.name_scope_callers()
-                found.append((callers, _internals.current_path()))
+                callers = attributes.name_scope_callers()
+                found.append((callers, symbols.current_path()))
                 return super().add_weight(*args, **kwargs)
 
         outer = Outer()
@@ -50,23 +51,23 @@ class ScopesTest(tf.test.TestCase):
         callers, path = found[0]
         self.assertEqual(callers, [outer, outer.dense])
         self.assertEqual(f"{path}/kernel", outer.dense.kernel.path)
-        self.assertEmpty(_internals.name_scope_callers())
+        self.assertEmpty(attributes.name_scope_callers())
 
     @holds("global_state", "set_global_attribute")
     @holds("stateless_scope.StatelessScope.__enter__", "stateless_scope")
     def test_variables_are_made_at_once_where_keras_would_wait(self):
         with keras.StatelessScope():
             waits = keras.Variable(lambda *_, **__: tf.ones(()), shape=())
-            self.assertIsNone(_internals.value_of(waits))
-            with _internals.variables_created_eagerly():
+            self.assertIsNone(attributes.value_of(waits))
+            with attributes.variables_created_eagerly():
                 made = keras.Variable(lambda *_, **__: tf.ones(()), shape=())
-                self.assertAllEqual(_internals.value_of(made), 1.0)
+                self.assertAllEqual(attributes.value_of(made), 1.0)
             later = keras.Variable(lambda *_, **__: tf.ones(()), shape=())
-            self.assertIsNone(_internals.value_of(later))
+            self.assertIsNone(attributes.value_of(later))
 
     @holds("naming.uniquify", "object_name_uids")
     def test_names_that_are_given_are_counted(self):
-        names = _internals.automatic_names()
+        names = attributes.automatic_names()
         before = names.get("outer", 0)
         Outer()
         self.assertEqual(names["outer"], before + 1)
@@ -81,11 +82,11 @@ class LayerTest(tf.test.TestCase):
         outer = Outer()
         outer.again = outer.dense
         top = keras.Sequential([keras.Input((3,)), outer])
-        self.assertEqual(_internals.flatten_layers(outer), [outer, outer.dense])
-        self.assertEqual(_internals.sublayers(outer), [outer.dense])
-        self.assertIn(outer.dense, _internals.flatten_layers(top))
+        self.assertEqual(attributes.flatten_layers(outer), [outer, outer.dense])
+        self.assertEqual(attributes.sublayers(outer), [outer.dense])
+        self.assertIn(outer.dense, attributes.flatten_layers(top))
         self.assertEqual(
-            _internals.flatten_layers(outer, include_self=False), [outer.dense]
+            attributes.flatten_layers(outer, include_self=False), [outer.dense]
         )
 
     @holds(
@@ -98,30 +99,30 @@ class LayerTest(tf.test.TestCase):
         outer = Outer()
         outer.build((None, 3))
         self.assertEqual(
-            _internals.direct_variables(outer), [outer.scale, outer.count]
+            attributes.direct_variables(outer), [outer.scale, outer.count]
         )
         self.assertEqual(
-            _internals.direct_generators(outer), [outer.seed_generator]
+            attributes.direct_generators(outer), [outer.seed_generator]
         )
-        self.assertEmpty(_internals.direct_generators(outer.dense))
+        self.assertEmpty(attributes.direct_generators(outer.dense))
 
     @holds("Layer.__init__", "_losses")
     def test_what_is_taken_from_the_list_is_no_loss_any_more(self):
         outer = Outer()
         outer(tf.ones((1, 3)))
         self.assertLen(outer.losses, 1)
-        _internals.noted_losses(outer)[:] = []
+        attributes.noted_losses(outer)[:] = []
         self.assertEmpty(outer.losses)
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
     @holds("functional", "Functional", "operation_fn")
     def test_a_layer_is_called_as_a_model_calls_it(self):
-        self.assertIsInstance(self.model(), _internals.Functional)
+        self.assertIsInstance(self.model(), symbols.Functional)
         dropout = keras.layers.Dropout(1.0 - 1e-7)
-        call = _internals.operation_fn(dropout, training=True)
+        call = symbols.operation_fn(dropout, training=True)
         self.assertAllEqual(call(tf.ones((1, 2))), np.zeros((1, 2)))
-        call = _internals.operation_fn(dropout, training=False)
+        call = symbols.operation_fn(dropout, training=False)
         self.assertAllEqual(call(tf.ones((1, 2))), np.ones((1, 2)))
 
     def model(self):
@@ -132,7 +133,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     @holds("Functional", "call")
     def test_a_model_is_what_its_call_runs(self):
         calls = []
-        kind = recording(_internals.Functional, ("call",), calls)
+        kind = recording(symbols.Functional, ("call",), calls)
         x = keras.Input((2,))
         kind(x, keras.layers.Dense(1)(x))(tf.ones((1, 2)))
         self.assertEqual(calls[-1], "call")
@@ -141,11 +142,11 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     @holds("Functional", "_standardize_inputs")
     def test_inputs_and_outputs_have_the_structure_that_users_gave(self):
         model = self.model()
-        structure = _internals.inputs_structure(model)
+        structure = attributes.inputs_structure(model)
         self.assertEqual(list(structure), ["a", "b"])
-        self.assertLen(_internals.outputs_structure(model), 2)
+        self.assertLen(attributes.outputs_structure(model), 2)
         one, two = np.ones((1, 2)), np.zeros((1, 2))
-        found = _internals.standardize_inputs(model, {"b": two, "a": one})
+        found = attributes.standardize_inputs(model, {"b": two, "a": one})
         self.assertAllEqual(found[0], one)
         self.assertEqual(found[0].dtype, tf.float32)
 
@@ -158,7 +159,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         values = {
             id(x): tf.fill((1, 2), float(i)) for i, x in enumerate(model.inputs)
         }
-        for node in _internals.nodes_of(model):
+        for node in attributes.nodes_of(model):
             if node.is_input:
                 continue
             for x in node.input_tensors:
@@ -172,12 +173,12 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     @holds("Sequential._maybe_rebuild", "_functional")
     def test_a_sequential_model_has_a_functional_one_inside(self):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        inside = _internals.functional_in(model)
-        self.assertIsInstance(inside, _internals.Functional)
+        inside = attributes.functional_in(model)
+        self.assertIsInstance(inside, symbols.Functional)
         self.assertIs(inside.layers[-1], model.layers[-1])
         model.add(keras.layers.Dense(1))
-        self.assertIsNot(_internals.functional_in(model), inside)
-        self.assertIsNone(_internals.functional_in(inside))
+        self.assertIsNot(attributes.functional_in(model), inside)
+        self.assertIsNone(attributes.functional_in(inside))
 
     @holds("backend", "get_keras_mask", "set_keras_mask")
     def test_a_mask_that_is_set_is_what_the_next_layer_gets(self):
@@ -191,11 +192,11 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
                 return x
 
         x, mask = tf.ones((1, 2)), tf.constant([[True, False]])
-        self.assertIsNone(_internals.get_keras_mask(x))
-        _internals.set_keras_mask(x, mask)
+        self.assertIsNone(symbols.get_keras_mask(x))
+        symbols.set_keras_mask(x, mask)
         y = Noting()(x)
         self.assertIs(found[0], mask)
-        self.assertIs(_internals.get_keras_mask(y), mask)
+        self.assertIs(symbols.get_keras_mask(y), mask)
 
 
 class VariableTest(tf.test.TestCase):
@@ -204,7 +205,7 @@ class VariableTest(tf.test.TestCase):
         variable = keras.Variable(1.0)
         with keras.StatelessScope([(variable, tf.constant(2.0))]):
             self.assertAllEqual(variable.value, 2.0)
-            self.assertAllEqual(_internals.value_of(variable), 1.0)
+            self.assertAllEqual(attributes.value_of(variable), 1.0)
 
     @holds("variables.Variable", "_maybe_autocast")
     def test_a_value_is_cast_as_the_variable_would_be(self):
@@ -216,7 +217,7 @@ class VariableTest(tf.test.TestCase):
 
             def call(self, x):
                 value = tf.constant(2.0)
-                found.append(_internals.autocast(self.scale, value))
+                found.append(attributes.autocast(self.scale, value))
                 return x
 
         Casting(dtype="mixed_float16")(tf.ones((1, 1)))
@@ -228,8 +229,8 @@ class VariableTest(tf.test.TestCase):
         variable = keras.Variable(1.0)
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         with strategy.scope():
-            _internals.make_value_anew(variable, lambda: tf.constant(3.0))
-        self.assertIsInstance(variable.value, _internals.MirroredVariable)
+            attributes.make_value_anew(variable, lambda: tf.constant(3.0))
+        self.assertIsInstance(variable.value, symbols.MirroredVariable)
         self.assertAllEqual(variable, 3.0)
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale import _internals
+from tfscale._internals import symbols
 
 # What an `apply` goes through, in this order.
 STEPS = (
@@ -123,7 +123,7 @@ class LossContractsTest(tf.test.TestCase):
     @holds("loss", "apply_mask")
     def test_masked_elements_have_no_weight(self):
         mask = tf.constant([True, False])
-        weights = _internals.apply_mask(
+        weights = symbols.apply_mask(
             tf.constant([3.0, 5.0]), mask, "float32", "mean_with_sample_weight"
         )
         self.assertAllEqual(weights, [3.0, 0.0])

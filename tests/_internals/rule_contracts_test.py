@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from tests._internals import check_test
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale import _internals
+from tfscale._internals import layers
 
 _DENSE = ("_query_dense", "_key_dense", "_value_dense", "_output_dense")
 
@@ -32,10 +32,10 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             with self.subTest(layer.name):
                 layer(x)
-                weight = _internals.weight_of(layer, name)
+                weight = layers.weight_of(layer, name)
                 self.assertIs(weight, getattr(layer, name))
                 layer.enable_lora(1)
-                self.assertIs(_internals.weight_of(layer, name), weight)
+                self.assertIs(layers.weight_of(layer, name), weight)
                 self.assertIsNot(getattr(layer, name), weight)
                 self.assertFalse(weight.trainable)
 
@@ -45,7 +45,7 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
         x = tf.random.stateless_normal((1, 5, 2), (0, 1))
         causal = keras.layers.Conv1D(2, 3, padding="causal", use_bias=False)
         expected = causal(x)
-        padded = keras.ops.pad(x, _internals.causal_padding(causal))
+        padded = keras.ops.pad(x, layers.causal_padding(causal))
         found = keras.ops.conv(padded, causal.kernel, padding="valid")
         self.assertAllClose(found, expected)
         calls = []
@@ -63,7 +63,7 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEmpty(calls)
         layer(x, training=True)
         self.assertEqual(calls, ["_moments"])
-        mean, variance = _internals.moments(layer, x, None)
+        mean, variance = layers.moments(layer, x, None)
         self.assertAllEqual(layer.moving_mean, mean)
         self.assertAllEqual(layer.moving_variance, variance)
 
@@ -91,7 +91,7 @@ class AttentionTest(tf.test.TestCase, parameterized.TestCase):
         layer = make(
             recording(
                 kind,
-                (*_internals.ATTENTION_PARTS, "_compute_attention_mask"),
+                (*layers.ATTENTION_PARTS, "_compute_attention_mask"),
                 calls,
             )
         )
@@ -99,19 +99,19 @@ class AttentionTest(tf.test.TestCase, parameterized.TestCase):
         layer(x, x, use_causal_mask=True)
         self.assertEqual(
             calls,
-            ["_compute_attention_mask", *_internals.ATTENTION_PARTS],
+            ["_compute_attention_mask", *layers.ATTENTION_PARTS],
         )
         names = ("query", "key", "value", "output")
         for name in names:
-            dense = _internals.attention_dense(layer, name)
+            dense = layers.attention_dense(layer, name)
             self.assertIsInstance(dense, keras.layers.EinsumDense)
         # The output projection adds up over the heads that queries have.
-        query = _internals.attention_dense(layer, "query")
-        output = _internals.attention_dense(layer, "output")
+        query = layers.attention_dense(layer, "query")
+        output = layers.attention_dense(layer, "output")
         self.assertEqual(query.kernel.shape[1], output.kernel.shape[0])
-        self.assertIsNone(_internals.attention_gate(layer))
-        self.assertEqual(_internals.num_attention_axes(layer), 1)
-        names = _internals.attention_names(layer)
+        self.assertIsNone(layers.attention_gate(layer))
+        self.assertEqual(layers.num_attention_axes(layer), 1)
+        names = layers.attention_names(layer)
         self.assertEqual(names.repeats, repeats)
         self.assertTrue(repeats is None or hasattr(layer, repeats))
 

@@ -5,8 +5,10 @@ import tensorflow as tf
 from tests._internals import check_test
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import datasets
 from tfscale._internals import symbols
+from tfscale._internals import symbols as private_symbols
 
 DEVICES = ("/CPU:0", "/CPU:1")
 SUM = tf.distribute.ReduceOp.SUM
@@ -23,7 +25,7 @@ class Recording(tf.distribute.Strategy):
 
     _collective_key_base = 7
 
-    def __init__(self, calls, kind=_internals.MirroredExtended):
+    def __init__(self, calls, kind=private_symbols.MirroredExtended):
         kind = recording(kind, METHODS, calls)
         super().__init__(
             kind(self, DEVICES, tf.distribute.ReductionToOneDevice())
@@ -91,7 +93,7 @@ class StrategyTest(tf.test.TestCase):
     def test_where_replicas_do_not_meet_they_sum_and_update_by_one_method(self):
         calls = []
 
-        class NotMeeting(_internals.MirroredExtended):
+        class NotMeeting(private_symbols.MirroredExtended):
             def _use_merge_call(self):
                 return False
 
@@ -203,7 +205,8 @@ class StrategyTest(tf.test.TestCase):
         self.assertEqual(calls.count("_initialize_single_worker"), 1)
         self.assertIsNone(extended._default_device)
         self.assertIsInstance(
-            extended._host_input_device, _internals.numpy_dataset.SingleDevice
+            extended._host_input_device,
+            private_symbols.numpy_dataset.SingleDevice,
         )
 
     @holds(
@@ -224,28 +227,28 @@ class StrategyTest(tf.test.TestCase):
     @holds("mirrored_strategy", "MirroredExtended")
     @holds("device_util", "canonicalize", "resolve")
     def test_devices_have_full_names_and_hosts(self):
-        name = _internals.device_util.resolve("/cpu:1")
+        name = private_symbols.device_util.resolve("/cpu:1")
         self.assertEqual(name, "/job:localhost/replica:0/task:0/device:CPU:1")
-        host = _internals.device_util.canonicalize("/device:CPU:0", name)
+        host = private_symbols.device_util.canonicalize("/device:CPU:0", name)
         self.assertEqual(host, "/job:localhost/replica:0/task:0/device:CPU:0")
         self.assertEqual(Recording([]).extended._devices[1], name)
 
     @holds("input_lib", "DistributedDataset", "DistributedDatasetsFromFunction")
     def test_replicas_can_have_an_ordinary_iterator(self):
         strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
-        host = _internals.device_util.canonicalize("/CPU:0")
-        workers = _internals.InputWorkers([(host, (host,))])
-        options = _internals.ORDINARY_ITERATOR
+        host = private_symbols.device_util.canonicalize("/CPU:0")
+        workers = private_symbols.InputWorkers([(host, (host,))])
+        options = datasets.ORDINARY_ITERATOR
         dataset = tf.data.Dataset.range(2)
         for made in (
-            _internals.DistributedDataset(
+            private_symbols.DistributedDataset(
                 workers,
                 strategy,
                 dataset,
                 num_replicas_in_sync=1,
                 options=options,
             ),
-            _internals.DistributedDatasetsFromFunction(
+            private_symbols.DistributedDatasetsFromFunction(
                 workers,
                 strategy,
                 [tf.distribute.InputContext()],
@@ -290,12 +293,14 @@ class StrategyTest(tf.test.TestCase):
         self.assertLen(spec._component_specs, 1)
         self.assertIs(parts, iterator._iterators)
         workers = iterator._input_workers
-        self.assertIsInstance(workers, _internals.InputWorkers)
+        self.assertIsInstance(workers, private_symbols.InputWorkers)
         (host,) = workers.worker_devices
         devices = workers.compute_devices_for_worker(0)
         again = spec._from_components(parts)
         # As many workers as there are pairs, each with an iterator.
-        again._input_workers = _internals.InputWorkers([(host, devices)] * 2)
+        again._input_workers = private_symbols.InputWorkers(
+            [(host, devices)] * 2
+        )
         again._iterators = [*parts, *parts]
         self.assertLen(again._type_spec._component_specs, 2)
         self.assertAllEqual(next(again).values, [[0], [1], [2], [3]])
@@ -314,20 +319,20 @@ class VariableTest(tf.test.TestCase):
             for device in self.strategy.extended.worker_devices:
                 with tf.init_scope(), tf.device(device):
                     found.append(
-                        _internals.ResourceVariable(
+                        private_symbols.ResourceVariable(
                             kwargs["initial_value"], trainable=False
                         )
                     )
             return found
 
-        classes = dict(_internals.distribute_utils.VARIABLE_CLASS_MAPPING)
+        classes = dict(private_symbols.distribute_utils.VARIABLE_CLASS_MAPPING)
         if kind is not None:
             classes = dict.fromkeys(classes, kind)
-        return _internals.distribute_utils.create_mirrored_variable(
+        return private_symbols.distribute_utils.create_mirrored_variable(
             self.strategy,
             components,
             classes,
-            _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            private_symbols.distribute_utils.VARIABLE_POLICY_MAPPING,
             initial_value=tf.constant([1.0, 2.0]),
             **kwargs,
         )
@@ -345,21 +350,21 @@ class VariableTest(tf.test.TestCase):
     @holds("DistributedValues", "_devices", "_primary")
     def test_a_variable_is_made_of_components_by_its_synchronization(self):
         variable = self.made()
-        self.assertIsInstance(variable, _internals.MirroredVariable)
+        self.assertIsInstance(variable, private_symbols.MirroredVariable)
         self.assertLen(variable.values, 2)
         self.assertEqual(variable._values, tuple(variable.values))
         self.assertIs(variable._primary, variable.values[0])
         self.assertEqual(
-            _internals.devices_of(variable),
+            attributes.devices_of(variable),
             tuple(v.device for v in variable.values),
         )
         read = self.made(synchronization=tf.VariableSynchronization.ON_READ)
-        self.assertIsInstance(read, _internals.SyncOnReadVariable)
-        self.assertIsInstance(read, _internals.DistributedVariable)
+        self.assertIsInstance(read, private_symbols.SyncOnReadVariable)
+        self.assertIsInstance(read, private_symbols.DistributedVariable)
         # One in the scope of no strategy is none's.
         with self.strategy.scope():
-            plain = _internals.ResourceVariable(1.0)
-        self.assertNotIsInstance(plain, _internals.DistributedVariable)
+            plain = private_symbols.ResourceVariable(1.0)
+        self.assertNotIsInstance(plain, private_symbols.DistributedVariable)
 
     @holds("MirroredVariable", "_dense_var_to_tensor", "_get_cross_replica")
     @holds("MirroredVariable", "_update_replica")
@@ -370,7 +375,7 @@ class VariableTest(tf.test.TestCase):
     def test_reads_and_writes_go_by_one_method_each(self):
         calls = []
         kind = recording(
-            _internals.MirroredVariable,
+            private_symbols.MirroredVariable,
             (
                 "_dense_var_to_tensor",
                 "_get_as_operand",
@@ -432,7 +437,7 @@ class VariableTest(tf.test.TestCase):
     def test_a_sum_is_read_by_one_method(self):
         calls = []
         kind = recording(
-            _internals.SyncOnReadVariable, ("_get_cross_replica",), calls
+            private_symbols.SyncOnReadVariable, ("_get_cross_replica",), calls
         )
         variable = self.made(
             kind,
@@ -449,7 +454,7 @@ class VariableTest(tf.test.TestCase):
         names = ("_serialize_to_tensors", "_restore_from_tensors")
         calls = []
 
-        class Saved(_internals.MirroredVariable):
+        class Saved(private_symbols.MirroredVariable):
             def _serialize_to_tensors(self):
                 calls.append("_serialize_to_tensors")
                 return {"VARIABLE_VALUE": self.values[0].read_value() * 2.0}
@@ -470,7 +475,7 @@ class VariableTest(tf.test.TestCase):
         self.assertContainsSubset(names, calls)
         self.assertAllEqual(variable.values[1], [2.0, 4.0])
 
-        class NotExported(_internals.MirroredVariable):
+        class NotExported(private_symbols.MirroredVariable):
             def _export_to_saved_model_graph(self, *args, **kwargs):
                 raise ValueError("no export")
 
@@ -495,28 +500,30 @@ class VariableTest(tf.test.TestCase):
     @holds("distribute_utils", "regroup")
     @holds("values", "Mirrored")
     def test_a_thread_knows_its_component(self):
-        value = _internals.distribute_utils.regroup((1, 2))
+        value = private_symbols.distribute_utils.regroup((1, 2))
         self.assertEqual(value.values, (1, 2))
-        equal = _internals.distribute_utils.regroup(
-            (tf.ones(()), tf.ones(())), wrap_class=_internals.Mirrored
+        equal = private_symbols.distribute_utils.regroup(
+            (tf.ones(()), tf.ones(())), wrap_class=private_symbols.Mirrored
         )
-        self.assertIsInstance(equal, _internals.Mirrored)
+        self.assertIsInstance(equal, private_symbols.Mirrored)
         found = self.strategy.run(
             lambda x: tf.constant(
-                [x, _internals.get_current_replica_id_as_int()]
+                [x, private_symbols.get_current_replica_id_as_int()]
             ),
             args=(value,),
         )
         self.assertAllEqual(
             self.strategy.experimental_local_results(found), [[1, 0], [2, 1]]
         )
-        self.assertIsNone(_internals.get_update_replica_id())
+        self.assertIsNone(private_symbols.get_update_replica_id())
         numbers = []
         variable = self.made()
         with self.strategy.scope():
             self.strategy.extended.update(
                 variable,
-                lambda v: numbers.append(_internals.get_update_replica_id()),
+                lambda v: numbers.append(
+                    private_symbols.get_update_replica_id()
+                ),
                 group=False,
             )
         self.assertEqual(numbers, [0, 1])
@@ -531,7 +538,7 @@ class VariableTest(tf.test.TestCase):
 
         kind = tf.distribute.coordinator.PerWorkerValue
         values = [kind([Value(), Value()]) for _ in range(2)]
-        found = _internals.choose_worker_values(values)
+        found = attributes.choose_worker_values(values)
         self.assertIsInstance(found, kind)
         self.assertIs(found._values[0], values[0]._values[0])
         self.assertIs(found._values[1], values[1]._values[1])
@@ -540,14 +547,14 @@ class VariableTest(tf.test.TestCase):
     def test_a_worker_is_lost_that_is_gone_or_knows_of_nothing(self):
         def fails(error, words):
             words = f"{words} remote target /job:worker/replica:0/task:0"
-            return _internals.is_worker_failure(error(None, None, words))
+            return private_symbols.is_worker_failure(error(None, None, words))
 
         handle = "Unable to find the relevant tensor remote_handle"
         self.assertTrue(fails(tf.errors.UnavailableError, "reset by peer"))
         self.assertTrue(fails(tf.errors.InvalidArgumentError, handle))
         self.assertFalse(fails(tf.errors.InvalidArgumentError, "shapes"))
         self.assertFalse(
-            _internals.is_worker_failure(
+            private_symbols.is_worker_failure(
                 tf.errors.UnavailableError(None, None, "/job:ps")
             )
         )
@@ -558,7 +565,7 @@ class DevicesTest(tf.test.TestCase):
     def test_each_device_has_a_limit_of_its_memory(self):
         found = {
             device.name: device.memory_limit
-            for device in _internals.list_local_devices()
+            for device in private_symbols.list_local_devices()
         }
         self.assertGreater(found["/device:CPU:0"], 0)
 

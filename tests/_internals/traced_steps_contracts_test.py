@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests._internals.contracts import holds
-from tfscale import _internals
+from tfscale._internals import attributes
 
 X = np.ones((4, 2), "float32")
 
@@ -23,18 +23,18 @@ class TracedStepsTest(tf.test.TestCase):
 
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", loss)
-        self.assertIsNone(_internals.step_function(model))
+        self.assertIsNone(attributes.step_function(model))
         model.fit(X, X[:, :1], verbose=0)
-        function = _internals.step_function(model)
-        (concrete,) = _internals.concrete_functions(function)
-        found = list(_internals.variables_used_by(concrete))
+        function = attributes.step_function(model)
+        (concrete,) = attributes.concrete_functions(function)
+        found = list(attributes.variables_used_by(concrete))
         self.assertTrue(any(each is used for each in found))
         self.assertFalse(any(each is other for each in found))
 
     @holds("BaseResourceVariable.__init__", "_unique_id")
     def test_variables_are_numbered_as_they_are_created(self):
         numbers = [
-            _internals.creation_number(tf.Variable(0.0, name=name))
+            attributes.creation_number(tf.Variable(0.0, name=name))
             for name in ("b_2", "a", "a")
         ]
         self.assertEqual(numbers, sorted(set(numbers)))
@@ -43,9 +43,9 @@ class TracedStepsTest(tf.test.TestCase):
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         with strategy.scope():
             whole = tf.Variable(0.0)
-        self.assertIs(_internals.whole_of(whole.values[0]), whole)
+        self.assertIs(attributes.whole_of(whole.values[0]), whole)
         plain = tf.Variable(0.0)
-        self.assertIs(_internals.whole_of(plain), plain)
+        self.assertIs(attributes.whole_of(plain), plain)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tests._internals.contracts import holds
 from tests._internals.contracts import recording
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 
 X = np.ones((4, 2), "float32")
 
@@ -89,7 +90,7 @@ class TrainerTest(tf.test.TestCase):
 
         class Asked(keras.Sequential):
             def get_config(self):
-                seen.append(_internals.writes_old_format())
+                seen.append(attributes.writes_old_format())
                 return super().get_config()
 
         model = Asked([keras.Input((2,)), keras.layers.Dense(1)])
@@ -123,7 +124,7 @@ class TrainerTest(tf.test.TestCase):
 
         class Strategy(tf.distribute.MirroredStrategy):
             def run(self, fn, *args, **kwargs):
-                found.append(_internals.predicts(fn))
+                found.append(attributes.predicts(fn))
                 return super().run(fn, *args, **kwargs)
 
         reduction = tf.distribute.ReductionToOneDevice()
@@ -136,16 +137,16 @@ class TrainerTest(tf.test.TestCase):
     @holds("trainer", "model_supports_jit")
     def test_a_layer_that_xla_cannot_compile_is_known(self):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        self.assertTrue(_internals.model_supports_jit(model))
+        self.assertTrue(symbols.model_supports_jit(model))
         model.layers[0].supports_jit = False
-        self.assertFalse(_internals.model_supports_jit(model))
+        self.assertFalse(symbols.model_supports_jit(model))
 
     @holds("CompileLoss.build", "_flat_losses")
     def test_losses_are_called_by_their_entries(self):
         model = model_of()
         model._symbolic_build(data_batch=(X, [X[:, :1], X[:, :1]]))
         loss = model._compile_loss
-        entries = _internals.flat_losses(loss)
+        entries = attributes.flat_losses(loss)
         self.assertEqual([e.loss_weights for e in entries], [1.0, 2.0])
         found = []
 
@@ -154,7 +155,7 @@ class TrainerTest(tf.test.TestCase):
             return tf.zeros(())
 
         others = [e._replace(loss=noting, loss_weights=None) for e in entries]
-        members = _internals.with_flat_losses(others)
+        members = attributes.with_flat_losses(others)
         other = object.__new__(type("Other", (type(loss),), members))
         other.__dict__.update(loss.__dict__)
         with keras.StatelessScope():

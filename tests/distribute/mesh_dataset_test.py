@@ -7,7 +7,7 @@ buffer, for as long as the process lived.
 import tensorflow as tf
 
 import tfscale
-from tfscale import _internals
+from tfscale._internals import datasets
 
 
 def rows_of(value):
@@ -94,7 +94,7 @@ class InTurnTest(tf.test.TestCase):
         dataset = tf.data.Dataset.range(6).batch(6)
         with self.assertRaisesRegex(NotImplementedError, "PER_REPLICA"):
             self.strategy.experimental_distribute_dataset(
-                dataset, _internals.ORDINARY_ITERATOR
+                dataset, datasets.ORDINARY_ITERATOR
             )
         data = self.strategy.experimental_distribute_dataset(
             dataset, tf.distribute.InputOptions()

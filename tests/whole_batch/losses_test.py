@@ -5,7 +5,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests import same_numbers
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.whole_batch.losses import compiled_losses
 
 RANDOM = np.random.RandomState(0)
@@ -35,7 +35,7 @@ def compile_loss(model_outputs=None, **options):
 
 def masked(logits, part):
     tensor = keras.ops.convert_to_tensor(logits[part])
-    _internals.set_keras_mask(tensor, keras.ops.convert_to_tensor(MASK[part]))
+    symbols.set_keras_mask(tensor, keras.ops.convert_to_tensor(MASK[part]))
     return tensor
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale._internals import instances
 
 
 class MeshLayer(in_place.Mixin):
@@ -59,7 +59,7 @@ class MeshLayer(in_place.Mixin):
         runs_on_shards = self.sharded_call is not None or self.sequence_boundary
         if runs_on_shards and has_one and not isinstance(self, keras.Model):
             return self._refuse_to_quantize
-        return _internals.attributes_of(self)["quantize"]
+        return instances.attributes_of(self)["quantize"]
 
     def _refuse_to_quantize(self, mode=None, **kwargs):
         del kwargs

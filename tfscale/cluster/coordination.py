@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 _MILLISECONDS = 200  # between two looks at who is there
 _PATIENCE_SECONDS = 15.0
@@ -56,7 +56,7 @@ class Coordination:
         """Tells the others a value, JSON; the first one of a name counts."""
         if self.count > 1:
             key = self._key(name, self.index)
-            _internals.put_key_value(key, json.dumps(value))
+            attributes.put_key_value(key, json.dumps(value))
 
     def take(
         self,
@@ -81,7 +81,7 @@ class Coordination:
         while not (self._is_over or gives_up()):
             try:
                 key = self._key(name, index)
-                found = _internals.get_key_value(key, _MILLISECONDS)
+                found = attributes.get_key_value(key, _MILLISECONDS)
             except tf.errors.OpError:
                 self._check_all_there()
                 raise
@@ -178,10 +178,10 @@ class Coordination:
     def first_to_claim(self, name: str) -> int:
         """Which worker has claimed a name first; perhaps this one, now."""
         key = f"tfscale/{self.scope}/claimed/{name}"
-        _internals.put_key_value(key, str(self.index))
+        attributes.put_key_value(key, str(self.index))
         found = None
         while found is None:
-            found = _internals.get_key_value(key, _MILLISECONDS)
+            found = attributes.get_key_value(key, _MILLISECONDS)
         return int(found)
 
     def stop_waiting(self) -> None:

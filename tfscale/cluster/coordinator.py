@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
@@ -148,7 +148,7 @@ def _serve(
     with.
     """
     config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(_internals.eager_context.context().config)
+    config.CopyFrom(symbols.eager_context.context().config)
     config.inter_op_parallelism_threads = max(
         config.inter_op_parallelism_threads, min_threads
     )

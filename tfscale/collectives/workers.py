@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.cluster.initialize import Joined
 from tfscale.cluster.initialize import joined
 
@@ -44,7 +44,7 @@ class Workers:
         self.check_all_there = found.failure_detector.check_all_there
         self.coordination = found.coordination
         self._participants: dict[str, _Participant] = {}
-        self._default = _internals.device_util.canonicalize("/device:CPU:0")
+        self._default = symbols.device_util.canonicalize("/device:CPU:0")
         found.failure_detector.num_collectives = self._num_collectives
 
     def _num_collectives(self):
@@ -107,7 +107,7 @@ class Workers:
         spec = tf.DeviceSpec.from_string(tensor.device or "")
         if spec.device_type is None:
             return self._default
-        return _internals.device_util.canonicalize(tensor.device, self._default)
+        return symbols.device_util.canonicalize(tensor.device, self._default)
 
 
 class _Participant:
@@ -118,8 +118,8 @@ class _Participant:
         kind = _DEVICE_TYPES.index(spec.device_type)
         self._size = group_size
         self._group = _FIRST_GROUP + kind * _MAX_DEVICES + spec.device_index
-        host = _internals.device_util.canonicalize("/device:CPU:0", device)
-        make = _internals.ResourceVariable
+        host = symbols.device_util.canonicalize("/device:CPU:0", device)
+        make = symbols.ResourceVariable
         with tf.init_scope():
             with tf.device(host):
                 self._count = make(0, dtype=tf.int32, trainable=False)

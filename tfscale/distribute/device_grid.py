@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.mesh import AXES
 
 
@@ -106,4 +106,4 @@ def _canonical(name):
     """`"GPU:3"`, `"/gpu:3"` or a full name, as TensorFlow writes it."""
     if not name.startswith("/"):
         name = f"/device:{name}"
-    return _internals.device_util.resolve(name)
+    return symbols.device_util.resolve(name)

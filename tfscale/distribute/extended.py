@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.adapters.model import adapt_model
 from tfscale.collectives.workers import check_one_process
 from tfscale.distribute.fully_sharded import gather_again
@@ -80,7 +81,7 @@ class MeshExtended(ModelRanks):
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.get("colocate_with")
         if not isinstance(
-            colocate_with, (_internals.DistributedVariable, type(None))
+            colocate_with, (symbols.DistributedVariable, type(None))
         ):
             # A single device: the state of a numpy dataset and the like.
             return super()._create_variable(next_creator, **kwargs)
@@ -104,7 +105,7 @@ class MeshExtended(ModelRanks):
         return self._call(fn, args, kwargs)
 
     def _call(self, fn, args, kwargs):
-        if _internals.predicts(fn) and not are_per_replica(args):
+        if attributes.predicts(fn) and not are_per_replica(args):
             check_one_process(
                 self._container_strategy(),
                 "`predict_on_batch`, of which nobody knows whose rows it has,",
@@ -170,9 +171,9 @@ class MeshExtended(ModelRanks):
         graph = tf.compat.v1.get_default_graph()
         count = len(self._devices)
         # Ranks of a replica meet in one function, replicas have one each.
-        is_compiled = _internals.is_compiled_by_xla(graph) or (
+        is_compiled = symbols.is_compiled_by_xla(graph) or (
             (self.num_model_ranks > 1 or self.gathers_weights)
-            and _internals.asks_for_xla(fn)
+            and attributes.asks_for_xla(fn)
         )
         if count > 1 and is_compiled:
             raise ValueError(

@@ -6,8 +6,9 @@ import weakref
 
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.distribute.inputs.mesh_inputs import MeshInputs
 from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.models.packed_logs import PackedLogs
@@ -28,7 +29,7 @@ class Replica(int):
     thread: int
 
 
-class ModelRanks(_internals.MirroredExtended):
+class ModelRanks(symbols.MirroredExtended):
     """The `extended` of a strategy whose replicas have model ranks.
 
     Ranks are traced as if they were replicas, a thread for each, and hidden
@@ -73,9 +74,9 @@ class ModelRanks(_internals.MirroredExtended):
         # for the host: where the program runs, wherever the devices are, since
         # that is where Python functions of a dataset are.
         del devices
-        host = _internals.device_util.canonicalize("/device:CPU:0")
+        host = symbols.device_util.canonicalize("/device:CPU:0")
         self._input_workers_devices = ((host, self._first_ranks),)
-        self._host_input_device = _internals.numpy_dataset.SingleDevice(host)
+        self._host_input_device = symbols.numpy_dataset.SingleDevice(host)
         spec = tf.DeviceSpec.from_string(host)
         if spec.job not in (None, "localhost"):
             # Where a scope makes what has no device of its own.
@@ -140,7 +141,7 @@ class ModelRanks(_internals.MirroredExtended):
 
     def replica_and_rank(self) -> tuple[int, int]:
         """Replica and model rank of this thread; in replica context."""
-        thread = _internals.get_current_replica_id_as_int()
+        thread = symbols.get_current_replica_id_as_int()
         if thread is None:
             raise ValueError(
                 "A step must be called by the replicas. Received: a call in "
@@ -203,7 +204,7 @@ class ModelRanks(_internals.MirroredExtended):
 
         @functools.wraps(fn)
         def call(*args, **kwargs):
-            with _internals.global_seeds(seeds):
+            with attributes.global_seeds(seeds):
                 return fn(*args, **kwargs)
 
         return call
@@ -212,14 +213,14 @@ class ModelRanks(_internals.MirroredExtended):
         """Gives a replica's value to each of its ranks."""
         if not _is_per_replica(value, self.num_replicas):
             return value
-        return _internals.distribute_utils.regroup(
+        return symbols.distribute_utils.regroup(
             tuple(v for v in value.values for _ in range(self.num_model_ranks))
         )
 
     def _of_first_ranks(self, value):
         if not _is_per_replica(value, len(self._devices)):
             return value
-        return _internals.distribute_utils.regroup(
+        return symbols.distribute_utils.regroup(
             value.values[:: self.num_model_ranks]
         )
 
@@ -236,7 +237,7 @@ class ModelRanks(_internals.MirroredExtended):
 
         def reduce(value):
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-            is_mirrored = isinstance(value, _internals.Mirrored)
+            is_mirrored = isinstance(value, symbols.Mirrored)
             if self.workers is not None:
                 if is_mean and is_mirrored:
                     return value.values[0]
@@ -262,7 +263,7 @@ class ModelRanks(_internals.MirroredExtended):
         if self.workers is None:
             return self._local_results(value)
         value = tf.nest.map_structure(self._of_first_ranks, value)
-        if isinstance(value, _internals.Mirrored):
+        if isinstance(value, symbols.Mirrored):
             value = value.values[0]
         if is_of_threads(value):
             return [tf.convert_to_tensor(x) for x in value.values]
@@ -306,7 +307,7 @@ class ModelRanks(_internals.MirroredExtended):
 def _is_per_replica(value, count):
     return (
         isinstance(value, tf.distribute.DistributedValues)
-        and not isinstance(value, _internals.DistributedVariable)
+        and not isinstance(value, symbols.DistributedVariable)
         and len(value.values) == count
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
 
@@ -145,7 +145,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         if is_mean and not self._have_mean(parts):
             return _part_with_rows(parts)
-        if self._workers is None and isinstance(value, _internals.Mirrored):
+        if self._workers is None and isinstance(value, symbols.Mirrored):
             return value
         if self._workers is None:
             return self.reduce(reduce_op, value, destinations)
@@ -205,9 +205,7 @@ def _tensors(value):
 
 
 def _mirrored(values):
-    return _internals.distribute_utils.regroup(
-        values, wrap_class=_internals.Mirrored
-    )
+    return symbols.distribute_utils.regroup(values, wrap_class=symbols.Mirrored)
 
 
 def _part_with_rows(parts):

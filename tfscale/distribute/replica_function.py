@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.whole_batch import step as whole_batch_step
 
@@ -86,8 +87,8 @@ def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
     """Raises if replicas have no components of a variable, and would race."""
     name, value = variable.name, variable
     if isinstance(variable, keras.Variable):
-        name, value = variable.path, _internals.value_of(variable)
-    if not isinstance(value, _internals.DistributedVariable):
+        name, value = variable.path, attributes.value_of(variable)
+    if not isinstance(value, symbols.DistributedVariable):
         raise ValueError(
             "What trains under a strategy must be made in its scope. "
             f"Received: {name!r}, made outside of the scope. Put all "

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster.initialize import coordinated
 from tfscale.collectives.workers import workers
@@ -163,7 +163,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ValueError: When it is left, if something met in it that was made
                 in it and something that was not.
         """
-        model = _internals.model_that_looks_at_data()
+        model = fitting.model_that_looks_at_data()
         if model is not None:
             without_call.build(model)
         return Scope(super().scope(), model)

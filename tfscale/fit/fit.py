@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import fitting
+from tfscale._internals import stack
 
 
 class Fit:
@@ -21,7 +22,7 @@ class Fit:
     """
 
     def __init__(self, model: keras.Model):
-        epochs, callbacks = _internals.running_fit(model)
+        epochs, callbacks = fitting.running_fit(model)
         self._epochs = weakref.ref(epochs)
         self._callbacks = weakref.ref(callbacks)
         self._thread = threading.get_ident()
@@ -42,5 +43,5 @@ class Fit:
         epochs = self.epochs
         return epochs is not None and any(
             call.purpose == "fit" and call.epochs is epochs
-            for call in _internals.calls(self._thread)
+            for call in stack.calls(self._thread)
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.graphs import walks
 
 
@@ -136,7 +136,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
     """
     by_name = {node.name: node for node in nodes}
     shapes_of = shapes_of | {
-        node.name: node.attr[_internals.OUTPUT_SHAPES].list.shape
+        node.name: node.attr[attributes.OUTPUT_SHAPES].list.shape
         for node in nodes
     }
 
@@ -187,7 +187,7 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
 def _function_multiply_adds(function, library) -> int:
     arguments = {
         argument.name: function.arg_attr[index]
-        .attr[_internals.OUTPUT_SHAPES]
+        .attr[attributes.OUTPUT_SHAPES]
         .list.shape
         for index, argument in enumerate(function.signature.input_arg)
     }

@@ -13,7 +13,8 @@ import functools
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.graphs.subgraph import Subgraph
 
 
@@ -26,7 +27,7 @@ def optimise(subgraph: Subgraph) -> Subgraph:
     # Loops stay loops: what they are lowered to is nothing that a function
     # can be traced from. It is done when the function is run.
     for node in _control_flow(meta_graph.graph_def):
-        node.attr.pop(_internals.LOWERED, None)
+        node.attr.pop(attributes.LOWERED, None)
     # Grappler keeps what this collection names.
     meta_graph.collection_def["train_op"].node_list.value.extend(
         [*subgraph.feeds, *subgraph.captures, *keep]
@@ -36,11 +37,11 @@ def optimise(subgraph: Subgraph) -> Subgraph:
     config.graph_options.rewrite_options.disable_tfg_optimizer = True
     # However small: by default graphs of less than four nodes are left alone.
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    optimised = _internals.tf_optimizer.OptimizeGraph(
+    optimised = symbols.tf_optimizer.OptimizeGraph(
         config, meta_graph, verbose=False, cluster=_cluster()
     )
     for node in _control_flow(optimised):
-        node.attr[_internals.LOWERED].b = True
+        node.attr[attributes.LOWERED].b = True
     return dataclasses.replace(subgraph, graph_def=optimised)
 
 
@@ -61,9 +62,9 @@ def _cluster():
         if version is not None:
             environment["architecture"] = ".".join(map(str, version))
         index = device.name.rpartition(":")[-1]
-        return _internals.device_properties.NamedDevice(
+        return symbols.device_properties.NamedDevice(
             name=f"/job:localhost/replica:0/task:0/device:{kind}:{index}",
-            properties=_internals.device_properties.DeviceProperties(
+            properties=symbols.device_properties.DeviceProperties(
                 type=kind,
                 environment=environment,
                 num_cores=1,
@@ -72,7 +73,7 @@ def _cluster():
             ),
         )
 
-    return _internals.grappler_cluster.Cluster(
+    return symbols.grappler_cluster.Cluster(
         devices=[
             described(device)
             for device in tf.config.list_physical_devices()
@@ -93,15 +94,13 @@ def _control_flow(graph_def):
 @contextlib.contextmanager
 def no_grappler():
     """Within it, this thread calls functions as they are."""
-    context = _internals.eager_context.context()
+    context = symbols.eager_context.context()
     before = context.function_call_options
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(context.config)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    context.function_call_options = (
-        _internals.eager_context.FunctionCallOptions(
-            executor_type=before.executor_type, config_proto=config
-        )
+    context.function_call_options = symbols.eager_context.FunctionCallOptions(
+        executor_type=before.executor_type, config_proto=config
     )
     try:
         yield

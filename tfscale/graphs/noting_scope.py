@@ -2,7 +2,7 @@
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 
 class NotingScope(keras.StatelessScope):
@@ -22,7 +22,7 @@ class NotingScope(keras.StatelessScope):
         """See `keras.StatelessScope`; regularizers ask it, not variables."""
         self.read.add(id(variable))
         value = super().get_current_value(variable)
-        return _internals.value_of(variable) if value is None else value
+        return attributes.value_of(variable) if value is None else value
 
     def add_update(self, update):
         """See `keras.StatelessScope`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 # They call a Python function, which only the process that made it knows.
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
@@ -145,7 +145,7 @@ def extract(
     def add(operation):
         node = operation.node_def
         # Devices are known; the others of a group may be elsewhere.
-        node.attr.pop(_internals.COLOCATED_WITH, None)
+        node.attr.pop(attributes.COLOCATED_WITH, None)
         node.input[:] = [source(tensor) for tensor in operation.inputs]
         node.input.extend(
             f"^{other.name}"

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import collectives
 
 
@@ -120,7 +120,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
         losses.set_shape(labels.shape)
         if valid is not None:
             losses = tf.where(valid, losses, 0.0)
-            _internals.set_keras_mask(losses, valid)
+            symbols.set_keras_mask(losses, valid)
         return losses
 
     def get_config(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import instances
 from tfscale.whole_batch import trial
 
 # Models that were tried: each is once.
@@ -56,12 +57,12 @@ def _mean_of_predictions(y, y_pred, sample_weight=None):
 
 
 def _is_mean(model, args, kwargs):
-    view = _internals.view(
+    view = instances.view(
         model,
-        **_internals.with_losses(
+        **attributes.with_losses(
             lambda: (
                 None
-                if _internals.compile_loss_of(model) is None
+                if attributes.compile_loss_of(model) is None
                 else _mean_of_predictions
             ),
             lambda: [tf.zeros(())],

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import instances
+from tfscale._internals import symbols
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -94,10 +96,10 @@ def compiled_losses(
     # with which loss.
     recording = [
         entry._replace(loss=recorder(entry), loss_weights=None)
-        for entry in _internals.flat_losses(compile_loss)
+        for entry in attributes.flat_losses(compile_loss)
     ]
-    recording_loss = _internals.view(
-        compile_loss, **_internals.with_flat_losses(recording)
+    recording_loss = instances.view(
+        compile_loss, **attributes.with_flat_losses(recording)
     )
     # Its trackers of the single losses are not to see the zeros.
     with keras.StatelessScope(), as_on_one_device():
@@ -149,7 +151,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
     returned = []
     value = _recording(loss, returned)(y_true, y_pred, sample_weight)
     value = tf.cast(value, dtype)
-    masks = [_internals.get_keras_mask(x) for x in (y_pred, *returned)]
+    masks = [symbols.get_keras_mask(x) for x in (y_pred, *returned)]
     masks = [mask for mask in masks if mask is not None]
     is_reduced = value.shape.rank == 0 and all(
         tf.convert_to_tensor(x).shape.rank == 0 for x in returned
@@ -163,7 +165,7 @@ def _compiled_loss(entry, dtype, y_true, y_pred, sample_weight):
         if reduction in _MEANS and value.shape.rank == 0:
             weights = mask
         if reduction == "mean_with_sample_weight":
-            weights = _internals.apply_mask(
+            weights = symbols.apply_mask(
                 _to_float(sample_weight), mask, precision().name, reduction
             )
         if weights is None:
@@ -198,4 +200,4 @@ def _recording(loss, returned):
         returned.append(values)
         return values
 
-    return _internals.view(loss, call=call)
+    return instances.view(loss, call=call)

@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import in_place
+from tfscale._internals import layers
 from tfscale.whole_batch import trial
 
 # Metrics of users' own that were tried: each is once.
@@ -41,7 +41,7 @@ def checking(metrics: Iterable[keras.Metric]) -> Iterator[None]:
 def _own(metrics):
     """Those with an `update_state` of a user's own."""
     for metric in metrics:
-        if _internals.is_of_keras(metric.__class__.update_state):
+        if layers.is_of_keras(metric.__class__.update_state):
             # What `compile` was given is in one.
             yield from _own(getattr(metric, "metrics", ()))
         else:

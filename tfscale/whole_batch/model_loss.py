@@ -19,8 +19,8 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
 from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.model import adapted_model
 from tfscale.whole_batch import across_rows
@@ -101,7 +101,7 @@ def compiled_loss_of(
 @contextlib.contextmanager
 def of_whole_batch(model):
     """Within it, the losses of a model in parts are those of the batch."""
-    adapt_compile_loss(_internals.compile_loss_of(model))
+    adapt_compile_loss(attributes.compile_loss_of(model))
     with adapted_model(model):
         yield
 

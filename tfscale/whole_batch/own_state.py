@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import layers as keras_layers
 from tfscale.graphs import walks
 
 # Models that were warned of on replicas, and in microbatches: once each.
@@ -39,9 +40,9 @@ class Changes:
         self._paths: dict[str, None] = {}
         # What an aggregation puts together is the same on all replicas.
         self._state = {
-            id(_internals.value_of(variable)): variable.path
-            for layer in _internals.flatten_layers(model)
-            if not _internals.is_of_keras(layer.__class__.call)
+            id(attributes.value_of(variable)): variable.path
+            for layer in attributes.flatten_layers(model)
+            if not keras_layers.is_of_keras(layer.__class__.call)
             for variable in _not_trained(layer)
             if variable.aggregation in (None, "none")
         }
@@ -89,7 +90,7 @@ def warn_in_microbatches(
     """Warns, once for a model, of what each microbatch changes."""
     if model in _SAID_IN_MICROBATCHES:
         return
-    layers = _internals.flatten_layers(model)
+    layers = attributes.flatten_layers(model)
     state = {id(v) for layer in layers for v in _not_trained(layer)}
     paths = {v.path: None for v in changed if id(v) in state}
     if not paths:
@@ -142,7 +143,7 @@ def _not_trained(layer):
     if isinstance(layer, keras.layers.BatchNormalization):
         # What it assigns is replaced by what the whole batch gives.
         return []
-    return [v for v in _internals.direct_variables(layer) if not v.trainable]
+    return [v for v in attributes.direct_variables(layer) if not v.trainable]
 
 
 def _list(paths):

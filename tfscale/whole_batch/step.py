@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import losses
@@ -68,7 +68,7 @@ def _check_metrics(model):
 def _batch_norms_of(model):
     return (
         layer
-        for layer in (_internals.flatten_layers(model) if model else ())
+        for layer in (attributes.flatten_layers(model) if model else ())
         if isinstance(layer, keras.layers.BatchNormalization)
     )
 
@@ -100,7 +100,7 @@ def _run_on_part(model, fn, parts, *args, **kwargs):
         losses.num_rows(data),
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
         context.num_replicas_in_sync,
-        _internals.flatten_layers(model),
+        attributes.flatten_layers(model),
     )
     if parts is not None and context.num_replicas_in_sync > 1:
         part.changes = own_state.Changes(model, data, parts)

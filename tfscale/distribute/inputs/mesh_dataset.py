@@ -12,12 +12,14 @@ it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
+from tfscale._internals import fitting
+from tfscale._internals import symbols
 from tfscale.distribute.inputs.position_tracker import PositionTracker
 from tfscale.fit.epochs import tell_steps
 
 
-class MeshIterator(_internals.SharedIterator):
+class MeshIterator(datasets.SharedIterator):
     """Takes the batches of a step, and counts them.
 
     Args:
@@ -69,8 +71,8 @@ class _MeshData:
     def __iter__(self):
         is_ordinary = self.has_ordinary_iterator
         if not tf.executing_eagerly():
-            return _internals.SharedIterator(super().__iter__(), is_ordinary)
-        purpose, epochs = _internals.reader_of(self) or (None, None)
+            return datasets.SharedIterator(super().__iter__(), is_ordinary)
+        purpose, epochs = fitting.reader_of(self) or (None, None)
         data, tracker = super(), None
         if purpose == "look" and self.batches_for_look is not None:
             data = super(_MeshData, self.batches_for_look)
@@ -93,7 +95,7 @@ class _MeshData:
         return self._tracker
 
 
-class MeshDataset(_MeshData, _internals.DistributedDataset):
+class MeshDataset(_MeshData, symbols.DistributedDataset):
     """A `tf.distribute.DistributedDataset` of one dataset.
 
     Attributes:
@@ -104,7 +106,7 @@ class MeshDataset(_MeshData, _internals.DistributedDataset):
 
 
 class MeshDatasetFromFunction(
-    _MeshData, _internals.DistributedDatasetsFromFunction
+    _MeshData, symbols.DistributedDatasetsFromFunction
 ):
     """A `tf.distribute.DistributedDataset` of batches of replicas.
 

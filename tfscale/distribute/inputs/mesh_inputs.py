@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
+from tfscale._internals import py_datasets
+from tfscale._internals import symbols
 from tfscale.collectives.workers import Workers
 from tfscale.distribute.inputs import common_order
 from tfscale.distribute.inputs import uneven_data
@@ -56,7 +58,7 @@ class MeshInputs:
     ) -> MeshDataset:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
         distributed = self._of_dataset(dataset, options)
-        batches = _internals.first_batches_from_python()
+        batches = py_datasets.first_batches_from_python()
         if batches is not None:
             distributed.batches_for_look = self._of_dataset(batches, options)
         return distributed
@@ -121,7 +123,7 @@ class MeshInputs:
     def _options(self, options):
         if options or not self._is_on_cpu:
             return options
-        return _internals.ORDINARY_ITERATOR
+        return datasets.ORDINARY_ITERATOR
 
     def _input_workers(self, options):
         mode = tf.distribute.InputReplicationMode.PER_REPLICA
@@ -139,7 +141,7 @@ class MeshInputs:
         devices = (
             self._devices if fetches else [self._host] * len(self._devices)
         )
-        return _internals.InputWorkers([(self._host, tuple(devices))])
+        return symbols.InputWorkers([(self._host, tuple(devices))])
 
 
 def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -150,7 +152,7 @@ def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     batch that nobody else has: the targets were then differences of targets
     and predictions.
     """
-    if not _internals.calls_python(dataset):
+    if not datasets.calls_python(dataset):
         return dataset
 
     def copy(*records):

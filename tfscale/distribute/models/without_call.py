@@ -7,7 +7,7 @@ something else, such as noisy images and a time: these are built by parts.
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.distribute.models.wrapped_model import WrappedModel
 
 
@@ -19,7 +19,7 @@ def build(model: keras.Model) -> None:
     """
     if model.built or model.__class__.call is not keras.Model.call:
         return
-    parts = [x for x in _internals.flatten_layers(model) if x is not model]
+    parts = [x for x in attributes.flatten_layers(model) if x is not model]
     unbuilt = [part.name for part in parts if not part.built]
     if unbuilt:
         raise ValueError(
@@ -38,7 +38,7 @@ def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
     If so its optimizer is built, and what is compiled is left to the first
     step. Without a `train_step` of its own it would fail there too.
     """
-    parts = [x for x in _internals.flatten_layers(model) if x is not model]
+    parts = [x for x in attributes.flatten_layers(model) if x is not model]
     if (
         not isinstance(error, RuntimeError | ValueError)
         or isinstance(model, WrappedModel)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.distribute.models import loading
 
 
@@ -36,7 +36,7 @@ class WrappedModel(keras.Model):
 
     def _class(self):
         # An HDF5 file of the old format names it, as what is to be made again.
-        if _internals.writes_old_format():
+        if attributes.writes_old_format():
             return self.model.__class__
         return type(self)
 
@@ -49,7 +49,7 @@ class WrappedModel(keras.Model):
 
     def _obj_type(self):
         """See `keras.Model`: in which way to look for what is to be saved."""
-        return _internals.obj_type(self.model)
+        return attributes.obj_type(self.model)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -180,7 +180,7 @@ class WrappedModel(keras.Model):
 
         In an HDF5 file of Keras' old format it stands by itself.
         """
-        if _internals.writes_old_format():
+        if attributes.writes_old_format():
             return self.model.get_config()
         config = keras.saving.serialize_keras_object(self.model)
         # What is saved has it once, for the whole.

@@ -7,7 +7,8 @@ neither the layer nor the path is what the scopes say.
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 
 
 def late_variable(initial_value) -> keras.Variable | None:
@@ -18,7 +19,7 @@ def late_variable(initial_value) -> keras.Variable | None:
     for cell in getattr(initial_value, "__closure__", None) or ():
         variable = cell.cell_contents
         if isinstance(variable, keras.Variable):
-            path = f"{_internals.current_path()}/{variable.name}"
+            path = f"{symbols.current_path()}/{variable.name}"
             return None if variable.path == path else variable
     return None
 
@@ -30,9 +31,9 @@ def layers_around(variable, layer) -> list[keras.Layer]:
 
 def _chain(variable, layer, seen):
     seen.add(id(layer))
-    if any(each is variable for each in _internals.direct_variables(layer)):
+    if any(each is variable for each in attributes.direct_variables(layer)):
         return []
-    for sublayer in _internals.sublayers(layer):
+    for sublayer in attributes.sublayers(layer):
         if id(sublayer) not in seen:
             found = _chain(variable, sublayer, seen)
             if found is not None:

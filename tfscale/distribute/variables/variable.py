@@ -13,8 +13,8 @@ import contextlib
 
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import collectives
@@ -69,7 +69,7 @@ class _Common:
         return value
 
 
-class MeshVariable(_Common, _internals.MirroredVariable):
+class MeshVariable(_Common, symbols.MirroredVariable):
     """A variable with equal components on one device of every replica.
 
     Made by `MeshStrategy` for what is created in its scope, not by users.
@@ -108,7 +108,7 @@ class MeshVariable(_Common, _internals.MirroredVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class MeshAccumulator(_Common, _internals.SyncOnReadVariable):
+class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
     The model ranks of a replica have the same; the first one's counts. Where

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.adapters.optimizer import adapt_optimizer
 from tfscale.distribute.optimizers.mesh_update import MeshUpdate
 from tfscale.distribute.variables.late_variables import late_variable
@@ -27,7 +28,7 @@ from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 _CLASSES = {
-    **_internals.distribute_utils.VARIABLE_CLASS_MAPPING,
+    **symbols.distribute_utils.VARIABLE_CLASS_MAPPING,
     tf.VariableSynchronization.ON_WRITE: MeshVariable,
     tf.VariableSynchronization.ON_READ: MeshAccumulator,
 }
@@ -130,11 +131,11 @@ class VariableCreator:
                 is_state=_is_optimizer(callers),
             )
             classes = dict.fromkeys(classes, sharded)
-        variable = _internals.distribute_utils.create_mirrored_variable(
+        variable = symbols.distribute_utils.create_mirrored_variable(
             strategy,
             create_components,
             classes,
-            _internals.distribute_utils.VARIABLE_POLICY_MAPPING,
+            symbols.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
         if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
@@ -151,7 +152,7 @@ class VariableCreator:
     def _devices(self, colocate_with):
         """The device of each component."""
         if colocate_with is not None:
-            return _internals.devices_of(colocate_with)
+            return attributes.devices_of(colocate_with)
         rank = self._pipeline_rank
         devices = [
             device
@@ -206,11 +207,11 @@ class VariableCreator:
 
 def _callers_and_path(name, initial_value, **_):
     """What makes a variable, outermost first, and the variable's path."""
-    callers = _internals.name_scope_callers()
+    callers = attributes.name_scope_callers()
     late = late_variable(initial_value)
     if late is not None and _is_layer(callers):
         return [*callers, *layers_around(late, callers[-1])], late.path
-    return callers, f"{_internals.current_path()}/{name}"
+    return callers, f"{symbols.current_path()}/{name}"
 
 
 def _is_layer(callers):
@@ -252,7 +253,7 @@ def _prepare_layers(callers, extended, is_found):
 
 
 def _host_of(device):
-    return _internals.device_util.canonicalize("/device:CPU:0", device)
+    return symbols.device_util.canonicalize("/device:CPU:0", device)
 
 
 def _as_tensor(initial_value, dtype=None, **_):
