@@ -76,8 +76,8 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
     ("tfscale/_internals/fitting.py", "epochs._steps_seen"),
     ("tfscale/_internals/fitting.py", "model._initial_epoch"),
-    ("tfscale/_internals/py_datasets.py", "adapter.__class__"),
-    ("tfscale/_internals/py_datasets.py", "shuffling.__class__"),
+    ("tfscale/_internals/py_datasets.py", "in_place.put of adapter"),
+    ("tfscale/_internals/py_datasets.py", "in_place.put of shuffling"),
     ("tfscale/backup/state/callback_states.py", "logger.append"),
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),
     ("tfscale/backup/state/callback_states.py", "logger.keys"),
@@ -121,7 +121,11 @@ CHANGED_OF_KERAS = {
 # Lowest first. A module may import from its own layer and from those before;
 # it lies in the layer with the longest prefix of its path.
 LAYERS = (
-    ("tfscale/_version.py", "tfscale/_version_check.py"),
+    (
+        "tfscale/_version.py",
+        "tfscale/_version_check.py",
+        "tfscale/in_place.py",
+    ),
     (INTERNALS,),
     ("tfscale/graphs/",),
     (
@@ -133,7 +137,6 @@ LAYERS = (
         "tfscale/virtual_devices.py",
         "tfscale/dataset_graph.py",
         "tfscale/formatting.py",
-        "tfscale/in_place.py",
         "tfscale/rank_context.py",
     ),
     ("tfscale/fit/",),

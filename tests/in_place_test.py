@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 import tfscale
-from tfscale import in_place
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.seed_generator import MeshSeedGenerator
 from tfscale.tensor_parallel import rank_seeds
@@ -30,8 +29,6 @@ class InPlaceTest(tf.test.TestCase):
         self.assertIsInstance(self.layer, keras.layers.Dense)
         self.assertIs(self.layer.__class__, keras.layers.Dense)
         self.assertEqual(type(self.layer).__name__, "Dense")
-        in_place.take_out(self.layer)
-        self.assertIs(type(self.layer), keras.layers.Dense)
 
     def test_copies_of_a_model_are_plain(self):
         path = os.path.join(self.get_temp_dir(), "model.keras")

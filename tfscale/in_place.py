@@ -1,4 +1,4 @@
-"""Puts a subclass in the place of an object's class, and takes it out again.
+"""Puts a subclass in the place of an object's class.
 
 What an optimizer or a layer that Keras made has to do otherwise on a mesh is
 written down as a mixin with ordinary `super()` calls. The object is then of a
@@ -90,21 +90,6 @@ def putting(instance: Any, mixin: type) -> Iterator[None]:
         yield
     finally:
         _CLASS.__set__(instance, kind)
-
-
-def take_out(instance: Any) -> None:
-    """Makes an object plain again.
-
-    Example:
-
-    >>> class Guest: pass
-    >>> guest = Guest()
-    >>> put(guest, type("Polite", (), {}))
-    >>> take_out(guest)
-    >>> type(guest) is Guest
-    True
-    """
-    _CLASS.__set__(instance, instance.__class__)
 
 
 @functools.cache

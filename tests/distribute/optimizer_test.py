@@ -9,7 +9,6 @@ from absl.testing import parameterized
 from keras.src import testing
 
 import tfscale
-from tfscale import in_place
 from tfscale.adapters.optimizer import MeshOptimizer
 
 OPTIMIZERS = {
@@ -79,12 +78,6 @@ class InPlaceTest(tf.test.TestCase, parameterized.TestCase):
         found = copied(optimizer)
         self.assertIs(type(found), keras.optimizers.Adam)
         self.assertEqual(found.get_config(), optimizer.get_config())
-
-    def test_taken_out_it_is_plain(self):
-        with scope_of_mesh():
-            optimizer = OPTIMIZERS["adam"]()
-        in_place.take_out(optimizer)
-        self.assertIs(type(optimizer), keras.optimizers.Adam)
 
 
 if __name__ == "__main__":

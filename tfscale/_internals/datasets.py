@@ -147,10 +147,6 @@ class SharedIterator(DistributedIterator):
 
     TensorFlow knows an ordinary iterator of tf.data for a worker with one
     device. So there is a worker for each replica here, and all have the same.
-
-    Args:
-        iterator: A `tf.distribute.DistributedIterator`.
-        is_ordinary: Whether it was made with `ORDINARY_ITERATOR`.
     """
 
     def __init__(self, iterator, is_ordinary):

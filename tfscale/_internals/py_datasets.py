@@ -3,7 +3,6 @@
 Each name is listed in `keras_names`, with why.
 """
 
-import functools
 import itertools
 import random
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import in_place
 from tfscale._internals.fitting import model_that_looks_at_data
 from tfscale._internals.instances import view
 from tfscale._internals.stack import calls
@@ -18,15 +18,6 @@ from tfscale._internals.symbols import NUM_BATCHES_KEPT
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import GeneratorDataAdapter
 from tfscale._internals.symbols import PyDatasetAdapter
-
-
-@functools.cache
-def _taken_over(mixin, base):
-    return type(base.__name__, (mixin, base), {})
-
-
-# A subclass with the members of a mixin, to be an object's class.
-taken_over: Any = _taken_over
 
 
 def first_batches_from_python() -> tf.data.Dataset | None:
@@ -44,7 +35,7 @@ def first_batches_from_python() -> tf.data.Dataset | None:
         kept = itertools.islice(adapter.generator(), NUM_BATCHES_KEPT)
         return GeneratorDataAdapter(kept).get_tf_dataset()
     if isinstance(adapter, PyDatasetAdapter):
-        adapter.__class__ = taken_over(_AtRest, type(adapter))
+        in_place.put(adapter, _AtRest)
         beside = view(
             adapter,
             enqueuer=property(lambda self: None),
@@ -57,7 +48,7 @@ def first_batches_from_python() -> tf.data.Dataset | None:
     return None
 
 
-class _AtRest:
+class _AtRest(in_place.Mixin):
     """Members of the adapter of a `PyDataset`: a look is no epoch.
 
     Keras kept what workers had made for it. The first epoch had up to eleven
@@ -69,7 +60,7 @@ class _AtRest:
             super().on_epoch_begin()
 
 
-class _Ordered:
+class _Ordered(in_place.Mixin):
     """Members of what shuffles the numbers of the batches of a `PyDataset`."""
 
     py_dataset: keras.utils.PyDataset
@@ -124,8 +115,7 @@ def keep_order(epochs: EpochIterator) -> None:
     if adapter.enqueuer is not None:
         shuffling, mixin = adapter.enqueuer, _OrderedEnqueuer
         shuffling.shuffle = False
-    shuffling.order = shuffling.next_order = None
-    shuffling.__class__ = taken_over(mixin, type(shuffling))
+    in_place.put(shuffling, mixin, order=None, next_order=None)
 
 
 def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:

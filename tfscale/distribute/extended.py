@@ -36,10 +36,6 @@ class MeshExtended(ModelRanks):
     As far as tf.distribute is concerned a replica is the devices of its first
     stage: they get the inputs and run what has no other place.
 
-    Args:
-        strategy: The `MeshStrategy`.
-        config: The `MeshConfig`.
-
     Attributes:
         layouts: They say which variables are sharded.
         optimizer_states: How the states of optimizers are sharded.

@@ -36,10 +36,6 @@ class ModelRanks(symbols.MirroredExtended):
     from users: all get the inputs of their replica, and what the first one
     returns is returned.
 
-    Args:
-        strategy: The strategy.
-        config: The `MeshConfig`.
-
     Attributes:
         num_replicas: Number of replicas of this worker.
         num_model_ranks: Number of model ranks of each replica.

@@ -24,13 +24,7 @@ from tfscale.collectives.workers import Workers
 
 
 class Reducer(tf.distribute.ReductionToOneDevice):
-    """Reduces and gathers what threads have, each of which is a rank.
-
-    Args:
-        num_replicas: Number of replicas of this worker.
-        num_ranks: Number of model ranks of each replica.
-        workers: The workers, or None if there is one process.
-    """
+    """Reduces and gathers what threads have, each of which is a rank."""
 
     def __init__(
         self, num_replicas: int, num_ranks: int, workers: Workers | None

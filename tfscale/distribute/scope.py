@@ -20,10 +20,6 @@ class Scope:
     """Passes on a scope of TensorFlow; explains an error that leaves it.
 
     Keras enters it in `fit` and `evaluate` too, before the first step.
-
-    Args:
-        scope: What `tf.distribute.Strategy.scope` returns.
-        model: That which Keras builds in it by a call on its data, or None.
     """
 
     def __init__(self, scope, model: keras.Model | None = None):

@@ -80,9 +80,6 @@ class Origin:
 
     Of an eager tensor nothing is known.
 
-    Args:
-        gradient: A tensor, `tf.IndexedSlices` or None.
-
     Attributes:
         is_sum: Whether it is made of what `as_sum` has returned.
         is_of_tape: Whether it is made of what a tape has returned.

@@ -26,10 +26,7 @@ _SAID_IN_MICROBATCHES: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 class Changes:
     """What a replica's layers assign to their variables, of its own rows.
 
-    Args:
-        model: The model.
-        data: What the replica was given.
-        parts: What all replicas of this process were given; this one joins.
+    `parts` is what the replicas of this process were given; this one joins.
     """
 
     def __init__(self, model: keras.Model, data: Sequence, parts: list):

@@ -20,14 +20,7 @@ from tfscale.fit.epochs import tell_steps
 
 
 class MeshIterator(datasets.SharedIterator):
-    """Takes the batches of a step, and counts them.
-
-    Args:
-        iterator: TensorFlow's.
-        is_ordinary: See `SharedIterator`.
-        must_have_batch: Whether data without any batch is an error.
-        tracker: Who is told of each batch, or None.
-    """
+    """Takes the batches of a step, and counts them."""
 
     def __init__(self, iterator, is_ordinary, must_have_batch, tracker):
         super().__init__(iterator, is_ordinary)

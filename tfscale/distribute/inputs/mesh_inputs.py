@@ -25,14 +25,7 @@ class MeshInputs:
     TensorFlow's datasets for several devices fetch batches ahead to each. For
     CPUs there is nothing to fetch ahead to, and it costs. Devices of other
     machines would fetch by calls back to this one: they get what the step
-    sends them.
-
-    Args:
-        strategy: The strategy.
-        host: The device where data is read.
-        devices: All devices of this worker.
-        replica_devices: Those that get the batches, one of each replica.
-        workers: The workers, or None if there is one process.
+    sends them. `replica_devices` get the batches, one of each replica.
     """
 
     def __init__(

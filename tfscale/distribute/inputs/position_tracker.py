@@ -18,12 +18,7 @@ def has_position(dataset: tf.data.Dataset) -> bool:
 
 
 class PositionTracker:
-    """Where an iterator began, and how many batches were taken of it.
-
-    Args:
-        dataset: `ResumableDataset`.
-        purpose: What Keras reads it for, or None for a loop.
-    """
+    """Where an iterator began, and how many batches were taken of it."""
 
     def __init__(self, dataset, purpose):
         self._dataset = dataset

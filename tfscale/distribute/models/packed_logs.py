@@ -14,10 +14,8 @@ import tensorflow as tf
 class PackedLogs:
     """The numbers that a step has returned, and their means once asked for.
 
-    Args:
-        logs: What the step returned: a structure of values of replicas.
-        parts_of: Gives what the replicas of this worker have of a value.
-        means: Gives the means over all replicas of several lists of parts.
+    `parts_of` gives what the replicas of this worker have of a value, `means`
+    the means over all replicas of several lists of those.
     """
 
     def __init__(

@@ -30,12 +30,7 @@ from tfscale.tensor_parallel import collectives
 
 
 class GradientNoise:
-    """Averages, over steps, what a noise scale is made of.
-
-    Args:
-        model: The model, built and compiled.
-        smoothing: By how much a step's weight shrinks with each step.
-    """
+    """Averages, over steps, what a noise scale is made of."""
 
     def __init__(self, model: keras.Model, smoothing: float):
         self._optimizer = model.optimizer

@@ -46,11 +46,6 @@ class VariableCreator:
     `PipelineModel` moves them (`placed_on`), so that building a model never
     puts all of it on one accelerator.
 
-    Args:
-        devices: See `MeshExtended`.
-        layouts: See there.
-        optimizer_states: How replicas divide the slots of optimizers.
-
     Attributes:
         paths: Of the variables of layers so far.
     """
