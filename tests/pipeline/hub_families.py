@@ -5,7 +5,7 @@ import inspect
 import keras
 import keras_hub
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 models, layers = keras_hub.models, keras_hub.layers
 
@@ -561,7 +561,7 @@ ACROSS_ROWS = dict(
 def build(family):
     """A model with nothing in it that is drawn in training."""
     model = FAMILIES[family]()
-    for layer in _internals.flatten_layers(model):
+    for layer in attributes.flatten_layers(model):
         if isinstance(layer, keras.layers.Dropout):  # with no argument for it
             layer.rate = 0.0
     return model

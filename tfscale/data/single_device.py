@@ -12,7 +12,7 @@ is what is written here rewritten by AutoGraph, which takes longer still.
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 
 _ONE_DEVICE = {"experimental_ints_on_device": True}
 
@@ -24,7 +24,7 @@ class _Transformed(tf.data.Dataset):
         self._dataset = dataset
         self._name = name  # where tf.data looks for it
         taken = dataset.element_spec
-        self._function = _internals.StructuredFunctionWrapper(
+        self._function = symbols.StructuredFunctionWrapper(
             tf.autograph.experimental.do_not_convert(function),
             kind,
             input_structure=(state, taken) if state else taken,

@@ -4,7 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 
 def num_ranks() -> int:
@@ -36,5 +36,5 @@ def building(layer, what: str, size: int):
             f"{size + -size % ranks}, or a model axis of "
             f"{', '.join(map(str, divisors))}."
         )
-    with _internals.variables_created_eagerly():
+    with attributes.variables_created_eagerly():
         yield

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 from tfscale.callbacks import GradientNoiseScale
@@ -122,7 +122,7 @@ def check_optimizer(model: keras.Model) -> None:
 
 
 def _check_no_shards(model, optimizer):
-    for layer in _internals.flatten_layers(model):
+    for layer in attributes.flatten_layers(model):
         if (getattr(layer, "num_shards", None) or 1) > 1:
             raise ValueError(
                 "What is done by the norm of a variable, or by its rows and "
@@ -199,7 +199,7 @@ def check_metrics(metrics: Iterable[keras.Metric]) -> None:
 
 def _check_on_servers(variables, of):
     for variable in variables:
-        device = getattr(_internals.value_of(variable), "device", "")
+        device = getattr(attributes.value_of(variable), "device", "")
         if "/job:ps" not in device:
             raise ValueError(
                 "All variables must be on parameter servers, where workers "

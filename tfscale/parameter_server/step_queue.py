@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness import ports
 
@@ -114,7 +114,7 @@ class StepQueue:
                     with explained(self._cluster):
                         return fetch()
                 except tf.errors.OpError as error:
-                    lost = _internals.is_worker_failure(error)
+                    lost = symbols.is_worker_failure(error)
                     if not lost or time.monotonic() > end:
                         raise
                 time.sleep(0.05)

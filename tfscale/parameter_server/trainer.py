@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import in_place
+from tfscale._internals import fitting
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
@@ -176,11 +176,11 @@ class ParameterServerTrainer(WrappedModel):
         """See `keras.Model`; without a batch, which would be on a worker."""
         spec = data_batch
         if iterator is not None:
-            spec = _internals.element_spec_of(iterator)
+            spec = fitting.element_spec_of(iterator)
         with self.distribute_strategy.scope():
             if self.optimizer is not None and not self.optimizer.built:
                 self.optimizer.build(self.model.trainable_variables)
-        _internals.build(self.model, spec)
+        fitting.build(self.model, spec)
         if not self._metrics_are_checked:
             self.reset_metrics()
             checks.check_metrics(self.metrics)

@@ -17,7 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import datasets
 
 
 class WorkersOwnDataset(tf.data.Dataset):
@@ -45,7 +46,7 @@ class WorkersOwnDataset(tf.data.Dataset):
                     "A function of data for workers must return a "
                     f"`tf.data.Dataset`. Received: {type(dataset).__name__}."
                 )
-        super().__init__(_internals.variant_of(self._datasets[0]))
+        super().__init__(datasets.variant_of(self._datasets[0]))
 
     def _inputs(self):
         return [self._datasets[0]]
@@ -107,7 +108,7 @@ class WorkerIterator:
                 )
                 for w in range(count)
             ]
-        return _internals.choose_worker_values(iterators)
+        return attributes.choose_worker_values(iterators)
 
     def _part(self, worker, count):
         if isinstance(self._dataset, WorkersOwnDataset):

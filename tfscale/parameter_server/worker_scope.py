@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 
 class WrittenAtOnce(keras.StatelessScope):
@@ -25,7 +25,7 @@ class WrittenAtOnce(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See `keras.StatelessScope`; of most it is the variable itself."""
         value = super().get_current_value(variable)
-        return _internals.value_of(variable) if value is None else value
+        return attributes.value_of(variable) if value is None else value
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """See `keras.StatelessScope`; most are written at once."""
@@ -33,7 +33,7 @@ class WrittenAtOnce(keras.StatelessScope):
         if super().get_current_value(variable) is not None:
             super().add_update(update)
         else:
-            _internals.value_of(variable).assign(value)
+            attributes.value_of(variable).assign(value)
 
 
 class WorkerScope(WrittenAtOnce):
@@ -52,7 +52,7 @@ class WorkerScope(WrittenAtOnce):
         self._metrics = list(metrics)
         # Read once: what others add in the meantime is not this step's.
         self._counters = [
-            (v, tf.identity(_internals.value_of(v))) for v in counters
+            (v, tf.identity(attributes.value_of(v))) for v in counters
         ]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         super().__init__([*zeros, *self._counters], collect_losses=True)
@@ -66,5 +66,5 @@ class WorkerScope(WrittenAtOnce):
         for variable, old in self._counters:
             new = self.get_current_value(variable)
             if new is not old:
-                _internals.value_of(variable).assign_add(new - old)
+                attributes.value_of(variable).assign_add(new - old)
         return [self.get_current_value(v) for v in self._metrics]

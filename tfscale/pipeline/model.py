@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.schedule import Schedule
@@ -178,7 +178,7 @@ class PipelineModel(PipelineTrainer):
         }
         keras.Model.compile(self.model, **plain, jit_compile=jit_compile)
         self._programs = self._compiled_programs(
-            bool(jit_compile) and _internals.model_supports_jit(self.model)
+            bool(jit_compile) and symbols.model_supports_jit(self.model)
         )
 
     def pipeline_summary(

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.sharding.sharding import Sharding
 
 
@@ -26,7 +26,7 @@ def state_sharding_of(variable) -> Sharding:
 
 def _value_of(variable):
     if isinstance(variable, keras.Variable):
-        return _internals.value_of(variable)
+        return attributes.value_of(variable)
     return variable
 
 

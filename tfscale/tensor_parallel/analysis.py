@@ -18,8 +18,9 @@ from collections.abc import Iterator
 
 import keras
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_seeds
@@ -63,8 +64,8 @@ def model_in_call():
     model = rank_context.current().calls.model
     if model is not None:
         return model
-    for caller in _internals.name_scope_callers():
-        if isinstance(caller, _internals.Functional | keras.Sequential):
+    for caller in attributes.name_scope_callers():
+        if isinstance(caller, symbols.Functional | keras.Sequential):
             return caller
     return None
 
@@ -81,7 +82,7 @@ def note(model, decision: ShardingDecision) -> None:
 
 def _functional(model):
     """A Sequential has another functional model once it has another layer."""
-    return _internals.functional_in(model) or model
+    return attributes.functional_in(model) or model
 
 
 NOT_SEEN = (
@@ -175,7 +176,7 @@ def _is_for_shard(generator, num_ranks):
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
     """Of all layers of a model that have sharded variables."""
-    for layer in _internals.flatten_layers(model):
+    for layer in attributes.flatten_layers(model):
         call = sharded_call.call_of(layer)
         if call is not None:
             yield call

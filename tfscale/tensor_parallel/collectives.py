@@ -29,8 +29,8 @@ import weakref
 
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.tensor_parallel import layer_losses
 
@@ -54,7 +54,7 @@ def rank() -> int:
     """Which of the model ranks of its replica this thread is."""
     if num_ranks() == 1:
         return 0
-    index = _internals.get_current_replica_id_as_int()
+    index = symbols.get_current_replica_id_as_int()
     return index % num_ranks()
 
 
@@ -227,7 +227,7 @@ def _exchange(collective, x):
             range(first, first + count)
             for first in range(0, len(values), count)
         ]
-        return _internals.distribute_utils.regroup(
+        return symbols.distribute_utils.regroup(
             operations.in_groups(collective, values, groups)
         )
 

@@ -11,7 +11,7 @@ import threading
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 
 _thread = threading.local()
 
@@ -23,20 +23,20 @@ def kept(layers=None):
     By default of all models that this thread has been inside of here.
     """
     layers = _layers() if layers is None else layers
-    losses = [list(_internals.noted_losses(layer)) for layer in layers]
+    losses = [list(attributes.noted_losses(layer)) for layer in layers]
     yield
     for layer, own in zip(layers, losses):
-        _internals.noted_losses(layer)[:] = own
+        attributes.noted_losses(layer)[:] = own
 
 
 def _layers():
     """Of all models that this thread has been inside of at a collective."""
     models = _thread.__dict__.setdefault("models", {})
-    callers = _internals.name_scope_callers()
+    callers = attributes.name_scope_callers()
     if not callers:
         # In the backward: losses have been read.
         return []
     model = callers[0]
     if isinstance(model, keras.layers.Layer) and id(model) not in models:
-        models[id(model)] = _internals.flatten_layers(model)
+        models[id(model)] = attributes.flatten_layers(model)
     return [layer for layers in models.values() for layer in layers]

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation.graph_facts import Edge
@@ -178,7 +178,7 @@ def _call(model, num_parts, inputs):
     ]
     inputs = keras.tree.map_structure(
         lambda x: tf.compat.v1.placeholder(x.dtype, x.shape),
-        _internals.inputs_structure(model) if inputs is None else inputs,
+        attributes.inputs_structure(model) if inputs is None else inputs,
     )
     outputs = []
     with keras.StatelessScope(

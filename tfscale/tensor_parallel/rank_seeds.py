@@ -21,8 +21,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.adapters.seed_generator import adapt_generator
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -32,8 +33,8 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
     """All seed generators of a layer and of the layers in it."""
     return [
         generator
-        for part in _internals.flatten_layers(layer)
-        for generator in _internals.direct_generators(part)
+        for part in attributes.flatten_layers(layer)
+        for generator in attributes.direct_generators(part)
     ]
 
 
@@ -87,10 +88,10 @@ class GlobalSeeds:
         num_ranks: int,
     ):
         self._generator = None
-        generator = _internals.used_seed_generator()
+        generator = attributes.used_seed_generator()
         if generator is not None and num_ranks == 1:
-            value = _internals.value_of(generator.state)
-            is_distributed = isinstance(value, _internals.DistributedVariable)
+            value = attributes.value_of(generator.state)
+            is_distributed = isinstance(value, symbols.DistributedVariable)
             # All devices have the same state, or there is one device.
             if getattr(value, "distribute_strategy", None) is strategy or (
                 num_replicas == 1 and not is_distributed
@@ -105,9 +106,9 @@ class GlobalSeeds:
             ValueError: If the state cannot be read and changed here.
         """
         # What a stage of a pipeline changes is handed on, and this is not.
-        if self._generator is not None and not _internals.is_stateless():
+        if self._generator is not None and not attributes.is_stateless():
             return self._generator.next(ordered)
-        callers = _internals.name_scope_callers()
+        callers = attributes.name_scope_callers()
         who = f"{callers[-1].name!r}" if callers else "a step"
         raise ValueError(
             "On a mesh, random numbers must be drawn from a seed generator "

@@ -5,7 +5,9 @@ import math
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import layers
+from tfscale._internals import symbols
 from tfscale.formatting import readable_bytes
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
@@ -38,10 +40,10 @@ class Row:
 def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
     """A row for each layer with variables, or with a rule."""
     found, seen = [], set()
-    for layer in _internals.flatten_layers(model):
+    for layer in attributes.flatten_layers(model):
         own = [
             variable
-            for variable in _internals.direct_variables(layer)
+            for variable in attributes.direct_variables(layer)
             if id(variable) not in seen
         ]
         seen.update(map(id, own))
@@ -119,7 +121,7 @@ def _kind(rule):
     if rule.propagates:
         return "local"
     if isinstance(rule.layer, keras.layers.Embedding):
-        table = _internals.weight_of(rule.layer, "embeddings")
+        table = layers.weight_of(rule.layer, "embeddings")
         by_rows = sharding_of(table).model_dim == 0
         return "vocabulary-parallel" if by_rows else "column-parallel"
     return "row-parallel" if rule.source_dim is None else "column-parallel"
@@ -148,15 +150,15 @@ def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
 
     If it was not called yet, its own inputs have the shapes.
     """
-    if not isinstance(model, _internals.Functional | keras.Sequential):
-        for layer in _internals.sublayers(model):
+    if not isinstance(model, symbols.Functional | keras.Sequential):
+        for layer in attributes.sublayers(model):
             plan = plan_of(layer, num_ranks)
             if plan is not None:
                 return plan
         return None
     call = sequence_model.prepare(model, num_ranks)
     if not call.found:
-        call.plan_for(_internals.inputs_structure(model))
+        call.plan_for(attributes.inputs_structure(model))
     plans = [plan for plan, _ in call.found.values() if plan is not None]
     return plans[-1] if plans else None
 

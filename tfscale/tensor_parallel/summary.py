@@ -7,7 +7,8 @@ import keras
 import rich.markup
 import rich.table
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.formatting import colored
 from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
@@ -102,14 +103,14 @@ def _extended(model):
 
 def _analyse(model, num_ranks):
     """Analyses what is not, as the first call on ranks would."""
-    if isinstance(model, _internals.Functional | keras.Sequential):
+    if isinstance(model, symbols.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.ensure_analysed(model, num_ranks)
         return
     call = sharded_call.call_of(model)
     if call is not None and call.rule is not None:
         call.rule.reset()
-    for layer in _internals.sublayers(model):
+    for layer in attributes.sublayers(model):
         _analyse(layer, num_ranks)
 
 

@@ -17,7 +17,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests.pipeline import user_schedules
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.pipeline import PipelineModel
 
 HOST = "CPU:0"
@@ -66,7 +66,7 @@ def executed_functions():
     Each entry is a function as it runs: one graph per device.
     """
     found = []
-    context = _internals.eager_context.context()
+    context = symbols.eager_context.context()
     context.enable_run_metadata()
     # TensorFlow goes on to collect once it has begun: what other tests ran.
     context.export_run_metadata()

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 
 
 class MemoryCache:
@@ -81,7 +81,7 @@ def _empty(shape, dtype):
 
 def _variable(value):
     # Of no strategy: see `Position`.
-    return _internals.ResourceVariable(value, trainable=False)
+    return symbols.ResourceVariable(value, trainable=False)
 
 
 def _gather(rows, index):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
 from tfscale.data.chain import chain
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.order.epoch_plan import with_batch_size
@@ -45,7 +45,7 @@ class ResumableDataset(tf.data.Dataset):
         self._dataset = dataset
         self.recipe = recipe
         self.position = position
-        super().__init__(_internals.variant_of(dataset))
+        super().__init__(datasets.variant_of(dataset))
 
     def _inputs(self):
         return [self._dataset]

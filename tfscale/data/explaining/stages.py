@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
 from tfscale.data.caches import memory
 from tfscale.data.chain import chain
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -211,7 +211,7 @@ def _num_pipeline_stages(dataset):
     pipeline by itself. After its augmentation, nothing is worth caching.
     """
     while not isinstance(dataset, ResumableDataset):
-        inputs = _internals.inputs_of(dataset)
+        inputs = datasets.inputs_of(dataset)
         if len(inputs) != 1:
             return 0
         (dataset,) = inputs

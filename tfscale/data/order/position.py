@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets as tf_datasets
+from tfscale._internals import fitting
+from tfscale._internals import symbols
 
 LAST, NONE = 1 << 60, -1  # which step is the first that moves a position
 _NO_END = (1 << 63) - 1
@@ -78,7 +80,7 @@ class Position(tf.Module):
         # On the host and of no strategy: a mirrored variable would be read
         # from a device that tf.data functions do not run on.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._state = _internals.ResourceVariable(
+            self._state = symbols.ResourceVariable(
                 [seed, 0, 0], dtype=tf.int64, trainable=False, name="position"
             )
 
@@ -148,13 +150,13 @@ class Position(tf.Module):
         if _is_read_elsewhere():
             moving = tf.constant(LAST, tf.int64)
         else:
-            moving = _internals.asked_of_python(self._first_moving, tf.int64)
+            moving = tf_datasets.asked_of_python(self._first_moving, tf.int64)
             begins = tf.cast(moving < LAST, tf.int64)
             state *= tf.stack([tf.ones_like(begins)] * 2 + [begins])
         return tf.concat([state, moving[tf.newaxis]], 0)
 
     def _first_moving(self):
-        for purpose, datasets in _internals.data_keras_reads():
+        for purpose, datasets in fitting.data_keras_reads():
             if any(self in positions_of(dataset) for dataset in datasets):
                 return {"look": NONE, "fit": 0}.get(purpose, LAST)
         return 1
@@ -210,6 +212,6 @@ def positions_of(dataset: tf.data.Dataset) -> list[Position]:
         return [position]
     return [
         one
-        for part in _internals.inputs_of(dataset)
+        for part in tf_datasets.inputs_of(dataset)
         for one in positions_of(part)
     ]

@@ -21,8 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import symbols
 from tfscale.distribute.optimizers.clipping import is_sharded
 from tfscale.distribute.optimizers.clipping import squares
 from tfscale.fit.fit import Fit
@@ -39,7 +39,7 @@ class GradientNoise:
         self._fit: Fit | None = None
         with tf.init_scope():
             # |G|^2, S, and the weight of both.
-            self._means = _internals.ResourceVariable(
+            self._means = symbols.ResourceVariable(
                 np.zeros(3, np.float32),
                 trainable=False,
                 name="tfscale/gradient_noise",
@@ -108,7 +108,7 @@ class GradientNoise:
         square = tf.math.divide_no_nan(whole - of_parts, 1.0 - q)
         variance = tf.math.divide_no_nan(of_parts - q * whole, (1.0 - q) * r)
         new = tf.stack([square, variance, 1.0])
-        if _internals.get_current_replica_id_as_int():
+        if symbols.get_current_replica_id_as_int():
             return  # the others have the same numbers
         before = self._means.read_value()
         mean = self._smoothing * before + (1.0 - self._smoothing) * new

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_trial
 from tfscale.graphs import random_operations
@@ -92,7 +92,7 @@ def check_draws(
 ) -> None:
     """Refuses an optimizer whose replicas draw different random numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if _is_of_keras(inner) or not isinstance(graph, _internals.FuncGraph):
+    if _is_of_keras(inner) or not isinstance(graph, symbols.FuncGraph):
         return
     graph_def = graph.as_graph_def(from_version=version)
     for node in _nodes(graph_def):

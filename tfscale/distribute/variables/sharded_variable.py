@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import symbols
 from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable import MeshVariable
@@ -84,7 +84,7 @@ class ShardedVariable(MeshVariable):
 
     def _is_local(self):
         if tf.distribute.in_cross_replica_context():
-            return _internals.get_update_replica_id() is not None
+            return symbols.get_update_replica_id() is not None
         if self._is_divided_weight():
             return rank_context.current().update.updates_parts
         return collectives.reads_shards()
@@ -185,7 +185,7 @@ class ShardedVariable(MeshVariable):
         return unshard([v.read_value() for v in self._values], self._sharding)
 
     def _update_cross_replica(self, update_fn, value, **kwargs):
-        value = _internals.distribute_utils.regroup(
+        value = symbols.distribute_utils.regroup(
             tuple(shards(self._checked(value), self._sharding))
         )
         return super()._update_cross_replica(update_fn, value, **kwargs)

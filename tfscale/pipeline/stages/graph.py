@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Call:
             return tensors[x] if isinstance(x, Value) else x
 
         args, kwargs = keras.tree.map_structure(fill, (self.args, self.kwargs))
-        call = _internals.operation_fn(self.operation, training=training)
+        call = symbols.operation_fn(self.operation, training=training)
         results = keras.tree.flatten(call(*args, **kwargs))
         tensors.update(zip(self.outputs, results))
 
@@ -109,11 +110,11 @@ class Graph:
 
     def flatten_inputs(self, x) -> list[tf.Tensor]:
         """What a user feeds, as Keras would take it, one per `inputs`."""
-        return _internals.standardize_inputs(self.functional, x)
+        return attributes.standardize_inputs(self.functional, x)
 
     def pack_outputs(self, outputs):
         """One tensor per `outputs`, in the structure that the model returns."""
-        structure = _internals.outputs_structure(self.functional)
+        structure = attributes.outputs_structure(self.functional)
         packed = keras.tree.pack_sequence_as(structure, outputs)
         if isinstance(packed, (list, tuple)) and len(packed) == 1:
             return packed[0]
@@ -158,7 +159,7 @@ class _Flattener:
     def add(self, functional: keras.Model, inputs: list[Value]) -> list[Value]:
         """Adds the calls of a model on `inputs`, returns its outputs."""
         values = {id(x): v for x, v in zip(functional.inputs, inputs)}
-        for node in _internals.nodes_of(functional):
+        for node in attributes.nodes_of(functional):
             if node.is_input or any(
                 id(x) not in values for x in node.input_tensors
             ):
@@ -199,7 +200,7 @@ class _Flattener:
             set(kwargs) <= {"training", "mask"}
             and len(args) == 1
             and isinstance(args[0], dict)
-            == isinstance(_internals.inputs_structure(nested), dict)
+            == isinstance(attributes.inputs_structure(nested), dict)
             and len(inputs) == len(nested.inputs)
             and all(
                 isinstance(v, Value)
@@ -217,9 +218,9 @@ class _Flattener:
         def prepare(x, mask=None):
             result = tf.cast(tf.identity(x), dtype)
             if mask is None:
-                mask = _internals.get_keras_mask(x)
+                mask = symbols.get_keras_mask(x)
             if mask is not None:
-                _internals.set_keras_mask(result, mask)
+                symbols.set_keras_mask(result, mask)
             return result
 
         made = self.new_value(keras_tensor)
@@ -235,10 +236,10 @@ def _functional(operation):
     kind = operation.__class__
     if isinstance(operation, keras.Sequential):
         if kind.call is keras.Sequential.call:
-            return _internals.functional_in(operation)
+            return attributes.functional_in(operation)
         return None
-    is_functional = isinstance(operation, _internals.Functional)
-    if is_functional and kind.call is _internals.Functional.call:
+    is_functional = isinstance(operation, symbols.Functional)
+    if is_functional and kind.call is symbols.Functional.call:
         return operation
     return None
 

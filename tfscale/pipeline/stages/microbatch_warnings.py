@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.whole_batch import across_rows
@@ -119,8 +119,8 @@ def _expected(plan):
     variables = []
     for call in plan.graph.calls:
         if isinstance(call.operation, keras.layers.Layer):
-            for layer in _internals.flatten_layers(call.operation):
+            for layer in attributes.flatten_layers(call.operation):
                 variables += layer.metrics_variables
-                for generator in _internals.direct_generators(layer):
+                for generator in attributes.direct_generators(layer):
                     variables.append(generator.state)
     return set(map(id, variables))

@@ -6,7 +6,7 @@ import math
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.pipeline.planning import balance as balance_lib
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
@@ -183,7 +183,7 @@ def make_plan(
 def _layers_of(calls):
     for call in calls:
         if isinstance(call.operation, keras.layers.Layer):
-            yield from _internals.flatten_layers(call.operation)
+            yield from attributes.flatten_layers(call.operation)
 
 
 def _check_synchronized(calls):

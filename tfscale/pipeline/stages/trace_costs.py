@@ -10,7 +10,8 @@ import dataclasses
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.graphs import flops
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.pipeline.stages.graph import Call
@@ -49,7 +50,7 @@ def trace_costs(graph: Graph) -> TracedCosts:
         return _trace_calls(graph, None)
     limits = [
         getattr(layer, "sequence_length", None)
-        for layer in _internals.flatten_layers(graph.functional)
+        for layer in attributes.flatten_layers(graph.functional)
     ]
     length = min([UNKNOWN_LENGTH, *(n for n in limits if isinstance(n, int))])
     try:
@@ -147,6 +148,6 @@ def _used_variables(call, graph):
     args, kwargs = described(call, graph)
     scope = NotingScope()
     for training in (False, True):
-        operation = _internals.operation_fn(call.operation, training=training)
+        operation = symbols.operation_fn(call.operation, training=training)
         flops.trace_call(operation, args, kwargs, scope)
     return scope.read

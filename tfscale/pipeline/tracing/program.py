@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.stages import microbatch_warnings
 from tfscale.pipeline.stages.plan import PipelinePlan
@@ -148,7 +148,7 @@ class Programs:
         if call is not None:
             sequence_plan = call.plan_for(
                 keras.tree.pack_sequence_as(
-                    _internals.inputs_structure(functional), inputs
+                    attributes.inputs_structure(functional), inputs
                 )
             )
         traced = []

@@ -9,8 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import instances
+from tfscale._internals import symbols
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
@@ -123,7 +125,7 @@ class StageGraph:
     def build(self) -> None:
         """Forward and, in training, backward; inside of a graph."""
         graph = tf.compat.v1.get_default_graph()
-        _internals.keep_side_effects_of_branches(graph)
+        attributes.keep_side_effects_of_branches(graph)
         with tf.name_scope(self.name):
             total, params, inputs = self._forward()
             if self.options.training:
@@ -163,7 +165,7 @@ class StageGraph:
         values = {v: tensors.get(keys.Activation(v)) for v in stage.inputs}
         for value, tensor in values.items():
             if keys.Mask(value) in tensors:
-                _internals.set_keras_mask(tensor, tensors[keys.Mask(value)])
+                symbols.set_keras_mask(tensor, tensors[keys.Mask(value)])
         replica = None
         if self.options.has_replicas:
             replica = self._argument(keys.Replica(), [], tf.int64)
@@ -210,7 +212,7 @@ class StageGraph:
             self.forward[key] = tf.concat(of_calls, axis=1)
 
     def _output(self, value, tensor):
-        mask = _internals.get_keras_mask(tensor)
+        mask = symbols.get_keras_mask(tensor)
         if mask is not None:
             self.forward[keys.Mask(value)] = tf.identity(mask)
         if self._targets is not None:
@@ -294,9 +296,9 @@ class StageGraph:
             compiled=compiled,
         )
         added = tf.identity(tf.zeros((), losses.precision()))
-        model = _internals.view(
+        model = instances.view(
             targets.model,
-            **_internals.with_losses(
+            **attributes.with_losses(
                 lambda: targets.compile_loss, lambda: [added]
             ),
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.tensor_parallel.layouts.layout_search import AXIS
 from tfscale.tensor_parallel.layouts.layout_search import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
@@ -161,13 +161,13 @@ def _build_aside(build: Callable[[], keras.Model]) -> keras.Model:
     the numbers of Keras' automatic names, and the random states of Python and
     NumPy, from which Keras draws seeds, are as before.
     """
-    names = _internals.automatic_names()
+    names = attributes.automatic_names()
     policy = keras.config.dtype_policy()
 
     def run():
         # Strategies, scopes and names of Keras are those of a thread.
         keras.config.set_dtype_policy(policy)
-        _internals.automatic_names().update(names)
+        attributes.automatic_names().update(names)
         with keras.device("cpu:0"):
             return build()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.tensor_parallel.layouts.projections import Chains
 from tfscale.tensor_parallel.layouts.projections import Projection
 from tfscale.tensor_parallel.layouts.projections import functional_of
@@ -101,7 +101,7 @@ def _visit(layer, plan, seen):
     if id(layer) in seen:
         return
     seen.add(id(layer))
-    sublayers = _internals.sublayers(layer)
+    sublayers = attributes.sublayers(layer)
     projections = [p for p in map(projection_of, sublayers) if p is not None]
     _shard_heads(projections, plan)
     graph = functional_of(layer)
@@ -168,7 +168,7 @@ def _shard_flat_heads(layer, projections, plan):
 
 def _shard_experts(layer, plan):
     """Weights of a layer itself, of which each expert has a matrix."""
-    banks = [v for v in _internals.direct_variables(layer) if len(v.shape) == 3]
+    banks = [v for v in attributes.direct_variables(layer) if len(v.shape) == 3]
     experts = [
         v
         for v in banks

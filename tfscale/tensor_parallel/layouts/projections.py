@@ -6,7 +6,8 @@ import math
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.elementwise import treats_elements_apart
 from tfscale.tensor_parallel.rules.dense_rules import subscripts
@@ -89,7 +90,7 @@ class Chains:
     """Which Dense layers of a functional model take what from which ones."""
 
     def __init__(self, graph):
-        nodes = _internals.nodes_of(graph)
+        nodes = attributes.nodes_of(graph)
         self._maker = {id(x): n for n in nodes for x in n.outputs}
         self._users = collections.defaultdict(list)
         for node in nodes:
@@ -157,8 +158,8 @@ def functional_of(layer):
     kind = layer.__class__
     if isinstance(layer, keras.Sequential):
         own_call = kind.call is not keras.Sequential.call
-        return None if own_call else _internals.functional_in(layer)
-    is_functional = isinstance(layer, _internals.Functional)
-    if is_functional and kind.call is _internals.Functional.call:
+        return None if own_call else attributes.functional_in(layer)
+    is_functional = isinstance(layer, symbols.Functional)
+    if is_functional and kind.call is symbols.Functional.call:
         return layer
     return None

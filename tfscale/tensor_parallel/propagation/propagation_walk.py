@@ -28,7 +28,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
@@ -352,7 +352,7 @@ class Walk:
                     tensor,
                     made=made,
                 )
-        if _internals.GRADIENT_TYPE in op.node_def.attr:
+        if attributes.GRADIENT_TYPE in op.node_def.attr:
             self._check_custom_gradient(op, states, made)
 
     def _check_custom_gradient(self, op, states, made):

@@ -18,7 +18,8 @@ import inspect
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import instances
+from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_seeds
@@ -27,8 +28,8 @@ from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 _HEADS = -2
-_PARTS = _internals.ATTENTION_PARTS
-_dense = _internals.attention_dense
+_PARTS = layers.ATTENTION_PARTS
+_dense = layers.attention_dense
 
 
 def is_attention(layer) -> bool:
@@ -37,7 +38,7 @@ def is_attention(layer) -> bool:
     Its `call` projects queries, keys and values, may repeat keys and values
     along dim 2, and ends with the output projection.
     """
-    kind = _internals.attention_class(layer)
+    kind = layers.attention_class(layer)
     if kind is keras.layers.MultiHeadAttention and not hasattr(
         layer, "model_parallel_dims"
     ):
@@ -55,7 +56,7 @@ def make_rule(layer) -> rules.Rule | None:
     if row is None or row.sink_dim != _HEADS:
         return None
     queries = [_dense(layer, "query")]
-    gate = _internals.attention_gate(layer)
+    gate = layers.attention_gate(layer)
     if gate is not None:
         queries.append(gate)
     keys = [_dense(layer, "key"), _dense(layer, "value")]
@@ -126,7 +127,7 @@ class _Attention(rules.Rule):
             # The cache has all heads.
             changed = {
                 name: dense_rules.make_rule(dense).run
-                for name, dense in _internals.attributes_of(layer).items()
+                for name, dense in instances.attributes_of(layer).items()
                 if any(dense is column for column in self._columns)
             }
             return _call(layer, changed, args, kwargs)
@@ -141,7 +142,7 @@ class _Attention(rules.Rule):
 
     def _num_positions(self):
         """How many dims of scores come after batch and heads."""
-        return 2 * _internals.num_attention_axes(self.layer)
+        return 2 * layers.num_attention_axes(self.layer)
 
     def _with_own_mask(self, args, kwargs):
         """The arguments, with those masks of heads that are this rank's."""
@@ -158,7 +159,7 @@ class _Attention(rules.Rule):
     def own_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
         layer, changed = self.layer, {}
-        for name in _internals.attention_names(layer).counts:
+        for name in layers.attention_names(layer).counts:
             changed[name] = getattr(layer, name) // collectives.num_ranks()
         # Weights that all heads have in common.
         for name in ("query_norm", "key_norm"):
@@ -182,10 +183,10 @@ class _GroupedAttention(_Attention):
     def own_heads(self):
         layer, changed = self.layer, super().own_heads()
         keys = _dense(layer, "key"), _dense(layer, "value")
-        for name, dense in _internals.attributes_of(layer).items():
+        for name, dense in instances.attributes_of(layer).items():
             if any(dense is key for key in keys):
                 changed[name] = functools.partial(self._project, dense)
-        repeats = _internals.attention_names(layer).repeats
+        repeats = layers.attention_names(layer).repeats
         if repeats is not None:
             changed[repeats] = 1
         if "num_key_value_heads" in changed:
@@ -246,5 +247,5 @@ def _call_for_parts(layer, x):
 
 def _call(layer, changed, args, kwargs):
     """Calls a copy of a layer with some other attributes: ranks share it."""
-    copy = _internals.altered(layer, **changed)
+    copy = instances.altered(layer, **changed)
     return layer.__class__.call(copy, *args, **kwargs)

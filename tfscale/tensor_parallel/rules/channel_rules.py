@@ -12,14 +12,14 @@ import abc
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_PARTS = _internals.NORMALIZATION_PARTS
+_PARTS = layers.NORMALIZATION_PARTS
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 
@@ -43,8 +43,8 @@ def make_rule(layer) -> rules.Rule | None:
 def _convolution(layer):
     if layer.groups != 1:
         return None
-    dim = sharding_of(_internals.weight_of(layer)).model_dim
-    rank = len(_internals.weight_of(layer).shape)
+    dim = sharding_of(layers.weight_of(layer)).model_dim
+    rank = len(layers.weight_of(layer).shape)
     if dim == rank - 1:
         return _OutputChannels(layer, _channel_dim(layer))
     if dim == rank - 2:
@@ -79,7 +79,7 @@ def _convolve(layer, inputs):
     """What `call` does before the bias, with this rank's shard."""
     padding = layer.padding
     if padding == "causal":
-        inputs = keras.ops.pad(inputs, _internals.causal_padding(layer))
+        inputs = keras.ops.pad(inputs, layers.causal_padding(layer))
         padding = "valid"
     return keras.ops.conv(
         inputs,
@@ -116,7 +116,7 @@ class _InputChannels(rules.Rule):
         self.sink_dim = sink_dim
 
     def whole_size(self):
-        return _internals.weight_of(self.layer).shape[-2]
+        return layers.weight_of(self.layer).shape[-2]
 
     def run(self, inputs):
         layer = self.layer
@@ -177,7 +177,7 @@ class _BatchNormalization(_Local):
         old = layer.moving_mean, layer.moving_variance
         moments = [tf.cast(rules.shard_of(v), x.dtype) for v in old]
         if training and layer.trainable:
-            moving, moments = moments, _internals.moments(layer, x, mask)
+            moving, moments = moments, layers.moments(layer, x, mask)
             for variable, before, new in zip(old, moving, moments):
                 rules.assign_shard(
                     variable,

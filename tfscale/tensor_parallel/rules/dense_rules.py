@@ -12,7 +12,7 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
@@ -28,7 +28,7 @@ def make_rule(layer) -> rules.Rule | None:
         return None
     if layer.quantization_mode is not None:
         return None
-    dim = sharding_of(_internals.weight_of(layer)).model_dim
+    dim = sharding_of(layers.weight_of(layer)).model_dim
     if dim is None:
         return None
     inputs, kernel, output = subscripts(layer)
@@ -106,7 +106,7 @@ class _Row(rules.Rule):
             self.sink_dim = input_dim
 
     def whole_size(self):
-        return _internals.weight_of(self.layer).shape[self._kernel_dim]
+        return layers.weight_of(self.layer).shape[self._kernel_dim]
 
     def shard_input(self, inputs):
         if self.sink_dim is None:

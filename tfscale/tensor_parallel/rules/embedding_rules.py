@@ -10,7 +10,8 @@ embedding.
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import layers
+from tfscale._internals import symbols
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.rules import rules
@@ -26,7 +27,7 @@ def make_rule(layer) -> rules.Rule | None:
         return None
     if layer.quantization_mode is not None:
         return None
-    dim = sharding_of(_internals.weight_of(layer, "embeddings")).model_dim
+    dim = sharding_of(layers.weight_of(layer, "embeddings")).model_dim
     if dim is None:
         return None
     if layer.__class__.call is _REVERSIBLE.call:
@@ -84,7 +85,7 @@ class _VocabularyParallel(rules.Rule):
         )
         mask = layer.compute_mask(inputs)
         if mask is not None and isinstance(layer, _REVERSIBLE):
-            _internals.set_keras_mask(outputs, mask)
+            symbols.set_keras_mask(outputs, mask)
         return outputs
 
     def _logits(self, inputs):

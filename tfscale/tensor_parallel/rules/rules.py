@@ -23,8 +23,9 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
@@ -167,7 +168,7 @@ def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
     given = rank_context.current().shards.given_shards
     if id(variable) in given:
-        return _internals.autocast(variable, given[id(variable)])
+        return attributes.autocast(variable, given[id(variable)])
     with collectives.local_shards():
         return tf.convert_to_tensor(variable)
 
@@ -211,7 +212,7 @@ def weight_shard(layer, name: str):
     for itself. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models
     (2022), equation 3.
     """
-    weight = _internals.weight_of(layer, name)
+    weight = layers.weight_of(layer, name)
     shard = shard_of(weight)
     if not layer.lora_enabled:
         return shard

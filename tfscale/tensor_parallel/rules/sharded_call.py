@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
@@ -79,7 +79,7 @@ class ShardedCall:
         It is another one, and has to be decided on, once the layer or one
         inside it has been quantized or has got LoRA.
         """
-        kind = tuple(map(_kind_of, _internals.flatten_layers(self._layer)))
+        kind = tuple(map(_kind_of, attributes.flatten_layers(self._layer)))
         if kind != self._kind:
             rule = make_rule(self._layer)
             if rule is not None and rule.sink_dim is not None:

@@ -29,8 +29,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import layers
+from tfscale._internals import symbols
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
@@ -175,8 +176,7 @@ def attach_boundaries(layer: keras.Layer) -> None:
     if boundary_of(layer) is None:
         adapt_layer(layer, sequence_boundary=Boundary(layer))
         if any(
-            hasattr(layer.__class__, name)
-            for name in _internals.METHODS_OF_SHAPES
+            hasattr(layer.__class__, name) for name in layers.METHODS_OF_SHAPES
         ):
             layer.mask_boundary = Boundary(layer, of_shapes=True)
 
@@ -188,9 +188,9 @@ def boundary_of(layer: keras.Layer) -> Boundary | None:
 
 def with_mask(tensor, original):
     """A tensor with the Keras mask of another one."""
-    mask = _internals.get_keras_mask(original)
+    mask = symbols.get_keras_mask(original)
     if mask is not None:
-        _internals.set_keras_mask(tensor, mask)
+        symbols.set_keras_mask(tensor, mask)
     return tensor
 
 

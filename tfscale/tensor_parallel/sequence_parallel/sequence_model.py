@@ -13,8 +13,9 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
 from tfscale.tensor_parallel import analysis
@@ -45,7 +46,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
     """
     is_eager = tf.executing_eagerly()
     while any(not call.is_decided for call in sharded_calls):
-        with _internals.FuncGraph("trial").as_default():
+        with symbols.FuncGraph("trial").as_default():
             try:
                 run(_on_trial(fn))
             except _Prepared:
@@ -97,7 +98,7 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 def _warn_of_own_call(rule):
     """Once for each model with a `call` of its own."""
-    called = [*_internals.name_scope_callers(), rule.layer][0]
+    called = [*attributes.name_scope_callers(), rule.layer][0]
     if called not in _warned:
         _warned.add(called)
         warnings.warn(
@@ -113,8 +114,8 @@ def prepare(model, num_ranks: int) -> "ModelCall":
     """Analyses a model, and puts boundaries around its layers, once."""
     if call_of(model) is None:
         analysis.ensure_analysed(model, num_ranks)
-        for layer in _internals.flatten_layers(model, include_self=False):
-            if not isinstance(layer, _internals.Functional | keras.Sequential):
+        for layer in attributes.flatten_layers(model, include_self=False):
+            if not isinstance(layer, symbols.Functional | keras.Sequential):
                 sequence.attach_boundaries(layer)
         call = ModelCall(model, num_ranks)
         adapt_model(model, sequence_call=call)
