@@ -23,7 +23,21 @@ NUM_MICROBATCHES = flags.DEFINE_integer(
     "num_microbatches", 8, "Microbatches of a step.", lower_bound=1
 )
 SCHEDULE = flags.DEFINE_enum(
-    "schedule", "1f1b", ["gpipe", "1f1b"], "Order of the microbatches."
+    "schedule",
+    "1f1b",
+    [
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "looped_bfs",
+        "zb_h1",
+        "zb_h2",
+        "zb1p",
+        "zb_v",
+        "dualpipev",
+        "auto",
+    ],
+    "Order of the microbatches.",
 )
 NUM_BLOCKS = flags.DEFINE_integer(
     "num_blocks", 8, "Number of transformer blocks.", lower_bound=1

@@ -61,7 +61,21 @@ NUM_MICROBATCHES = flags.DEFINE_integer(
     lower_bound=1,
 )
 SCHEDULE = flags.DEFINE_enum(
-    "schedule", "1f1b", ["gpipe", "1f1b"], "Order of the microbatches."
+    "schedule",
+    "1f1b",
+    [
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "looped_bfs",
+        "zb_h1",
+        "zb_h2",
+        "zb1p",
+        "zb_v",
+        "dualpipev",
+        "auto",
+    ],
+    "Order of the microbatches.",
 )
 BALANCE = flags.DEFINE_enum(
     "balance",

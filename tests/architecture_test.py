@@ -40,10 +40,13 @@ PURE = (
     "tfscale/distribute/fully_sharded/window.py",
     "tfscale/pipeline/planning/action.py",
     "tfscale/pipeline/planning/balance.py",
+    "tfscale/pipeline/planning/list_schedule.py",
+    "tfscale/pipeline/planning/looped_schedules.py",
     "tfscale/pipeline/planning/named_schedules.py",
     "tfscale/pipeline/planning/schedule.py",
     "tfscale/pipeline/planning/simulate.py",
     "tfscale/pipeline/planning/timeline.py",
+    "tfscale/pipeline/planning/v_schedules.py",
     "tfscale/sharding/sharding.py",
     "tfscale/tensor_parallel/layouts/layouts.py",
 )

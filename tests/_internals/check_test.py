@@ -11,10 +11,12 @@ from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale._internals import check
 from tfscale._internals import hub_names
+from tfscale._internals import keras_names
+from tfscale._internals import tensorflow_names
 
 TABLES = {
-    "keras": check.KERAS,
-    "tensorflow": check.TENSORFLOW,
+    "keras": keras_names.KERAS,
+    "tensorflow": tensorflow_names.TENSORFLOW,
     "keras-hub": hub_names.KERAS_HUB,
 }
 ROWS = [

@@ -17,26 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfscale import _version_check
-from tfscale._internals import keras_names
-from tfscale._internals import tensorflow_names
 from tfscale._internals.hub_names import KERAS_HUB
-
-
-def table(package: str, text: str) -> dict[str, dict[str, str]]:
-    """The lines of a table: what has names, and below each name and why."""
-    found: dict[str, dict[str, str]] = {}
-    names: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.startswith(" "):
-            name, _, why = line.strip().partition(": ")
-            names[name] = why
-        elif line and not line.startswith("#"):
-            names = found[f"{package}.{line}"] = {}
-    return found
-
-
-KERAS = table("keras.src", keras_names.KERAS)
-TENSORFLOW = table("tensorflow", tensorflow_names.TENSORFLOW)
+from tfscale._internals.keras_names import KERAS
+from tfscale._internals.tensorflow_names import TENSORFLOW
 
 
 def check() -> None:

@@ -2,6 +2,7 @@
 
 from tfscale.pipeline.model import PipelineModel
 from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.named_schedules import gpipe
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.planning.schedule import Schedule
@@ -16,6 +17,7 @@ __all__ = [
     "Schedule",
     "as_chrome_trace",
     "as_text",
+    "get_schedule",
     "gpipe",
     "one_f_one_b",
     "save_png",

@@ -63,7 +63,10 @@ class PipelineModel(PipelineTrainer):
         num_microbatches: How many microbatches a (per-replica) batch is cut
             into. Need not divide it. The bubble, during which devices wait,
             is `(S - 1) / (num_microbatches + S - 1)` of a step for S stages.
-        schedule: `"1f1b"`, `"gpipe"`, or a `tfscale.pipeline.Schedule`.
+        schedule: `"1f1b"`, `"gpipe"`, `"interleaved"`, `"looped_bfs"`,
+            `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`, or a
+            `tfscale.pipeline.Schedule`. `"auto"` takes the fastest for the
+            FLOPs of the stages that needs no more memory than 1F1B.
         balance: How to cut: `"flops"`, `"params"` or `"time"` make the dearest
             stage as cheap as can be; a list names the layers that begin
             stages 1, 2, ...
@@ -73,6 +76,10 @@ class PipelineModel(PipelineTrainer):
             chosen among those that fit.
         microbatch_size: Rows of a microbatch, for estimates of memory and
             for `balance="time"`.
+        stages_per_device: Stages of each device, for schedules that take
+            several. Defaults to what `schedule` usually has: 2 for
+            `"interleaved"`, `"looped_bfs"`, `"zb1p"`, `"zb_v"` and
+            `"dualpipev"`, else 1.
 
     Raises:
         TypeError: If `model` is no Keras model, or another argument is of the
@@ -109,20 +116,27 @@ class PipelineModel(PipelineTrainer):
         *,
         memory_limit: float | None = None,
         microbatch_size: int = 1,
+        stages_per_device: int | None = None,
     ):
         strategy = tf.distribute.get_strategy()
         wrapping.check_strategy(strategy)
         wrapping.check_arguments(
-            num_microbatches, recompute, memory_limit, microbatch_size
+            num_microbatches,
+            recompute,
+            memory_limit,
+            microbatch_size,
+            stages_per_device,
         )
         if isinstance(model, keras.Model):
             wrapping.check_steps(model)
-        schedule = get_schedule(
-            schedule, len(strategy.device_rows[0]), num_microbatches
-        )
         plan = make_plan(
             model,
-            schedule,
+            get_schedule(
+                schedule,
+                len(strategy.device_rows[0]),
+                num_microbatches,
+                stages_per_device,
+            ),
             balance,
             recompute=recompute,
             memory_limit=memory_limit,
@@ -132,6 +146,7 @@ class PipelineModel(PipelineTrainer):
                 device=strategy.device_rows[0][0],
                 rows=microbatch_size,
             ),
+            choose_schedule=schedule == "auto",
         )
         placement.check_made_in_scope(plan.variables)
         super().__init__(model, plan)

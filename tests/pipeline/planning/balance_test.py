@@ -224,5 +224,68 @@ class CutsFromNamesTest(parameterized.TestCase):
             cuts_from_names(self.NAMES, cut_layers, stages)
 
 
+class TiesTest(parameterized.TestCase):
+    def test_the_fewest_bytes_cross_the_cuts(self):
+        # Of (2, 4), (2, 5) and (3, 5) all are as even.
+        costs, cut_bytes = [2, 1, 1, 1, 1, 2, 1], [0, 9, 5, 1, 7, 2, 9]
+        even = partition(costs, 3)
+        self.assertEqual(
+            partition(costs, 3, cut_bytes=cut_bytes),
+            min(
+                (
+                    cuts
+                    for cuts in itertools.combinations(range(1, 7), 2)
+                    if sorted(map(sum, stages(costs, cuts)))
+                    == sorted(map(sum, stages(costs, even)))
+                ),
+                key=lambda cuts: sum(cut_bytes[cut] for cut in cuts),
+            ),
+        )
+
+    def test_bytes_never_make_a_stage_dearer(self):
+        self.assertEqual(
+            partition([1, 1, 1, 1], 2, cut_bytes=[0, 0, 9, 0]), (2,)
+        )
+
+
+class SharedDevicesTest(parameterized.TestCase):
+    @parameterized.product(
+        seed=tuple(range(12)), stage_devices=((0, 1, 0, 1), (0, 1, 1, 0))
+    )
+    def test_no_cut_that_moves_by_a_layer_is_better(self, seed, stage_devices):
+        rng = random.Random(seed)
+        costs = [rng.randint(1, 9) for _ in range(10)]
+
+        def loads(cuts):
+            sums = list(map(sum, stages(costs, cuts)))
+            return sorted(
+                (
+                    sum(
+                        own
+                        for own, device in zip(sums, stage_devices, strict=True)
+                        if device == each
+                    )
+                    for each in (0, 1)
+                ),
+                reverse=True,
+            )
+
+        alone = partition(costs, 4)
+        cuts = partition(costs, 4, stage_devices=stage_devices)
+        self.assertLessEqual(loads(cuts), loads(alone))
+        for index, step in itertools.product(range(3), (-1, 1)):
+            moved = list(cuts)
+            moved[index] += step
+            if all(map(sum, stages(costs, moved))) and moved[-1] < 10:
+                self.assertGreaterEqual(loads(moved), loads(cuts))
+
+    def test_a_device_is_as_full_as_its_stages_together(self):
+        # The first device has the large first layer, and so less of the rest.
+        costs = [6, 1, 1, 1, 1, 1, 1]
+        cuts = partition(costs, 4, stage_devices=(0, 1, 1, 0))
+        sums = list(map(sum, stages(costs, cuts)))
+        self.assertEqual((sums[0] + sums[3], sums[1] + sums[2]), (7, 5))
+
+
 if __name__ == "__main__":
     absltest.main()

@@ -10,10 +10,11 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tests.pipeline import user_schedules
 from tfscale.pipeline import PipelineModel
 from tfscale.pipeline.planning import schedule as schedules
 from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.looped_schedules import interleaved
+from tfscale.pipeline.planning.looped_schedules import zb_h1
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.tracing.keys import Losses
@@ -68,10 +69,10 @@ SOME_WEIGHTS_APART = schedules.Schedule(
 
 class UserSchedulesTest(parameterized.TestCase):
     @parameterized.named_parameters(
-        ("interleaved", user_schedules.interleaved(2, 4, 2), False),
-        ("interleaved_again", user_schedules.interleaved(2, 4, 2), True),
-        ("zero_bubble", user_schedules.zero_bubble_h1(3, 4), False),
-        ("zero_bubble_again", user_schedules.zero_bubble_h1(3, 4), True),
+        ("interleaved", interleaved(2, 4, 2), False),
+        ("interleaved_again", interleaved(2, 4, 2), True),
+        ("zero_bubble", zb_h1(3, 4), False),
+        ("zero_bubble_again", zb_h1(3, 4), True),
         ("some_weights_apart", SOME_WEIGHTS_APART, False),
     )
     def test_three_steps(self, schedule, recompute):

@@ -16,9 +16,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tests.pipeline import user_schedules
 from tfscale._internals import symbols
 from tfscale.pipeline import PipelineModel
+from tfscale.pipeline.planning.looped_schedules import interleaved
 
 HOST = "CPU:0"
 NUM_MICROBATCHES = 4
@@ -141,7 +141,7 @@ class PlacementTest(parameterized.TestCase):
 
     def test_interleaved_stages_share_their_device(self):
         strategy = mesh_strategy(2, 1)
-        schedule = user_schedules.interleaved(2, NUM_MICROBATCHES, 2)
+        schedule = interleaved(2, NUM_MICROBATCHES, 2)
         with strategy.scope():
             x = inputs = keras.Input((7,))
             for name in "abcd":

@@ -83,7 +83,8 @@ class BalanceTest(tf.test.TestCase, parameterized.TestCase):
         x = keras.layers.Dense(300, name="dense")(x)
         model = keras.Model(inputs, x)
         self.assertEqual(_begins(_plan(model, "flops")), ["conv_0", "conv_1"])
-        self.assertEqual(_begins(_plan(model, "params")), ["conv_0", "pool"])
+        # The pooling has no weights, and makes less to send.
+        self.assertEqual(_begins(_plan(model, "params")), ["conv_0", "dense"])
 
     def test_time_is_what_was_measured(self):
         plan = _plan(

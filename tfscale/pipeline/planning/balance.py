@@ -4,6 +4,7 @@ A cut is the index of the layer with which a stage begins: cuts `(2, 5)` of
 seven layers give the stages `[0, 1]`, `[2, 3, 4]` and `[5, 6]`.
 """
 
+import collections
 import difflib
 import itertools
 import math
@@ -45,6 +46,8 @@ def partition(
     num_stages: int,
     *,
     allowed_cuts: Collection[int] | None = None,
+    cut_bytes: Sequence[float] | None = None,
+    stage_devices: Sequence[int] | None = None,
     memory: Sequence[LayerMemory] | None = None,
     memory_limit: float | None = None,
     in_flight: int | Sequence[int] = 1,
@@ -54,7 +57,10 @@ def partition(
 
     Found by dynamic programming over all partitions, so it is the optimum.
     Among equals it takes the one with the smallest sum of squared stage
-    costs (the most even), then the one with the earliest cuts.
+    costs (the most even), then the fewest bytes over cuts, then the earliest
+    cuts. Where several stages share a device, the load of a device is the sum
+    of its stages: cuts are moved from this partition as long as the largest
+    load falls.
 
     Args:
         costs: Cost of each layer in any unit, 0 or more; `int`s are compared
@@ -62,6 +68,9 @@ def partition(
         num_stages: Number of stages; each gets at least one layer.
         allowed_cuts: Indices of the layers that may begin a stage. Defaults
             to all.
+        cut_bytes: For each layer, the bytes that cross a cut just before it.
+            Defaults to none.
+        stage_devices: The device of each stage. Defaults to one each.
         memory: A `LayerMemory`, or a tuple like it, for each layer. Goes
             with `memory_limit`.
         memory_limit: Bytes that each stage may take. Where several stages
@@ -121,16 +130,49 @@ def partition(
             )
     dearest, _ = _search(bounds, num_stages, cost, max, fits)
 
-    def square(stage, start, stop):
-        return cost(stage, start, stop) ** 2
+    def evenness(stage, start, stop):
+        crossing = cut_bytes[start] if cut_bytes and start else 0
+        return cost(stage, start, stop) ** 2, crossing
+
+    def add(a, b):
+        return tuple(map(operator.add, a, b))
 
     def is_optimal(stage, start, stop):
         return cost(stage, start, stop) <= dearest and (
             fits is None or fits(stage, start, stop)
         )
 
-    _, cuts = _search(bounds, num_stages, square, operator.add, is_optimal)
+    _, cuts = _search(
+        bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
+    )
+    if stage_devices and len(set(stage_devices)) < num_stages:
+        cuts = _balanced_devices(cuts, bounds, stage_devices, cost, fits)
     return cuts
+
+
+def _balanced_devices(cuts, bounds, stage_devices, cost, fits):
+    """Moves cuts to the next bound while the largest device's load falls."""
+
+    def loads(cuts):
+        stages = itertools.pairwise([0, *cuts, bounds[-1]])
+        total = collections.Counter()
+        for stage, (start, stop) in enumerate(stages):
+            if start == stop or (fits and not fits(stage, start, stop)):
+                return [math.inf]
+            total[stage_devices[stage]] += cost(stage, start, stop)
+        return sorted(total.values(), reverse=True)
+
+    best = loads(cuts)
+    while True:
+        moved = [
+            (*cuts[:n], bounds[bounds.index(cuts[n]) + step], *cuts[n + 1 :])
+            for n in range(len(cuts))
+            for step in (-1, 1)
+        ]
+        found = min(moved, key=loads)
+        if loads(found) >= best:
+            return cuts
+        cuts, best = found, loads(found)
 
 
 def cuts_from_names(
@@ -247,14 +289,14 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     return stage_bytes
 
 
-def _search(bounds, num_stages, measure, combine, allowed=None):
+def _search(bounds, num_stages, measure, combine, allowed=None, nothing=0):
     """Least combined measure over all stages, and the earliest cuts with it.
 
     `best[i]` is the least measure of the stages from `stage` on, when
     `stage` starts at `bounds[i]`: found for the last stage first.
     """
     end = len(bounds) - 1
-    best = {end: (0, None)}
+    best = {end: (nothing, None)}
     tables = []
     for stage in reversed(range(num_stages)):
         rest, best = best, {}

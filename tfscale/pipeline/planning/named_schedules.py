@@ -1,10 +1,26 @@
-"""The schedules that have a name: a function of the sizes for each.
+"""The schedules that have a name, and the choice of the fastest.
 
-A new schedule is a new function that returns a `Schedule`, and nothing else.
+A new schedule is a function of the sizes that returns a `Schedule`, and its
+name in `SCHEDULES`.
 """
 
+import contextlib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
 from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.list_schedule import list_schedule
+from tfscale.pipeline.planning.list_schedule import zb_h2
+from tfscale.pipeline.planning.looped_schedules import interleaved
+from tfscale.pipeline.planning.looped_schedules import looped_bfs
+from tfscale.pipeline.planning.looped_schedules import zb1p
+from tfscale.pipeline.planning.looped_schedules import zb_h1
 from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.planning.schedule import check_sizes
+from tfscale.pipeline.planning.simulate import simulate
+from tfscale.pipeline.planning.v_schedules import dualpipev
+from tfscale.pipeline.planning.v_schedules import zb_v
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
@@ -24,7 +40,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in gpipe(2, 2).actions[1]]
     ['F1.0', 'F1.1', 'B1.0', 'B1.1']
     """
-    _check_sizes(num_stages, num_microbatches)
+    check_sizes(num_stages, num_microbatches)
     actions = [
         [
             Action(kind, stage, microbatch)
@@ -52,7 +68,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in one_f_one_b(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'B0.1']
     """
-    _check_sizes(num_stages, num_microbatches)
+    check_sizes(num_stages, num_microbatches)
     actions = []
     for stage in range(num_stages):
         ahead = min(num_stages - stage, num_microbatches)
@@ -65,51 +81,165 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     return Schedule(actions, name="1f1b")
 
 
-SCHEDULES = {"gpipe": gpipe, "1f1b": one_f_one_b}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "looped_bfs": looped_bfs,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb1p": zb1p,
+    "zb_v": zb_v,
+    "dualpipev": dualpipev,
+}
+# Stages of each device. Looped schedules take any number from 2, this one if
+# none is given; the others have no choice.
+_LOOPED = {"interleaved": 2, "looped_bfs": 2, "zb1p": 2}
+_FIXED = dict.fromkeys(SCHEDULES, 1) | {"zb_v": 2, "dualpipev": 2}
 
 
 def get_schedule(
-    schedule: str | Schedule, num_devices: int, num_microbatches: int
+    schedule: str | Schedule,
+    num_devices: int,
+    num_microbatches: int,
+    stages_per_device: int | None = None,
 ) -> Schedule:
     """The schedule of that name for these sizes, or a given one, checked.
 
     Args:
-        schedule: `"gpipe"`, `"1f1b"` or a `Schedule`.
-        num_devices: Size of the pipeline axis of the mesh. A named schedule
-            has one stage per device; a `Schedule` may have more stages than
-            devices.
+        schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"looped_bfs"`,
+            `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`, or a
+            `Schedule`. For `"auto"`, which depends on the stages of a model,
+            the schedule that its search begins with.
+        num_devices: Size of the pipeline axis of the mesh.
         num_microbatches: Number of microbatches of one step.
+        stages_per_device: Stages of each device, or None for those that the
+            schedule usually has.
 
     Raises:
-        ValueError: For an unknown name or a `Schedule` for other sizes.
+        ValueError: For an unknown name, a `Schedule` for other sizes, or
+            sizes that the schedule cannot have.
 
     >>> get_schedule("1f1b", 4, 8) == one_f_one_b(4, 8)
     True
     """
     if isinstance(schedule, Schedule):
-        sizes = (schedule.num_devices, schedule.num_microbatches)
-        if sizes != (num_devices, num_microbatches):
-            raise ValueError(
-                "A schedule must be made for the sizes that it is used with. "
-                f"Received: schedule {schedule.name!r} for {sizes[0]} devices "
-                f"and {sizes[1]} microbatches, to be used with {num_devices} "
-                f"devices and num_microbatches={num_microbatches}. Make it "
-                "for these sizes, or change the mesh or num_microbatches."
-            )
+        _check_given(schedule, num_devices, num_microbatches, stages_per_device)
         return schedule
+    if schedule == "auto":
+        return _unit_schedule(
+            num_devices, num_microbatches, stages_per_device or 1
+        )
     if schedule not in tuple(SCHEDULES):
         raise ValueError(
-            "`schedule` must be a `tfscale.pipeline.Schedule` or one of "
-            f"{', '.join(map(repr, SCHEDULES))}. Received: "
+            "`schedule` must be a `tfscale.pipeline.Schedule`, 'auto' or one "
+            f"of {', '.join(map(repr, SCHEDULES))}. Received: "
             f"schedule={schedule!r}."
         )
-    return SCHEDULES[schedule](num_devices, num_microbatches)
-
-
-def _check_sizes(num_stages: int, num_microbatches: int) -> None:
-    if num_stages < 1 or num_microbatches < 1:
+    make = SCHEDULES[schedule]
+    if schedule in _LOOPED:
+        stages_per_device = stages_per_device or _LOOPED[schedule]
+        if stages_per_device == 1:
+            raise ValueError(
+                f"The schedule {schedule!r} needs two or more stages on each "
+                "device. Received: stages_per_device=1. Use 'gpipe', '1f1b' "
+                "or 'zb_h1'."
+            )
+        return make(num_devices, num_microbatches, stages_per_device)
+    if stages_per_device not in (None, _FIXED[schedule]):
         raise ValueError(
-            "A schedule needs at least one stage and one microbatch. "
-            f"Received: num_stages={num_stages}, "
-            f"num_microbatches={num_microbatches}."
+            f"The schedule {schedule!r} has {_FIXED[schedule]} "
+            f"{'stages' if _FIXED[schedule] > 1 else 'stage'} on each device. "
+            f"Received: stages_per_device={stages_per_device}. Leave it out, "
+            f"or use {', '.join(map(repr, _LOOPED))} or 'auto'."
+        )
+    return make(num_devices, num_microbatches)
+
+
+def fastest(
+    base: Schedule,
+    *,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    weight: Sequence[float],
+    fits: Callable[[Schedule], bool] | None = None,
+) -> Schedule:
+    """The fastest schedule of the sizes of `base` that fits the memory.
+
+    Simulates all that have a name, and what `list_schedule` finds for these
+    costs, with as many stages on each device.
+
+    Args:
+        base: The schedule to beat.
+        forward: Cost of F of each stage.
+        backward: Cost of B and W together of each stage.
+        weight: The part of `backward` that is W.
+        fits: Whether the devices have the memory for a schedule. By default
+            no device may hold more microbatches than the fullest of `base`.
+
+    >>> base = get_schedule("auto", 4, 8)
+    >>> costs = dict(forward=[1] * 4, backward=[2] * 4, weight=[1] * 4)
+    >>> fastest(base, **costs).name
+    'auto: zb_h1'
+    """
+    devices, microbatches = base.num_devices, base.num_microbatches
+    per_device = base.num_stages // devices
+    costs: dict[str, Any] = dict(
+        forward=forward, backward=backward, weight=weight
+    )
+    found = [base]
+    for name in SCHEDULES:
+        with contextlib.suppress(ValueError):  # not for these sizes
+            found.append(get_schedule(name, devices, microbatches, per_device))
+    there = tuple(range(devices))
+    for placement in {there * per_device, (there + there[::-1])}:
+        if len(placement) == base.num_stages:
+            in_flight = base.num_stages
+            found.append(
+                list_schedule(placement, microbatches, in_flight, **costs)
+            )
+    most = max(_held(base))
+    fits = fits or (lambda schedule: max(_held(schedule)) <= most)
+    fitting = [schedule for schedule in found if fits(schedule)] or [base]
+    best = min(fitting, key=lambda each: simulate(each, **costs).makespan)
+    return Schedule(best.actions, name=f"auto: {best.name}")
+
+
+def _unit_schedule(num_devices, num_microbatches, stages_per_device):
+    """1F1B, or what comes nearest to it with several stages on a device."""
+    if stages_per_device == 1:
+        return one_f_one_b(num_devices, num_microbatches)
+    num_stages = num_devices * stages_per_device
+    check_sizes(num_stages, num_microbatches)
+    return list_schedule(
+        tuple(range(num_devices)) * stages_per_device,
+        num_microbatches,
+        num_stages,
+        forward=[1] * num_stages,
+        backward=[2] * num_stages,
+        weight=[1] * num_stages,
+    )
+
+
+def _held(schedule):
+    """The most microbatches, counted by stage, that each device holds."""
+    return simulate(schedule, activation_bytes=1).peak_device_bytes
+
+
+def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
+    sizes = (schedule.num_devices, schedule.num_microbatches)
+    if sizes != (num_devices, num_microbatches):
+        raise ValueError(
+            "A schedule must be made for the sizes that it is used with. "
+            f"Received: schedule {schedule.name!r} for {sizes[0]} devices "
+            f"and {sizes[1]} microbatches, to be used with {num_devices} "
+            f"devices and num_microbatches={num_microbatches}. Make it "
+            "for these sizes, or change the mesh or num_microbatches."
+        )
+    if stages_per_device not in (None, schedule.num_stages / sizes[0]):
+        raise ValueError(
+            "A `tfscale.pipeline.Schedule` says itself how many stages a "
+            f"device has. Received: schedule {schedule.name!r} with "
+            f"{schedule.num_stages} stages on {sizes[0]} devices, and "
+            f"stages_per_device={stages_per_device}. Leave it out."
         )

@@ -219,3 +219,13 @@ class Schedule:
             f"{circle}. Move the first of these actions back, or what it waits "
             "for forward."
         )
+
+
+def check_sizes(num_stages: int, num_microbatches: int) -> None:
+    """Raises a `ValueError` where there is nothing to schedule."""
+    if num_stages < 1 or num_microbatches < 1:
+        raise ValueError(
+            "A schedule needs at least one stage and one microbatch. "
+            f"Received: num_stages={num_stages}, "
+            f"num_microbatches={num_microbatches}."
+        )

@@ -25,7 +25,11 @@ _OWN_PREDICTIONS = ("predict_step", "make_predict_function")
 
 
 def check_arguments(
-    num_microbatches, recompute, memory_limit, microbatch_size
+    num_microbatches,
+    recompute,
+    memory_limit,
+    microbatch_size,
+    stages_per_device,
 ) -> None:
     """Refuses arguments of the wrong type or size.
 
@@ -35,6 +39,8 @@ def check_arguments(
     """
     _check_count("num_microbatches", num_microbatches)
     _check_count("microbatch_size", microbatch_size)
+    if stages_per_device is not None:
+        _check_count("stages_per_device", stages_per_device)
     if not isinstance(recompute, bool):
         raise TypeError(
             "`recompute` must be True or False. Received: "

@@ -5,9 +5,11 @@ import functools
 import math
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.pipeline.planning import balance as balance_lib
+from tfscale.pipeline.planning.named_schedules import fastest
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
 from tfscale.pipeline.planning.simulate import peak_in_flight
@@ -80,13 +82,22 @@ class PipelinePlan:
 
         The unit is the mean forward of a stage.
         """
-        costs = self.stage_sums(self.flops)
-        mean = sum(costs) / len(costs)
+        forward, backward, weight = self.stage_costs
+        mean = sum(forward) / len(forward)
         return simulate(
             self.schedule,
-            forward=[cost / mean for cost in costs],
+            forward=[cost / mean for cost in forward],
+            backward=[cost / mean for cost in backward],
+            weight=[cost / mean for cost in weight],
             recompute=self.recompute,
         )
+
+    @functools.cached_property
+    def stage_costs(self) -> tuple[list, list, list]:
+        """FLOPs of each stage: of F, of B and W together, and of W alone."""
+        backward, weight = _backward_flops(self.graph, self.flops)
+        sums = self.stage_sums
+        return sums(self.flops), sums(backward), sums(weight)
 
     def stage_sums(self, of_calls) -> list:
         """Sums over the calls of each stage of one number per call."""
@@ -105,6 +116,7 @@ def make_plan(
     memory_limit: float | None = None,
     microbatch_size: int = 1,
     measure=None,
+    choose_schedule: bool = False,
 ) -> PipelinePlan:
     """Cuts a model into the stages of a schedule.
 
@@ -118,6 +130,8 @@ def make_plan(
         microbatch_size: Rows of a microbatch, for estimates of memory.
         measure: Times the calls of a graph, for `balance="time"`: a function
             of the `Graph` that returns a number for each of its calls.
+        choose_schedule: Whether to take the `fastest` schedule for the costs
+            of the stages, in place of `schedule`.
 
     Raises:
         TypeError: If `model` is no Keras model.
@@ -141,7 +155,9 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    costs, allowed_cuts = list(traced.flops), None
+    backward, _ = _backward_flops(graph, traced.flops)
+    costs = [f + b for f, b in zip(traced.flops, backward, strict=True)]
+    allowed_cuts = None
     if balance == "params":
         costs = parameters(graph)
     elif balance == "time":
@@ -166,10 +182,15 @@ def make_plan(
             "recompute": recompute,
         }
     cuts = balance_lib.partition(
-        costs, num_stages, allowed_cuts=allowed_cuts, **limits
+        costs,
+        num_stages,
+        allowed_cuts=allowed_cuts,
+        cut_bytes=_cut_bytes(graph),
+        stage_devices=schedule.stage_devices,
+        **limits,
     )
     stages = tuple(cut(graph, cuts))
-    return PipelinePlan(
+    plan = PipelinePlan(
         graph,
         stages,
         schedule,
@@ -178,6 +199,74 @@ def make_plan(
         microbatch_size,
         traced.length,
     )
+    if not choose_schedule:
+        return plan
+    fits = None
+    if memory_limit is not None:
+        fits = functools.partial(_fits, plan, limits["memory"], memory_limit)
+    forward, backward, weight = plan.stage_costs
+    schedule = fastest(
+        schedule, forward=forward, backward=backward, weight=weight, fits=fits
+    )
+    return dataclasses.replace(plan, schedule=schedule)
+
+
+def _fits(plan, memory, memory_limit, schedule):
+    """Whether each device has the memory that a schedule needs."""
+    simulation = simulate(
+        schedule,
+        recompute=plan.recompute,
+        activation_bytes=plan.stage_sums(each.activation for each in memory),
+        stage_input_bytes=plan.stage_sums(
+            each.stage_input if call is stage.calls[0] else 0
+            for stage in plan.stages
+            for call, each in zip(stage.calls, memory)
+        ),
+    )
+    needed = list(simulation.peak_device_bytes)
+    fixed = plan.stage_sums(each.fixed for each in memory)
+    for device, own in zip(schedule.stage_devices, fixed, strict=True):
+        needed[device] += own
+    return max(needed) <= memory_limit
+
+
+def _backward_flops(graph, flops):
+    """FLOPs of the backward of each call, and those of them that are W.
+
+    The gradients of inputs, and those of weights, take as much as the
+    forward. What has nothing trainable before it needs no gradient of its
+    inputs; it is counted where its own weights are trained, as the work of
+    the first layer is small.
+    """
+    reached, backward, weight = set(), [], []
+    for call, forward in zip(graph.calls, flops, strict=True):
+        variables = call.variables
+        trains = any(variable.trainable for variable in variables)
+        passes = any(value in reached for value in call.inputs)
+        if trains or passes:
+            reached.update(call.outputs)
+        # Both operands of a product of activations have a gradient.
+        times = 2 if trains or not variables else 1
+        backward.append(times * forward if trains or passes else 0)
+        weight.append(forward if trains else 0)
+    return backward, weight
+
+
+def _cut_bytes(graph):
+    """Bytes that cross a cut just before each call, unknown sizes as 1."""
+    last_use = {value: len(graph.calls) for value in graph.outputs}
+    for index, call in reversed(list(enumerate(graph.calls))):
+        for value in call.inputs:
+            last_use.setdefault(value, index)
+    crossing = [0] * (len(graph.calls) + 1)
+    for index, call in enumerate(graph.calls):
+        for value in call.outputs:
+            spec = graph.specs[value]
+            sizes = (size or 1 for size in spec.shape)
+            size = math.prod(sizes) * tf.as_dtype(spec.dtype).size
+            for cut_before in range(index + 1, last_use.get(value, index) + 1):
+                crossing[cut_before] += size
+    return crossing[: len(graph.calls)]
 
 
 def _layers_of(calls):

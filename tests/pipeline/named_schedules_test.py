@@ -1,0 +1,145 @@
+"""Every schedule that has a name gives the numbers of one device."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+from tfscale.pipeline.planning.named_schedules import SCHEDULES
+
+# Rows of an epoch in batches of 16: the last one has less than a row for each
+# microbatch.
+ROWS = 36
+
+
+def build():
+    """Nine layers with weights, a skip over several stages, and dropout."""
+    x = skip = inputs = keras.Input((6,))
+    for _ in range(8):
+        x = keras.layers.Dense(6, "tanh")(x)
+        x = keras.layers.BatchNormalization(trainable=False)(x)
+    x = keras.layers.Add()([x, skip])
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+@functools.cache
+def job():
+    random = np.random.RandomState(0)
+    return same_numbers.Job(
+        build,
+        dict(
+            x=random.normal(size=(ROWS, 6)).astype("float32"),
+            y=random.normal(size=(ROWS, 3)).astype("float32"),
+            batch_size=16,
+        ),
+        lambda: keras.optimizers.Adam(0.01),
+    )
+
+
+@functools.cache
+def one_device():
+    return same_numbers.on_one_device(job())
+
+
+class SameNumbersTest(parameterized.TestCase):
+    @parameterized.product(
+        schedule=(*SCHEDULES, "auto"), devices=(2, 4), recompute=(False, True)
+    )
+    @pytest.mark.crossing(every=3)
+    def test_three_steps(self, schedule, devices, recompute):
+        many = same_numbers.on_mesh(
+            job(), devices, 8, schedule=schedule, recompute=recompute
+        )
+        same_numbers.assert_same(self, one_device(), many)
+
+    @parameterized.parameters(("interleaved", 3), ("zb1p", 3), ("auto", 2))
+    def test_several_stages_on_a_device(self, schedule, stages_per_device):
+        many = same_numbers.on_mesh(
+            job(), 2, 4, schedule=schedule, stages_per_device=stages_per_device
+        )
+        same_numbers.assert_same(self, one_device(), many)
+
+
+class PipelineModelTest(parameterized.TestCase):
+    def wrap(self, build=build, num_devices=2, **options):
+        same_numbers.reset()
+        mesh = tfscale.device_mesh(pipeline=num_devices)
+        with tfscale.MeshStrategy(mesh).scope():
+            return tfscale.PipelineModel(build(), 4, **options)
+
+    def test_stages_go_round_the_devices(self):
+        model = self.wrap(schedule="interleaved", stages_per_device=3)
+        self.assertEqual(model.plan.schedule.stage_devices, (0, 1) * 3)
+        self.assertLen(model.plan.stages, 6)
+
+    @parameterized.parameters(0, True, 1.5)
+    def test_stages_per_device_is_a_positive_integer(self, number):
+        with self.assertRaisesRegex(
+            (TypeError, ValueError), f"stages_per_device.*{number}"
+        ):
+            self.wrap(schedule="interleaved", stages_per_device=number)
+
+    def test_auto_says_what_it_took(self):
+        model = self.wrap(schedule="auto")
+        lines = []
+        model.pipeline_summary(print_fn=lines.append)
+        self.assertIn("auto: zb_h1", "\n".join(lines))
+
+    def test_auto_takes_what_the_memory_has_room_for(self):
+        limit = 2**30
+        free = self.wrap(schedule="auto", memory_limit=limit)
+        self.assertEqual(free.plan.schedule.name, "auto: zb_h1")
+        # 1F1B holds less on the second device than ZB-H1 does there.
+        while True:
+            limit *= 0.97
+            try:
+                tight = self.wrap(schedule="auto", memory_limit=limit)
+            except ValueError:
+                self.fail("Nothing fitted before 1F1B was taken.")
+            if tight.plan.schedule.name == "auto: 1f1b":
+                break
+
+
+def half_frozen():
+    model = keras.Sequential(
+        [keras.Input((6,)), *(keras.layers.Dense(6) for _ in range(8))]
+    )
+    for layer in model.layers[:4]:
+        layer.trainable = False
+    return model
+
+
+class FrozenLayersTest(parameterized.TestCase):
+    """A frozen layer costs its forward alone if nothing is trained before."""
+
+    def plan(self, build):
+        same_numbers.reset()
+        mesh = tfscale.device_mesh(pipeline=2)
+        with tfscale.MeshStrategy(mesh).scope():
+            return tfscale.PipelineModel(build(), 8).plan
+
+    def test_the_cut_of_a_model_whose_first_half_is_frozen(self):
+        # 4 x 1 + 4 x 3: 6 layers, 4 of them frozen, against 2 or 5 against 3.
+        plan = self.plan(half_frozen)
+        sizes = [len(stage.calls) for stage in plan.stages]
+        self.assertIn(sizes, ([5, 3], [6, 2]))
+        forward, backward, weight = plan.stage_costs
+        layer = sum(forward) / 8
+        self.assertEqual(sum(backward), 8 * layer)
+        self.assertEqual(sum(weight), 4 * layer)
+
+    def test_what_only_passes_gradients_has_no_weight_gradient(self):
+        def build():
+            model = half_frozen()
+            model.layers[0].trainable = True
+            return model
+
+        forward, backward, weight = self.plan(build).stage_costs
+        layer = sum(forward) / 8
+        # The first and the last four train, three pass gradients on.
+        self.assertEqual(sum(backward), 13 * layer)
+        self.assertEqual(sum(weight), 5 * layer)

@@ -1,0 +1,102 @@
+"""Schedules found by list scheduling over the costs of the stages."""
+
+from collections.abc import Sequence
+
+from tfscale.pipeline.planning.action import KINDS
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.action import dependencies
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.planning.schedule import check_sizes
+
+
+def list_schedule(
+    stage_devices: Sequence[int],
+    num_microbatches: int,
+    in_flight: int,
+    *,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    weight: Sequence[float],
+    name: str = "list",
+) -> Schedule:
+    """Every device does what can start first: B before F before W.
+
+    The automatic schedule of Qi et al. (2023, section 4) for any placement of
+    stages.
+
+    Args:
+        stage_devices: The device of each stage.
+        num_microbatches: Microbatches of a step.
+        in_flight: The most microbatches that a device holds, each stage of
+            it counted by itself. At least its number of stages.
+        forward: Cost of F, for each stage.
+        backward: Cost of B and W together, for each stage.
+        weight: The part of `backward` that is W.
+        name: Name of the schedule.
+
+    >>> costs = dict(forward=[1, 1], backward=[2, 2], weight=[1, 1])
+    >>> schedule = list_schedule([0, 1], 2, 2, **costs)
+    >>> [str(action) for action in schedule.actions[0]]
+    ['F0.0', 'F0.1', 'B0.0', 'W0.0', 'B0.1', 'W0.1']
+    """
+    num_stages, num_devices = len(stage_devices), 1 + max(stage_devices)
+    costs = {
+        "F": forward,
+        "B": [b - w for b, w in zip(backward, weight, strict=True)],
+        "W": weight,
+    }
+    # A forward leaves room for one of each later stage of its device.
+    room = [
+        in_flight - stage_devices[stage + 1 :].count(device)
+        for stage, device in enumerate(stage_devices)
+    ]
+    free_at, held = [0.0] * num_devices, [0] * num_devices
+    rows = [[] for _ in range(num_devices)]
+    ends = {}
+    following = [
+        Action(kind, stage, 0) for kind in KINDS for stage in range(num_stages)
+    ]
+    while following:
+        candidates = []
+        for action in following:
+            device = stage_devices[action.stage]
+            needed = dependencies(action, num_stages)
+            if any(each not in ends for each in needed) or (
+                action.kind == "F" and held[device] >= room[action.stage]
+            ):
+                continue
+            start = max([free_at[device], *(ends[each] for each in needed)])
+            rank = "BFW".index(action.kind)
+            candidates.append((start, rank, -action.stage, action))
+        start, *_, action = min(candidates)
+        device = stage_devices[action.stage]
+        rows[device].append(action)
+        free_at[device] = start + costs[action.kind][action.stage]
+        ends[action] = free_at[device]
+        held[device] += {"F": 1, "B": 0, "W": -1}[action.kind]
+        following.remove(action)
+        if action.microbatch + 1 < num_microbatches:
+            following.append(action._replace(microbatch=action.microbatch + 1))
+    return Schedule(rows, name=name)
+
+
+def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
+    """No bubble inside a step, for twice the memory (Qi et al. 2023, 3.2).
+
+    Device `d` of `D` runs up to `2 D - 1` forwards ahead. If F, B and W take
+    equal time every device works without a gap; what is left of the bubble
+    are the times at which devices start and end.
+
+    >>> [str(action) for action in zb_h2(1, 2).actions[0]]
+    ['F0.0', 'B0.0', 'F0.1', 'B0.1', 'W0.0', 'W0.1']
+    """
+    check_sizes(num_devices, num_microbatches)
+    return list_schedule(
+        tuple(range(num_devices)),
+        num_microbatches,
+        2 * num_devices - 1,
+        forward=[1] * num_devices,
+        backward=[2] * num_devices,
+        weight=[1] * num_devices,
+        name="zb_h2",
+    )

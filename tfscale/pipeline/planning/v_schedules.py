@@ -1,0 +1,133 @@
+"""Zero-bubble schedules whose stages go to the last device and back.
+
+Device `d` of `D` has the stages `d` and `2 D - 1 - d`: the first device has
+the first and the last stage, so a B follows its F at once.
+"""
+
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.planning.schedule import check_sizes
+
+# The two stages of a device: on the way there and on the way back.
+_THERE, _BACK = 0, 1
+
+
+def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
+    """ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory").
+
+    No bubble but the start's if F, B and W take equal time, with as many
+    activations on each device as 1F1B has on the first one.
+
+    >>> [str(action) for action in zb_v(1, 1).actions[0]]
+    ['F0.0', 'F1.0', 'B1.0', 'W1.0', 'B0.0', 'W0.0']
+    """
+    check_sizes(num_devices, num_microbatches)
+    # The paper's order is for at least 2 D - 1 microbatches: of fewer, the
+    # others are left out.
+    most = max(2 * num_devices - 1, num_microbatches)
+    rows = []
+    for device in range(num_devices):
+        row = _Row(device, num_devices)
+        row.add("F", _THERE, times=2 * (num_devices - device) - 1)
+        for _ in range(device):
+            row.add("F", _BACK)
+            row.add("F", _THERE)
+        row.add("FBW", _BACK, times=num_devices - device)
+        while row.count("F", _BACK) < row.count("F", _THERE) or (
+            row.count("F", _THERE) < most
+        ):
+            if row.count("F", _THERE) < most:
+                row.add("F", _THERE)
+            row.add("BW", _THERE)
+            row.add("FBW", _BACK)
+        for _ in range(device):
+            row.add("B", _THERE)
+            row.add("B", _BACK)
+        row.add("BW", _THERE, times=num_devices - device)
+        for way in (_BACK, _THERE):
+            row.add("W", way, times=most - row.count("W", way))
+        rows.append([a for a in row.actions if a.microbatch < num_microbatches])
+    return Schedule(rows, name="zb_v")
+
+
+def dualpipev(num_devices: int, num_microbatches: int) -> Schedule:
+    """DualPipeV: DeepSeek's DualPipe, cut in half (DeepSeek-AI 2025).
+
+    DualPipe overlaps the F of one microbatch with the B of another, to hide
+    the exchange of experts. Here the two run one after the other, in the
+    order of PyTorch's `ScheduleDualPipeV`; the bubble is that of `zb_v`.
+
+    Raises:
+        ValueError: If there are fewer microbatches than stages.
+
+    >>> [str(action) for action in dualpipev(1, 2).actions[0]]
+    ['F0.0', 'F1.0', 'F0.1', 'B1.0', 'F1.1', 'B0.0', 'B1.1', 'B0.1', 'W0.1']
+    """
+    check_sizes(num_devices, num_microbatches)
+    if num_microbatches < 2 * num_devices:
+        raise ValueError(
+            "The schedule 'dualpipev' needs at least as many microbatches as "
+            "stages, of which each device has two. Received: "
+            f"num_microbatches={num_microbatches} on {num_devices} devices. "
+            f"Use num_microbatches={2 * num_devices} or more, or 'zb_v'."
+        )
+    rows = []
+    for device in range(num_devices):
+        row = _Row(device, num_devices)
+        after = num_devices - 1 - device  # devices after this one
+        row.add("F", _THERE, times=2 * after)
+        for _ in range(device + 1):
+            row.add("F", _THERE)
+            row.add("F", _BACK)
+        for _ in range(after):
+            row.add_late("B", _BACK)
+            row.late_weights()
+            row.add("F", _BACK)
+        for _ in range(num_microbatches - 2 * num_devices + device + 1):
+            row.add("F", _THERE)
+            row.add("B", _BACK)
+            row.add("F", _BACK)
+            row.add("B", _THERE)
+        for _ in range(after):
+            row.add("B", _BACK)
+            row.add("F", _BACK)
+            row.add("B", _THERE)
+        # The second half of these is without weights, which fill the end.
+        backwards = [_BACK, _THERE] * (device + 1)
+        for index, way in enumerate(backwards):
+            late = index > device
+            (row.add_late if late else row.add)("B", way)
+        for _ in range(after):
+            row.late_weights()
+            row.add_late("B", _THERE)
+        rows.append(row.actions + row.late)
+    return Schedule(rows, name="dualpipev")
+
+
+class _Row:
+    """The actions of a device, whose microbatches are counted here."""
+
+    def __init__(self, device, num_devices):
+        self.actions, self.late = [], []
+        self._stages = device, 2 * num_devices - 1 - device
+        self._counts = {}
+
+    def count(self, kind, way):
+        return self._counts.get((kind, way), 0)
+
+    def add(self, kinds, way, times=1):
+        """The next microbatch of each kind; a B computes its weights too."""
+        for _ in range(times):
+            for kind in kinds:
+                microbatch = self.count(kind, way)
+                self._counts[kind, way] = microbatch + 1
+                self.actions.append(Action(kind, self._stages[way], microbatch))
+
+    def add_late(self, kind, way):
+        """A B without its weights, which come later."""
+        self.add(kind, way)
+        self.late.append(self.actions[-1]._replace(kind="W"))
+
+    def late_weights(self):
+        if self.late:
+            self.actions.append(self.late.pop(0))
