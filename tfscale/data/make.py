@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfscale.data import arguments
 from tfscale.data import first_record
-from tfscale.data import worker_part
 from tfscale.data.caches import memory
 from tfscale.data.chain import batchwise
 from tfscale.data.chain import caching
@@ -21,11 +20,12 @@ from tfscale.data.chain import service as service_lib
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining import lints
-from tfscale.data.order import window_size
+from tfscale.data.order import windows
 from tfscale.data.order.epoch_plan import make_plan
 from tfscale.data.order.position import Position
 from tfscale.data.sources.source import Source
 from tfscale.data.sources.source import StreamSource
+from tfscale.data.sources.source import of_worker
 
 
 def pipeline(
@@ -156,7 +156,7 @@ def pipeline(
     if service is not None:
         service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
-    source, sizes = worker_part.of_worker(source, shard, context)
+    source, sizes = of_worker(source, shard, context)
     plan = make_plan(
         num_records=source.num_records,
         batch_size=batch_size,
@@ -181,7 +181,7 @@ def pipeline(
         spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
     else:
         spec = first_record.spec_of_any(source, parsers, first)
-    window = window_size.choose(source, shuffle, shuffle_window, budget)
+    window = windows.window_size(source, shuffle, shuffle_window, budget)
     recipe = Recipe(
         source=source,
         plan=plan,

@@ -1,6 +1,6 @@
 """A cache on disk: parsed records written once, read by their numbers.
 
-It is written beside its place and renamed when it is whole. Hence a run that
+It is written beside its path and renamed when it is whole. Hence a run that
 is killed leaves no lock and no half a cache, two runs that write the same one
 do not disturb each other, and whoever finds a cache finds all of it.
 """
@@ -90,7 +90,9 @@ def _format(specs: list[tf.TensorSpec]) -> type[RowFile | StringFile]:
     return RowFile if row_file.suits(specs) else StringFile
 
 
-def place(cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset) -> str:
+def path_of(
+    cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset
+) -> str:
     """The directory of one source's cache within `cache_dir`.
 
     It is another one for other data, of which there are `some` records: sources

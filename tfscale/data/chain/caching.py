@@ -106,15 +106,9 @@ def _free(directory):
 def _file(recipe, cache_dir, need):
     source = recipe.source
     numbers, some = source.some(_COMPARED)
-    directory = file_cache.place(cache_dir, source, recipe.spec, some)
+    directory = file_cache.path_of(cache_dir, source, recipe.spec, some)
     plan = make_plan(
-        num_records=source.num_records,
-        batch_size=1,
-        remainder="keep",
-        workers=1,
-        worker=0,
-        replicas=1,
-        sizes=None,
+        num_records=source.num_records, batch_size=1, remainder="keep"
     )
     in_order = dataclasses.replace(
         recipe, plan=plan, shuffle=False, augment=None, service=None

@@ -1,4 +1,4 @@
-"""What was asked of a pipeline and what was decided, in one place."""
+"""What a pipeline was asked for, and what was decided."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,33 +26,9 @@ def call(function, record, **kwargs):
 class Recipe:
     """Everything that the chain is built from.
 
-    Attributes:
-        source: The source, this worker's part of it.
-        plan: `EpochPlan`.
-        parse: Function of a record, deterministic, or None.
-        augment: Function of a record and `seed`, or None.
-        shuffle: Whether records come in random order.
-        window: Integer, records that are mixed at a time where the source
-            cannot be read at random.
-        cache: `MemoryCache`, `FileCache` or None.
-        cache_kind: String for explanations: "memory", "file" or "none".
-        cache_reason: String, why.
-        spec: Structure of `tf.TensorSpec`: a parsed record; None if it is
-            not to be checked.
-        parallelism: Integer or `tf.data.AUTOTUNE`, of the parallel map.
-        prefetch: Integer or `tf.data.AUTOTUNE`, batches; 0 for none.
-        options: `tf.data.Options`.
-        parse_batch: Function of a batch of records as they are read, and of
-            their `numbers`, that returns them parsed, or None.
-        batchwise: Whether records go through the chain in batches, up to
-            `augment`.
-        parse_reason: String for explanations, why.
-        most_are_made: Whether most of some records that were tried can be
-            made.
-        padding: What records of several lengths are padded with, or None.
-        service: String, the address of a tf.data service, or None.
-        service_lanes: Integer, batches that a service makes at a time.
-        lane: int64 scalar, which of the lanes this is; see `service`.
+    The first fields are arguments of `pipeline`, checked, and this worker's
+    part of the source. `spec` is that of a parsed record, or None if records
+    are not to be checked.
     """
 
     source: IndexedSource | BlockSource | StreamSource
@@ -60,22 +36,23 @@ class Recipe:
     parse: Callable[..., Any] | None
     augment: Callable[..., Any] | None
     shuffle: bool
-    window: int
+    window: int  # records mixed at a time, of a source not read at random
     cache: FileCache | MemoryCache | None
-    cache_kind: str
+    cache_kind: str  # "memory", "file" or "none"; for explanations
     cache_reason: str
     spec: Any
     parallelism: int
     prefetch: int
     options: tf.data.Options
+    # Function of a batch of records as they are read, and of their `numbers`.
     parse_batch: Callable[..., Any] | None = None
-    batchwise: bool = False
+    batchwise: bool = False  # whether records are batched before `augment`
     parse_reason: str = ""
-    most_are_made: bool = False
+    most_are_made: bool = False  # of some records that were tried
     padding: Any = None
     service: str | None = None
     service_lanes: int = 1
-    lane: tf.Tensor | int = 0
+    lane: tf.Tensor | int = 0  # which of the lanes this is; see `service`
 
     @property
     def num_lanes(self):
@@ -84,7 +61,7 @@ class Recipe:
 
     @property
     def names_failed(self):
-        """Whether a record that fails is named behind the batch: see `named`.
+        """Whether a failed record is named after its batch: see `named`.
 
         That needs all records, and in order; and a batch must soon be full.
         """
@@ -97,7 +74,7 @@ class Recipe:
 
     @property
     def has_quick_decode(self):
-        """Whether the source has a decoder whose errors name no record."""
+        """Whether the source has a decoder with errors that name no record."""
         return getattr(self.source, "quick_decode", None) is not None
 
     @property
@@ -109,7 +86,7 @@ class Recipe:
         )
 
     def quickest(self):
-        """The recipe with a decoder whose errors are named behind the batch."""
+        """The recipe with the quick decoder, if `names_failed`."""
         if not self.names_failed:
             return self
         source = dataclasses.replace(
@@ -150,12 +127,11 @@ class Recipe:
     def record_bytes(self):
         """Bytes of a parsed record, or 0 if its size is not fixed."""
         specs = keras.tree.flatten(self.spec)
-        if any(spec.dtype == tf.string for spec in specs):
-            return 0
-        if not self.has_one_shape:
+        has_strings = any(spec.dtype == tf.string for spec in specs)
+        if has_strings or not self.has_one_shape:
             return 0
         return sum(
-            spec.dtype.size * (spec.shape.num_elements() or 0) for spec in specs
+            spec.dtype.size * spec.shape.num_elements() for spec in specs
         )
 
     @tf.autograph.experimental.do_not_convert

@@ -1,4 +1,4 @@
-"""The dataset that the chain returns: a `tf.data.Dataset` that has a place."""
+"""The dataset that the chain returns: a `tf.data.Dataset` with a position."""
 
 import contextlib
 import dataclasses

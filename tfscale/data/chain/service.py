@@ -1,9 +1,9 @@
 """The chain on the workers of a tf.data service, in the same order.
 
-A service hands batches out as its workers finish them, which is no order. So
-the steps of an epoch are dealt out to lanes, each lane is one split of the
-service and hence the work of one worker, in order, and the lanes are
-interleaved here, one batch from each in turn:
+A service hands out batches as its workers finish them, in no order. Therefore
+the steps of an epoch are dealt to lanes. Each lane is one split of the service,
+hence the work of one worker, in order. The lanes are interleaved here, one
+batch from each in turn:
 
     lane 0   step 0       step 4       step 8   ...    some worker
     lane 1      step 1       step 5       ...          some worker
@@ -22,17 +22,17 @@ import tensorflow as tf
 
 
 def reach(address, *, patience=30.0):
-    """Waits until somebody listens at a dispatcher's address.
+    """Waits until a dispatcher answers at an address.
 
-    tf.data itself would wait for ever, and say nothing. Who is started together
-    is not ready together: hence the `patience`, in seconds.
+    tf.data itself would wait for ever, and say nothing. Processes that start
+    together are not ready together: hence the `patience`, in seconds.
 
     Raises:
         ValueError: If it is no such address.
-        ConnectionError: If nobody listens there.
+        ConnectionError: If nothing answers there.
     """
-    protocol, found, place = address.partition("://")
-    host, _, port = place.rpartition(":")
+    protocol, found, target = address.partition("://")
+    host, _, port = target.rpartition(":")
     if not (found and protocol and host and port.isdecimal()):
         raise ValueError(
             "`service` must be the address of a dispatcher, such as "
@@ -54,21 +54,18 @@ def reach(address, *, patience=30.0):
         time.sleep(0.2)
 
 
+@dataclasses.dataclass(frozen=True)
 class _FixedPosition:
-    """What the chain reads in place of a `Position`: tensors, not state."""
+    """A `Position` for the chain on a worker: a tensor, not state."""
 
-    def __init__(self, state):
-        self._state = state
+    state: tf.Tensor
 
     def begin(self):
-        return self._state
+        return self.state
 
 
 def batches(recipe, position, make):
-    """Keyed batches of an epoch, made by the service.
-
-    Each lane's are what `make` returns of a recipe and a position.
-    """
+    """Keyed batches of an epoch; `make(recipe, position)` builds a lane's."""
     lanes = recipe.service_lanes
 
     def epoch(state):

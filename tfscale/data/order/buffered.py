@@ -34,10 +34,10 @@ def stream_records(recipe, position):
             )
         records = records.enumerate().skip(start)
 
-        def mine(place, _):
-            step = (place - start) // plan.global_batch
+        def mine(position, _):
+            step = (position - start) // plan.global_batch
             first, length = plan.slice_of(step, start, tf.minimum)
-            mine = (place >= first) & (place < first + length)
+            mine = (position >= first) & (position < first + length)
             mine &= step % recipe.num_lanes == recipe.lane
             return mine & (step < steps)
 
@@ -46,15 +46,15 @@ def stream_records(recipe, position):
         else:
             records = records.take(final + 1 - start)
 
-        def keyed(place, record):
+        def keyed(position, record):
             number, raw = record
-            keys = stream.keys_of(where, number[None], place[None], plan)
+            keys = stream.keys_of(where, number[None], position[None], plan)
             return keys[0], raw
 
         return records.map(keyed)
 
     head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: stream.place(position, plan), name="position"
+        lambda _: stream.epoch_start(position, plan), name="position"
     )
     return head.flat_map(epoch_of)
 

@@ -97,7 +97,14 @@ class EpochPlan:
 
 
 def make_plan(
-    *, num_records, batch_size, remainder, workers, worker, replicas, sizes
+    *,
+    num_records,
+    batch_size,
+    remainder,
+    workers=1,
+    worker=0,
+    replicas=1,
+    sizes=None,
 ):
     """Checks that every worker gets equal batches, before the first step.
 

@@ -5,19 +5,17 @@ A key is five int64 numbers that a record carries to the end of the chain:
     0 seed    1 epoch    2 record    3 real?    4 from    5 to
 
 Record is its number in the source; a record that only pads the last batch is
-not real; who takes the batch moves the position from one index to the other.
-`from` is -1 if the batch moves nothing, `to` 0 if the epoch is over with it.
+not real. The batch's consumer moves the position from one index to the other:
+`from` is -1 if the batch moves nothing, `to` 0 if it ends the epoch.
 
-**Cardinality.** How many elements there are is decided anew by each iterator,
-from the position. tf.data must know a number when the dataset is made, and it
-has one for `unbatch`: elements times their static first dimension. `declare`
-gives a vector the length that it has in a whole epoch, so that the chain knows
-what an epoch holds. Nothing checks a static shape against a tensor's own at
-run time, and a resumed epoch is simply shorter.
+**Cardinality.** Each iterator decides the number of elements from the position,
+and tf.data must know a number when the dataset is created. For `unbatch` that
+is elements times their static first dimension: `declare` gives a vector the
+length that it has in a whole epoch. Nothing checks a static shape at run time,
+so a resumed epoch is simply shorter.
 
-**Few operations.** Each iterator readies every function of the chain anew. Ours
-are marked for one device (see `single_device`), which leaves them as they are
-written: short.
+**Few operations.** Each iterator prepares every function of the chain anew. Ours
+are marked for one device (see `single_device`) and run as written: short.
 """
 
 import keras
@@ -28,7 +26,7 @@ from tfscale.data.order import order
 
 KEY_SIZE = 6
 SEED, EPOCH, RECORD, REAL, FROM, TO = range(KEY_SIZE)
-NO_KEY = -1  # in each place of what is no key
+NO_KEY = -1  # each number of a row without a key
 
 
 def declare(tensor, length):
@@ -53,7 +51,7 @@ def whole(keys, *raw):
     return keras.tree.map_structure(cut, (keys, *raw))
 
 
-def place(position, plan):
+def epoch_start(position, plan):
     """Reads the position once, when an iterator begins.
 
     Returns:
@@ -73,7 +71,7 @@ def place(position, plan):
 
 
 def normal(epoch, index, plan):
-    """An epoch and the place in its line: its end is the next one's beginning.
+    """Epoch and position in its line: an epoch's end is the next one's begin.
 
     `index` counts the records over all lines.
     """
@@ -85,7 +83,7 @@ def normal(epoch, index, plan):
 def keys_of(where, records, positions, plan):
     """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
 
-    `where` is what `place` returned; records and positions are int64 vectors.
+    `where` is what `epoch_start` returned; the others are int64 vectors.
     """
     seed, epoch, start, steps, moving, final = where
     shape = tf.shape(records)
@@ -130,7 +128,7 @@ def move(position, plan, keys):
 
 
 def repeated(where, number):
-    """What `place` returned as one row, `number` times below each other."""
+    """What `epoch_start` returned as rows, `number` of them."""
     return tf.broadcast_to(tf.stack(where), [number, len(where)])
 
 
@@ -143,7 +141,7 @@ def indexed_keys(recipe, position):
     plan = recipe.plan
 
     def steps_of_epoch(_):
-        where = place(position, plan)
+        where = epoch_start(position, plan)
         step = tf.range(recipe.lane, where[3], recipe.num_lanes)
         length = plan.num_steps
         head = repeated(where, tf.size(step))

@@ -16,14 +16,46 @@ source, this is a full shuffle.
 import tensorflow as tf
 
 from tfscale.data import single_device
+from tfscale.data.caches import memory
 from tfscale.data.order import order
 from tfscale.data.order import stream
 from tfscale.data.sources.source import DAMAGED
+from tfscale.data.sources.source import IndexedSource
+from tfscale.data.sources.source import Source
 
 _FAR = 1 << 60  # a position after all others
 # Reads of a remote file system wait rather than work.
 _INTERLEAVED_READS = 16  # files at a time
 _MIX = 0x5EED  # so that blocks and records are not shuffled alike
+_WINDOW_RECORDS = 512
+_WINDOW_BYTES = 16 << 20  # or more records, where they are small
+_COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
+
+
+def window_size(
+    source: Source, shuffle: bool, window: int | None, budget: int
+) -> int:
+    """How many records are mixed at a time; `budget` is in bytes.
+
+    Raises:
+        ValueError: If what is asked for does not fit the budget.
+    """
+    if isinstance(source, IndexedSource) or not shuffle:
+        return window or _WINDOW_RECORDS
+    record = getattr(source, "record_bytes", 0) or memory.size_of(
+        source.first()
+    )
+    fit = int(budget // (record * _COPIES + 1))
+    if window is not None and min(window, source.num_records) > fit:
+        raise ValueError(
+            "The shuffle window must fit the memory budget. Received: "
+            f"shuffle_window={window} records of {record:.0f} bytes, of which "
+            f"{_COPIES} windows live at a time, and a budget of {budget} "
+            f"bytes. Use {fit} or less, or a larger `ram_budget`."
+        )
+    if window is None:
+        window = max(_WINDOW_RECORDS, int(_WINDOW_BYTES // (record + 1)))
+    return max(min(window, fit), 1)
 
 
 def blocks_per_window(source, window):
@@ -142,7 +174,7 @@ class _WindowReader:
     def windows(self, _):
         """Of each window left: head, number, first position, is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
-        where = stream.place(self._position, plan)
+        where = stream.epoch_start(self._position, plan)
         seed, epoch, start, *_, final = where
         blocks = self._blocks(
             tf.constant(0, tf.int64), self._num_blocks, seed, epoch

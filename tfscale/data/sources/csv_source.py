@@ -1,7 +1,7 @@
 """CSV files as a source."""
 
 import csv as csv_reader
-import functools
+import itertools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +14,7 @@ from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
+from tfscale.data.sources.source import unreadable
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -93,7 +94,8 @@ def csv(
             f"label={label!r}; the columns are {columns}."
         )
     skipped = sum(
-        text.check(columns, dtypes, delimiter, on_damage) for text in texts
+        text.check(columns, dtypes, delimiter, on_damage == "raise")
+        for text in texts
     )
     if skipped:
         warnings.warn(
@@ -188,13 +190,9 @@ def _source(texts, parse, record_spec, skipped):
 class _CsvFile:
     """The lines of one file.
 
-    Args:
-        path: String.
-        has_header: Whether the first line names the columns.
-
     Attributes:
         path: String.
-        header: String, the first line, or "".
+        header: String, the first line if it names the columns, else "".
         begins: int64 array, where each other line begins.
         lengths: int64 array, their bytes without the end of the line.
     """
@@ -224,11 +222,7 @@ class _CsvFile:
         self.lengths = (ends - begins).astype(np.int64)
 
     def columns(self, delimiter):
-        """Names of the columns, as the header has them.
-
-        Raises:
-            tf.errors.DataLossError: If it is no text.
-        """
+        """Names of the columns, as the header has them."""
         try:
             if "\0" in self.header:
                 raise csv_reader.Error("it is no text")
@@ -241,21 +235,11 @@ class _CsvFile:
             ) from error
         return [name.strip() for name in names]
 
-    def check(self, columns, dtypes, delimiter, on_damage):
-        """Leaves out lines that cannot be read.
-
-        Args:
-            columns: List of strings, the columns of the file.
-            dtypes: Dict from some of them to `tf.DType`.
-            delimiter: String of one character.
-            on_damage: `"raise"` or `"skip"`.
-
-        Returns:
-            Integer, how many there were.
+    def check(self, columns, dtypes, delimiter, raises):
+        """Leaves out lines that cannot be read; returns how many.
 
         Raises:
-            tf.errors.DataLossError: If there is one and `on_damage` is
-                `"raise"`.
+            tf.errors.DataLossError: If there is one and the file `raises`.
         """
         with tf.io.gfile.GFile(self.path, "rb") as file:
             contents = file.read()
@@ -263,28 +247,21 @@ class _CsvFile:
         # All fields, so that one too few or too many is found.
         defaults = [_default(dtypes.get(name, tf.string)) for name in columns]
 
-        def damage(first, last):
-            try:
-                fields = tf.io.decode_csv(
-                    lines[first:last], defaults, field_delim=delimiter
-                )
-                for name, values in zip(columns, fields, strict=True):
-                    if dtypes.get(name) == tf.bool:
-                        _check_booleans(values)
-            except tf.errors.InvalidArgumentError as error:
-                if last - first == 1:
-                    return [(first, _reason(error))]
-                middle = (first + last) // 2
-                found = damage(first, middle)
-                if found and on_damage == "raise":
-                    return found  # one is enough
-                return found + damage(middle, last)
-            return []
+        def read(first, last):
+            fields = tf.io.decode_csv(
+                lines[first:last], defaults, field_delim=delimiter
+            )
+            for name, values in zip(columns, fields, strict=True):
+                if dtypes.get(name) == tf.bool:
+                    _check_booleans(values)
 
-        found = damage(0, len(self.begins)) if len(self.begins) else []
-        if found and on_damage == "raise":
-            number, reason = found[0]
-            begin = int(self.begins[number])
+        failures = unreadable(
+            len(self.begins), read, tf.errors.InvalidArgumentError
+        )
+        failures = list(itertools.islice(failures, 1 if raises else None))
+        if failures and raises:
+            number, error = failures[0]
+            begin, reason = int(self.begins[number]), _reason(error)
             line = contents.count(b"\n", 0, begin) + 1
             raise data_loss(
                 f"A line of a CSV file cannot be read: {reason}. Received: "
@@ -292,7 +269,7 @@ class _CsvFile:
                 f"{lines[number].numpy()[:80]!r}. To leave out what cannot be "
                 "read, use on_damage='skip'."
             )
-        damaged = [number for number, _ in found]
+        damaged = [number for number, _ in failures]
         self.begins = np.delete(self.begins, damaged)
         self.lengths = np.delete(self.lengths, damaged)
         return len(damaged)
@@ -316,9 +293,7 @@ def _check_booleans(fields):
 
 def _is_one_of(fields, words):
     lower = tf.strings.lower(tf.strings.strip(fields))
-    return functools.reduce(
-        tf.logical_or, [tf.equal(lower, word) for word in words]
-    )
+    return tf.reduce_any(tf.equal(lower[:, tf.newaxis], words), axis=1)
 
 
 def _reason(error):

@@ -14,6 +14,7 @@ from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
 from tfscale.data.sources.source import split_by_file
+from tfscale.data.sources.source import unreadable
 
 
 def array_records(
@@ -106,18 +107,16 @@ class _File:
     def skip_damaged(self):
         """Reads everything, and leaves out what cannot be read."""
 
-        def whole(numbers):
+        def read(first, last):
             try:
-                self.read(numbers)
+                self.read(self.records[first:last])
             except ValueError:
                 self._reader = None  # it fails for ever after
-                if len(numbers) == 1:
-                    return []
-                middle = len(numbers) // 2
-                return whole(numbers[:middle]) + whole(numbers[middle:])
-            return list(numbers)
+                raise
 
-        self.records = np.array(whole(self.records), np.int64)
+        failures = unreadable(len(self.records), read, ValueError)
+        damaged = [number for number, _ in failures]
+        self.records = np.delete(self.records, damaged)
 
 
 def _of_files(files, skipped):
@@ -159,14 +158,9 @@ def fetched(
 ) -> IndexedSource:
     """A source of records that a Python function reads, many at a time.
 
-    Args:
-        kind: String, the builder's name.
-        num_records: Integer.
-        fetch: Function from an int64 vector, numbers of records, to their
-            parts, in the order of the flat `spec`.
-        identity: As in `IndexedSource`.
-        spec: Structure of `tf.TensorSpec`, a record.
-        **kwargs: More of `IndexedSource`.
+    `fetch` is a function from an int64 vector, numbers of records, to a list of
+    arrays, in the order of the flat `spec` of a record. More arguments are
+    those of `IndexedSource`.
     """
 
     def gather(index):

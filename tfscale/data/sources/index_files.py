@@ -6,7 +6,7 @@ file, so it is worth keeping where files are many, large or far away:
     index_dir/3f9a...e1.npz    sizes of the records, and of which file: its
                                path, length and time, which must be the same
 
-Workers that start together and keep what they find in one place share the work:
+Workers that start together and keep what they find in one directory share the work:
 each begins with other files, and what is kept meanwhile is not read again.
 """
 
@@ -77,32 +77,32 @@ def _kept_or_scanned(path, scan, index_dir):
     stat = tf.io.gfile.stat(path)
     about = f"{path}\n{stat.length}\n{stat.mtime_nsec}"
     name = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
-    place = os.path.join(index_dir, f"{name}.npz")
-    sizes = _read(place, about)
+    kept_path = os.path.join(index_dir, f"{name}.npz")
+    sizes = _read(kept_path, about)
     if sizes is not None:
         return FileIndex(path, np.cumsum(sizes) - sizes, sizes, None)
     index = scan(path)
     if index.damage is None:
-        _write(place, about, index.sizes)
+        _write(kept_path, about, index.sizes)
     return index
 
 
-def _read(place, about):
+def _read(kept_path, about):
     """Sizes of the records that are kept, or None."""
-    if not tf.io.gfile.exists(place):
+    if not tf.io.gfile.exists(kept_path):
         return None
     try:
-        with tf.io.gfile.GFile(place, "rb") as file:
+        with tf.io.gfile.GFile(kept_path, "rb") as file:
             kept = np.load(io.BytesIO(file.read()))
             return kept["sizes"] if str(kept["about"]) == about else None
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile):
         return None  # not whole: it is written anew
 
 
-def _write(place, about, sizes):
+def _write(kept_path, about, sizes):
     buffer = io.BytesIO()
     np.savez(buffer, about=np.array(about), sizes=sizes)
-    partial = f"{place}.{uuid.uuid4().hex}"
+    partial = f"{kept_path}.{uuid.uuid4().hex}"
     with tf.io.gfile.GFile(partial, "wb") as file:
         file.write(buffer.getvalue())
-    tf.io.gfile.rename(partial, place, overwrite=True)
+    tf.io.gfile.rename(partial, kept_path, overwrite=True)

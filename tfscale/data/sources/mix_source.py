@@ -36,7 +36,7 @@ class _Stretch:
         begin: Integer, its first position.
         pattern: int64 array, who comes, again and again.
         before: int64 array of shape `(len(pattern), num_sources)`: how often
-            each has come before a place of the pattern.
+            each has come before an index of the pattern.
         taken: int64 array, how often each has come before the stretch.
     """
 
@@ -193,8 +193,8 @@ def _pattern(weights):
     share = counts / counts.sum()
     came = np.zeros(len(counts), np.int64)
     pattern, before = [], []
-    for place in range(int(counts.sum())):
-        lag = np.where(came < counts, share * (place + 1) - came, -np.inf)
+    for index in range(int(counts.sum())):
+        lag = np.where(came < counts, share * (index + 1) - came, -np.inf)
         who = int(np.argmax(lag))
         pattern.append(who)
         before.append(came.copy())
@@ -202,8 +202,8 @@ def _pattern(weights):
     return np.array(pattern, np.int64), np.array(before, np.int64), counts
 
 
-def _place_of(number, who, pattern, counts):
-    """The place, from 0 on, at which a source comes for the n-th time."""
+def _position_of(number, who, pattern, counts):
+    """The position, from 0 on, at which a source comes for the n-th time."""
     rounds, rest = divmod(int(number), int(counts[who]))
     return rounds * len(pattern) + int(np.flatnonzero(pattern == who)[rest])
 
@@ -214,7 +214,7 @@ def _stretches(sizes, weights, exhausted):
     taken = np.zeros(len(sizes), np.int64)
     first = _Stretch(0, pattern, before, taken)
     last = [
-        _place_of(size - 1, who, pattern, counts)
+        _position_of(size - 1, who, pattern, counts)
         for who, size in enumerate(sizes)
     ]
     if exhausted == "repeat":
@@ -227,7 +227,7 @@ def _stretches(sizes, weights, exhausted):
         pattern, before, counts = _pattern(active / active.sum())
         stretches.append(_Stretch(begin, pattern, before, sizes - left))
         size = 1 + min(
-            _place_of(left[who] - 1, who, pattern, counts)
+            _position_of(left[who] - 1, who, pattern, counts)
             for who in np.flatnonzero(left)
         )
         came = size // len(pattern) * counts + before[size % len(pattern)]
@@ -256,15 +256,15 @@ def _order(stretches, length, sizes, offsets):
     def order(positions, seed, epoch, shuffle):
         stretch = tf.searchsorted(begins, positions, side="right") - 1
         stretch = tf.cast(stretch, tf.int64)
-        place = positions - tf.gather(begins, stretch)
+        within = positions - tf.gather(begins, stretch)
         period = tf.gather(periods, stretch)
-        at = tf.gather(firsts, stretch) + place % period
+        at = tf.gather(firsts, stretch) + within % period
         who = tf.gather(patterns, at)
         both = tf.stack([stretch, who], axis=1)
         number = (
             epoch * tf.gather(per_epoch, who)
             + tf.gather_nd(taken, both)
-            + place // period * tf.gather_nd(per_round, both)
+            + within // period * tf.gather_nd(per_round, both)
             + tf.gather_nd(before, tf.stack([at, who], axis=1))
         )
         size = tf.gather(all_sizes, who)
@@ -299,13 +299,13 @@ def _reader(parts, offsets):
 def _gatherer(parts, offsets):
     def gather(index):
         who = tf.searchsorted(tf.constant(offsets), index, side="right") - 1
-        places = tf.dynamic_partition(tf.range(tf.size(index)), who, len(parts))
+        rows = tf.dynamic_partition(tf.range(tf.size(index)), who, len(parts))
         found = [
-            part.gather(tf.gather(index, place) - offset)
-            for part, offset, place in zip(parts, offsets, places, strict=True)
+            part.gather(tf.gather(index, own) - offset)
+            for part, offset, own in zip(parts, offsets, rows, strict=True)
         ]
         return keras.tree.map_structure(
-            lambda *batches: tf.dynamic_stitch(places, batches), *found
+            lambda *batches: tf.dynamic_stitch(rows, batches), *found
         )
 
     return gather

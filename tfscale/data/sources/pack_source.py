@@ -2,7 +2,7 @@
 
     tokens       a a a a a b b b . .    documents, one behind another
     segments     1 1 1 1 1 2 2 2 0 0    which document of the sequence; 0: none
-    positions    0 1 2 3 4 0 1 2 0 0    place within the document
+    positions    0 1 2 3 4 0 1 2 0 0    index within the document
 
 Where each document alone would be filled up to the full length, most of a batch
 is padding; where documents are cut wherever a window ends, a document is read
@@ -180,13 +180,13 @@ def _first_fit(sizes, length, num_open):
     held = [[] for _ in range(num_open)]
     closed = []
     for number, size in enumerate(sizes):
-        place = int(np.argmax(room >= size))
-        if room[place] < size:
-            place = int(np.argmin(room))  # the fullest
-            closed.append(held[place])
-            held[place], room[place] = [], length
-        held[place].append(number)
-        room[place] -= size
+        sequence = int(np.argmax(room >= size))
+        if room[sequence] < size:
+            sequence = int(np.argmin(room))  # the fullest
+            closed.append(held[sequence])
+            held[sequence], room[sequence] = [], length
+        held[sequence].append(number)
+        room[sequence] -= size
     closed += [one for one in held if one]
     splits = np.cumsum([0, *map(len, closed)])
     return np.concatenate(closed).astype(np.int64), splits.astype(np.int64)
@@ -202,7 +202,7 @@ def _reader(tokens, begins, sizes, splits, length):
         )
         begin = tf.gather(begins, pieces.values)
         size = tf.gather(sizes, pieces.values)
-        places = tf.ragged.range(begin, begin + size)
+        indices = tf.ragged.range(begin, begin + size)
         # Tokens of a sequence, whichever document they are of.
         ends = tf.gather(tf.cumsum(size), pieces.row_limits() - 1)
         limits = tf.concat([[0], ends], 0)
@@ -216,11 +216,11 @@ def _reader(tokens, begins, sizes, splits, length):
 
         segments = row(tf.repeat(number, size))
         x = {
-            "tokens": row(tf.gather(tokens, places.values)),
+            "tokens": row(tf.gather(tokens, indices.values)),
             "segment_ids": segments,
             "positions": row(tf.ragged.range(size).values),
         }
-        y = row(tf.gather(tokens, places.values + 1))
+        y = row(tf.gather(tokens, indices.values + 1))
         return x, y, tf.cast(segments > 0, tf.float32)
 
     return gather

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,29 +20,26 @@ class IndexedSource:
     """Records that can be read one by one, in any order, at the same price.
 
     Attributes:
-        kind: String, the builder's name, for explanations.
+        kind: The builder's name, for explanations.
         num_records: Integer.
-        read: Function of an int64 scalar tensor that returns the record, a
-            structure of tensors. It is traced, once.
+        read: Function of an int64 scalar that returns the record.
         gather: Function of an int64 vector that returns a batch of records,
-            where that is cheaper than `read` and then batch; else None.
-        in_memory: Whether the records are in memory already, so that caching
-            them as they are gains nothing.
-        decode: Function of what was read that returns the record, where the
-            source knows its format; else None.
+            where that is cheaper than `read`; else None.
+        in_memory: Whether a cache of the records as they are gains nothing.
+        decode: Function of what was read that returns the record; None where
+            that is the record.
         quick_decode: As `decode`, for less, with errors that do not say which
             record it was; else None.
         split: Function `(num_workers, worker)` that returns a worker's own
-            source and the list of all workers' sizes; None where there are no
-            files to share out.
+            source and the sizes of all workers' sources; None where there are
+            no files to share out.
         class_names: Strings, where labels are numbers of classes.
         identity: Function that returns bytes, the same for the same records
             only, where some records do not tell; else None.
         num_skipped: Integer, damaged records that were left out.
         order: Function `(positions, seed, epoch, shuffle)` that returns the
-            records at positions of an epoch, for a source that has an order of
-            its own; `num_records` are then the positions. Else None: any order
-            will do.
+            records at positions of an epoch, for a source with an order of its
+            own; `num_records` are then the positions. None: any order will do.
     """
 
     kind: str
@@ -78,21 +76,17 @@ class IndexedSource:
 
 @dataclasses.dataclass(frozen=True)
 class BlockSource:
-    """Records that are read in runs of neighbours: shards, text files.
+    """Records that are read in runs of neighbours; else as `IndexedSource`.
 
     Attributes:
-        kind: String, the builder's name, for explanations.
         blocks: int64 array of shape `(num_blocks, 2)`: the number of records
             of each block, and the bytes that they take in memory.
         read_block: Function of an int64 scalar, the block's number, that
-            returns a `tf.data.Dataset` of one element: its records, behind
-            each other. Strings are `DAMAGED` where they cannot be read.
+            returns a `tf.data.Dataset` of one element, a batch of its records.
+            Strings are `DAMAGED` where they cannot be read.
         locate: Function of an int64 scalar, a record's number, that returns
             its file and the offset in it, for errors.
         record_spec: Structure of `tf.TensorSpec`, a record as it is read.
-        decode: As in `IndexedSource`.
-        split: As in `IndexedSource`.
-        num_skipped: Integer, damaged records that were left out.
     """
 
     kind: str
@@ -137,7 +131,7 @@ class BlockSource:
         return record
 
     def sample(self, count: int) -> tf.data.Dataset:
-        """As of an `IndexedSource`; those at the beginning."""
+        """The first records."""
         blocks = tf.data.Dataset.range(len(self.blocks))
         return blocks.flat_map(self.read_block).unbatch().take(count)
 
@@ -146,7 +140,7 @@ class BlockSource:
         return self.blocks.tobytes()
 
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
-        """As of an `IndexedSource`; the first records of some blocks."""
+        """Numbers and records, the first ones of some blocks."""
         filled = np.flatnonzero(self.blocks[:, 0])
         blocks = filled[_spread(len(filled), count)]
         firsts = np.cumsum(self.blocks[:, 0]) - self.blocks[:, 0]
@@ -158,15 +152,7 @@ class BlockSource:
 
 @dataclasses.dataclass(frozen=True)
 class StreamSource:
-    """Records that only come one after the other: any `tf.data.Dataset`.
-
-    Attributes:
-        kind: String, the builder's name, for explanations.
-        num_records: Integer.
-        dataset: `tf.data.Dataset` that gives the same records in the same
-            order whenever it is iterated.
-        decode: As in `IndexedSource`.
-    """
+    """Records of a `tf.data.Dataset`, the same whenever it is iterated."""
 
     kind: str
     num_records: int
@@ -181,11 +167,11 @@ class StreamSource:
         return next(iter(self.dataset.take(1)))
 
     def sample(self, count: int) -> tf.data.Dataset:
-        """As of an `IndexedSource`; those at the beginning."""
+        """The first records."""
         return self.dataset.take(count)
 
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
-        """As of an `IndexedSource`; those at the beginning."""
+        """The first records."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
 
@@ -202,6 +188,25 @@ def check_on_damage(on_damage: str) -> None:
 def data_loss(message: str) -> tf.errors.DataLossError:
     """The error of records or files that cannot be read."""
     return tf.errors.DataLossError(None, None, message)
+
+
+def unreadable(
+    count: int,
+    read: Callable[[int, int], Any],
+    error_type: type[Exception] | tuple[type[Exception], ...],
+) -> Iterator[tuple[int, Exception]]:
+    """Numbers of the records at which `read(first, last)` fails, and errors."""
+    todo = [(0, count)] if count else []
+    while todo:
+        first, last = todo.pop()
+        try:
+            read(first, last)
+        except error_type as error:
+            middle = (first + last) // 2
+            if last - first == 1:
+                yield first, error
+            else:
+                todo += [(middle, last), (first, middle)]
 
 
 def split_by_file(
@@ -245,7 +250,7 @@ def locator(
 def from_python(
     function: Callable[[Any], list[np.ndarray]], argument: tf.Tensor, spec: Any
 ) -> Any:
-    """Records that a Python function of `argument` reads, behind each other.
+    """A batch of records that a Python function of `argument` reads.
 
     It returns arrays, in the order of the flat `spec` of a record.
     """
@@ -262,6 +267,36 @@ def from_python(
 
 
 Source = IndexedSource | BlockSource | StreamSource
+
+
+def of_worker(
+    source: Source, shard: str, context: tf.distribute.InputContext
+) -> tuple[Source, list[int] | None]:
+    """A worker's source and, where files are dealt out, each worker's records.
+
+    Raises:
+        ValueError: If there are no files to deal out.
+    """
+    if shard not in ("records", "files"):
+        raise ValueError(
+            f'`shard` must be "records" or "files". Received: shard={shard!r}.'
+        )
+    workers = context.num_input_pipelines
+    if shard == "records" or workers == 1:
+        return source, None
+    if source.split is None:
+        raise ValueError(
+            "Only a source of several files can be sharded by files. "
+            f"Received: shard='files' with {source.kind}. Use shard='records'."
+        )
+    own, sizes = source.split(workers, context.input_pipeline_id)
+    if 0 in sizes:
+        raise ValueError(
+            "Every worker must have a file of its own with shard='files'. "
+            f"Received: {workers} workers, of which {sizes.count(0)} would "
+            "have no record. Use shard='records', or write more files."
+        )
+    return own, sizes
 
 
 def _as_they_are(source: Any, *names: str) -> None:

@@ -27,17 +27,11 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What a column without objects holds.
-
-    Attributes:
-        dtype: `tf.DType` of the values.
-        shape: Tuple of integers, the same for each row; None where rows differ.
-        rank: Integer, how deep the lists are.
-    """
+    """What a column without objects holds."""
 
     dtype: tf.DType
-    shape: tuple[int, ...] | None
-    rank: int
+    shape: tuple[int, ...] | None  # of each row; None where rows differ
+    rank: int  # how deep the lists are
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -242,7 +236,7 @@ def _without_objects(path, column):
             yield from _without_objects((*path, field.name), part)
     else:
         ends = np.cumsum([0, *_lengths(column)], dtype=np.int64)
-        for found, part in _without_objects(path, _flattened(column)):
+        for found, part in _without_objects(path, compute.list_flatten(column)):
             if isinstance(part, pyarrow.ChunkedArray):
                 part = part.combine_chunks()
             yield found, pyarrow.LargeListArray.from_arrays(ends, part)
@@ -252,12 +246,6 @@ def _lengths(column):
     from pyarrow import compute
 
     return compute.list_value_length(column).fill_null(0).to_numpy()
-
-
-def _flattened(column):
-    from pyarrow import compute
-
-    return compute.list_flatten(column)
 
 
 def values_of(
@@ -270,15 +258,19 @@ def values_of(
     Raises:
         ValueError: If the lists within a row are no array.
     """
+    from pyarrow import compute
+
     if leaf.shape is None:
         return _serialized_rows(path, column, leaf, numbers)
     while is_list(column.type):
-        column = _flattened(column)
+        column = compute.list_flatten(column)
     return values(column, leaf.dtype).reshape(-1, *leaf.shape)
 
 
 def _serialized_rows(path, column, leaf, numbers):
     """The lists of each row, which must be an array, as bytes."""
+    from pyarrow import compute
+
     count = len(column)
     rows = np.arange(count)  # of each list that is looked at
     shapes = np.zeros([count, leaf.rank], np.int32)
@@ -296,7 +288,7 @@ def _serialized_rows(path, column, leaf, numbers):
                 "Pad them in the data, or leave the column out of `columns`."
             )
         rows = np.repeat(rows, lengths)
-        column = _flattened(column)
+        column = compute.list_flatten(column)
     flat = values(column, leaf.dtype)
     ends = np.cumsum([0, *shapes.prod(axis=1)]).tolist()
     found = np.empty([count], object)

@@ -85,7 +85,7 @@ class Shard:
     def take(self, names, on_damage):
         """Keeps the samples that have these files; returns how many have not.
 
-        They are in `sample_keys` and, as `(file, begin and size)`, in `places`.
+        They are in `sample_keys` and, as `(file, begin and size)`, in `file_spans`.
         """
         samples, skipped = self.samples, 0
         if self.damage is not None:
@@ -94,7 +94,7 @@ class Shard:
                 self._fail("A tar file is damaged", reason, offset)
             # What was being read may go on behind the damage.
             samples, skipped = samples[:-1], 1
-        self.sample_keys, places = [], []
+        self.sample_keys, file_spans = [], []
         for key, files in samples:
             found = {
                 name: (begin, size)
@@ -103,7 +103,7 @@ class Shard:
             }
             if len(found) == len(files) and set(names) <= set(found):
                 self.sample_keys.append(key.encode("utf-8", "surrogateescape"))
-                places.append([found[name] for name in names])
+                file_spans.append([found[name] for name in names])
                 continue
             if on_damage == "raise":
                 about = f"{key!r} has {[_described(*file) for file in files]}"
@@ -113,8 +113,8 @@ class Shard:
                     files[0][1],
                 )
             skipped += 1
-        self.places = np.array(places, np.int64).reshape(
-            len(places), len(names), 2
+        self.file_spans = np.array(file_spans, np.int64).reshape(
+            len(file_spans), len(names), 2
         )
         return skipped
 
@@ -126,8 +126,8 @@ class Shard:
 
     def spans(self):
         """Begin and end of each sample that was taken."""
-        begins = self.places[:, :, 0].min(axis=1)
-        return begins, self.places.sum(axis=2).max(axis=1)
+        begins = self.file_spans[:, :, 0].min(axis=1)
+        return begins, self.file_spans.sum(axis=2).max(axis=1)
 
     def runs(self):
         """Neighbours, `(first, last)`, that are read at one go."""

@@ -117,7 +117,9 @@ def _source(shards, names, skipped):
     ends = tf.constant(np.concatenate([empty, *(e for _, e in spans)]))
     keys = tf.constant([k for s in shards for k in s.sample_keys], tf.string)
     none = np.zeros([0, len(names), 2], np.int64)
-    places = tf.constant(np.concatenate([none, *(s.places for s in shards)]))
+    file_spans = tf.constant(
+        np.concatenate([none, *(s.file_spans for s in shards)])
+    )
     paths = tf.constant([shard.path for shard in shards], tf.string)
     sizes = tf.constant([shard.size for shard in shards], tf.int64)
     table = np.array(blocks, np.int64).reshape(-1, 2)
@@ -141,7 +143,7 @@ def _source(shards, names, skipped):
         def cut(_, part):
             files = {
                 name: tf.strings.substr(
-                    part, places[own, at, 0] - begin, places[own, at, 1]
+                    part, file_spans[own, at, 0] - begin, file_spans[own, at, 1]
                 )
                 for at, name in enumerate(names)
             }
