@@ -61,49 +61,46 @@ def pipeline(
         parse: Function from a record to what the model takes; the same
             record must always give the same result. A record that is a tuple
             comes as several arguments.
-        parse_batch: Function like `parse` of a batch of records, strings of
-            shape `(batch,)` from TFRecord files, that returns what `parse`
-            does of each along its first dimension, such as
-            `tf.io.parse_example`. It is compared with `parse` on some records,
-            and can stand without it. Left out, a `parse` of many small records
-            is run on batches by itself if it only parses strings or
-            `tf.train.Example`, calculates and reshapes; `explain` says so.
+        parse_batch: Function of a batch of records, such as strings of shape
+            `(batch,)` from TFRecord files, that returns the results of `parse`
+            along its first dimension, as `tf.io.parse_example` does. It is
+            compared with `parse` on some records, and can replace it. Left
+            out, a `parse` of many small records runs on batches if it only
+            parses strings or `tf.train.Example`, calculates and reshapes;
+            `explain` says so.
         augment: Function like `parse` of what `parse` returned, with one more
             argument `seed`, an int64 tensor of shape `(2,)` for
             `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
             the pipeline's seed, the epoch and the record, on nothing else.
         shuffle: Whether each epoch has an order of its own.
         seed: Integer that order and augmentation are drawn from.
-        remainder: What becomes of records that do not fill the last batch:
+        remainder: How records that do not fill the last batch are treated:
             `"keep"`, a smaller batch; `"drop"`; or `"pad"`, filled up with
-            records of weight 0 in a `sample_weight` that is added. Keras'
-            `weighted_metrics` are as without padding; its loss is divided by
-            all records of a batch, so ask for it as such a metric, too, where
-            it is to be exact.
-        padding: None, where records have one shape; or a number, where they
-            differ in length: each batch is padded with it to the longest of
-            its records (strings with ""), as `Dataset.padded_batch` does. A
-            structure like a record has a number or string for each part.
-            Order and position are as without. Each replica's batch has its
-            own length.
+            records of weight 0 in an added `sample_weight`. Keras'
+            `weighted_metrics` are as without padding. Its loss is divided by
+            all records of a batch, so for an exact loss add it to these.
+        padding: None if records have one shape; or a number if they differ in
+            length: each batch is padded with it to its longest record (strings
+            with ""), as `Dataset.padded_batch` does. A structure like a record
+            has a number or string for each component. Order and position stay
+            the same. Each replica's batch has its own length.
         cache: Where parsed records are kept: `"memory"`, filled as they are
             read; `"file"`, in `cache_dir`, written now and kept for later
             runs; `"none"`, False or None; or `"auto"`: memory if they fit the
             budget, else file if there is a `cache_dir` with room, else none.
         cache_dir: String, a directory on a local disk, which pipelines may
-            share. A cache is found again by the names and sizes of what it was
-            made from, and by a few records, which are also parsed again and
-            compared. Delete it if data changes in place.
+            share. A cache is found again by the names and sizes of its data,
+            and by a few records, which are also parsed again and compared.
+            Delete it if data changes in place.
         shuffle_window: Integer, records that are mixed at a time where a
             source cannot be read at random. By default 512, or 16 MiB of small
             records, or what fits the budget.
         input_context: `tf.distribute.InputContext` of
             `distribute_datasets_from_function`; by default one worker.
-        shard: `"records"`, where the order of the records over all workers is
-            that of one worker, or `"files"`, where a worker reads only files
-            of its own.
-        prefetch: Integer or `tf.data.AUTOTUNE`: batches made ahead.
-        parallelism: Integer or `tf.data.AUTOTUNE`: records made at a time.
+        shard: `"records"`: the order of the records over all workers is that of
+            one worker; or `"files"`: each worker reads only its own files.
+        prefetch: Integer or `tf.data.AUTOTUNE`: batches prepared ahead.
+        parallelism: Integer or `tf.data.AUTOTUNE`: records read at a time.
         ram_budget: Integer, bytes for caches and buffers; by default half of
             what is free on the machine or in its cgroup.
         options: `tf.data.Options`, such as `deterministic`: if it is False, no
@@ -111,24 +108,24 @@ def pipeline(
             records and no exact order or resume.
         service: String, the address of a `tf.data` service's dispatcher, such
             as `"grpc://host:5000"`: its workers do all but the prefetching.
-            Order and resume are the same. A worker that dies takes its
-            batches along.
-        service_lanes: Integer, how many of the service's workers can work at
-            the same time, at most. Sources that are read in blocks are read
-            once by each.
+            Order and resume are the same. The batches of a worker that dies
+            are lost.
+        service_lanes: Integer, the largest number of the service's workers that
+            work at the same time. Each reads all of a source that is read in
+            blocks.
         **replaced: `deterministic`, `num_threads` and `interleaved_reads` of
-            the last release: `options` are in their place.
+            the last release, which `options` replace.
 
     Returns:
         A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
 
     Raises:
-        TypeError: If the source is none, or a number no integer.
+        TypeError: If `source` is no source, or a number no integer.
         ValueError: If workers would not get equal batches, nothing is left
             to train on, something does not fit the budget, or a function is
             random where it must not be.
-        OSError: If a cache file cannot be written, or nobody listens at the
-            address of the service.
+        OSError: If a cache file cannot be written, or the service does not
+            answer.
 
     Example:
 

@@ -1,8 +1,8 @@
 """A cache on disk: parsed records written once, read by their numbers.
 
-It is written beside its path and renamed when it is whole. Hence a run that
-is killed leaves no lock and no half a cache, two runs that write the same one
-do not disturb each other, and whoever finds a cache finds all of it.
+It is written under another name and renamed when it is whole. Hence a killed
+run leaves neither a lock nor half a cache, two runs can write the same cache,
+and a cache that is found is whole.
 """
 
 import contextlib
@@ -27,11 +27,7 @@ _ABOUT = "about.json"
 
 
 class FileCache:
-    """Parsed records in a file, under their numbers.
-
-    Args:
-        directory: String, where `write` has put them.
-        spec: Structure of `tf.TensorSpec`, what a record is.
+    """Parsed records that `write` has put into a directory.
 
     Raises:
         ValueError: If the directory does not hold a whole cache.
@@ -95,8 +91,8 @@ def path_of(
 ) -> str:
     """The directory of one source's cache within `cache_dir`.
 
-    It is another one for other data, of which there are `some` records: sources
-    of one shape, such as the files of two workers, may share a `cache_dir`.
+    It depends on the data, of which `some` records are read: sources of one
+    shape, such as the files of two workers, may share a `cache_dir`.
     """
     parts = [
         f"{part.dtype.name}{part.shape.as_list()}"
@@ -116,9 +112,7 @@ def path_of(
 def write(
     directory: str, records: tf.data.Dataset, spec: Any, need: int
 ) -> None:
-    """Writes all parsed records in order, unless another run has.
-
-    They will take about `need` bytes.
+    """Writes all parsed records, of `need` bytes, unless another run has.
 
     Raises:
         OSError: If the disk is too small, or fills up on the way.
@@ -142,7 +136,7 @@ def write(
         try:
             os.rename(partial, directory)
         except OSError:
-            if not os.path.isdir(directory):  # nobody else was first
+            if not os.path.isdir(directory):  # no other run was first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -204,5 +198,5 @@ def _is_alive(pid):
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # of another user
     return True

@@ -36,7 +36,7 @@ def _machine_available():
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
     except OSError:
-        pass  # not Linux: take what there is at all
+        pass  # not Linux: all memory of the machine
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -1,9 +1,8 @@
 """A cache in memory that is filled as records are read, by their numbers.
 
 `Dataset.cache` stores an order: the second epoch would repeat the first one's,
-and an epoch entered in its middle would leave it broken. A row of memory for
-each record serves any order, at any position, in any epoch, and a batch of
-records is one lookup.
+and an epoch entered in its middle would break the cache. A row of memory for
+each record serves any order, position and epoch, and a batch is one lookup.
 """
 
 from collections.abc import Callable
@@ -16,12 +15,7 @@ from tfscale._internals import symbols
 
 
 class MemoryCache:
-    """Parsed records in memory, under their numbers.
-
-    Args:
-        spec: Structure of `tf.TensorSpec`, what a record is.
-        num_records: Integer.
-    """
+    """Parsed records of a `spec` in memory, under their numbers."""
 
     def __init__(self, spec: Any, num_records: int):
         self._spec = spec
@@ -42,12 +36,9 @@ class MemoryCache:
         return tf.reduce_all(_gather(self._is_there, index))
 
     def get_or_make(self, index: tf.Tensor, make: Callable[[], Any]) -> Any:
-        """Records, which are made and kept if one of them is not there.
+        """Records of `index`, an int64 scalar or vector.
 
-        Args:
-            index: int64 tensor, the number of a record, or a vector of those
-                of a batch.
-            make: Function without arguments that returns them.
+        If one is not there, `make()` returns them, and they are kept.
         """
 
         def hit():
@@ -62,7 +53,7 @@ class MemoryCache:
                     self._rows, keras.tree.flatten(record), strict=True
                 )
             ]
-            # Last: who finds that a record is there finds all of it.
+            # Last, so that a record that is there is there as a whole.
             with tf.control_dependencies(stored):
                 done = _scatter(
                     self._is_there, index, tf.ones_like(index, tf.bool)

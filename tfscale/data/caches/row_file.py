@@ -28,13 +28,7 @@ def suits(specs: Sequence[tf.TensorSpec]) -> bool:
 
 
 class RowFile:
-    """Records of a fixed size: a row in each file.
-
-    Args:
-        directory: String, where `write` has put them.
-        specs: List of `tf.TensorSpec`: a record.
-        num_records: Integer.
-    """
+    """Records of a fixed size, of `specs`: a row in each file."""
 
     def __init__(
         self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
@@ -96,8 +90,8 @@ class RowFile:
     ) -> int:
         """Writes rows, some hundreds at a time; returns how many.
 
-        Only what writes is done within `disk`, which says why it fails:
-        reading records fails for other reasons, and says so itself.
+        Only writing is within `disk`, which explains its errors: reading
+        records fails for other reasons.
         """
         names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
         batches = records.batch(_WRITTEN).map(

@@ -1,4 +1,4 @@
-"""Records that hold strings, one behind the other in a TFRecord file."""
+"""Records that hold strings, one after the other in a TFRecord file."""
 
 import os
 from collections.abc import Callable

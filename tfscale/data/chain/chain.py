@@ -147,7 +147,7 @@ def _augment(recipe, key, record):
 
 def _mapped(recipe, records):
     """Read, parse, cache and augment, in one parallel map."""
-    # Named behind the batch are those that are missing in the order.
+    # A record that fails is named by the gap in the order.
     order_ = {"deterministic": True} if recipe.names_failed else {}
     return records.map(
         lambda key, raw=None: (key, made(recipe, key, raw)),

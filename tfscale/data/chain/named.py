@@ -1,16 +1,16 @@
-"""A record that cannot be made is named behind the batch.
+"""A record that fails is named after its batch.
 
-An operation's error does not say which record it was of. To catch it at each
-record costs 0.1 ms, an eighth of decoding a photo. Here it costs nothing: a
-record that fails is left out, and the keys of the batches are compared with
-those that belong there. The first one that is missing is made again, in a way
-that names it.
+An operation's error does not say which record failed. Catching the error at
+each record costs 0.1 ms, an eighth of decoding a photo. This way is free: a
+record that fails is left out, and the keys of the batches are compared with the
+keys that belong there. The first missing record is read again, in a way that
+names it.
 
     wanted   1 7 4 | 3 0 5 | 2 6
-    made     1 7 4 | 3 5 2 | 6        0 has failed: made again, slowly
+    made     1 7 4 | 3 5 2 | 6        0 has failed: read again, slowly
 
-Where most of them fail, as do images of many sizes that `parse` does not
-resize, a batch would be long in coming. So some are tried before.
+If most records fail, as do images of many sizes that `parse` does not resize,
+a batch takes long to fill. Therefore some records are tried before.
 """
 
 import tensorflow as tf
@@ -41,12 +41,10 @@ def most_are_made(recipe):
 
 
 def batches(made, wanted, make):
-    """What was made, a dataset of `(keys, batch)`, if it is what was wanted.
+    """The batches in `made`, if they have all the keys in `wanted`.
 
-    Args:
-        made: `tf.data.Dataset` of `(keys, batch)`, without those that failed.
-        wanted: `tf.data.Dataset` of the keys that belong there.
-        make: Function of a key that makes the record and names it if it fails.
+    `make` is a function of a key that makes the record and names it if it
+    fails; `made` is a dataset of `(keys, batch)` without failed records.
     """
     spec = made.element_spec
     nothing = tf.data.Dataset.from_tensors(0).repeat()

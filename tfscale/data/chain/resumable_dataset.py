@@ -19,10 +19,10 @@ from tfscale.data.order.position import positions_of
 
 
 class ResumableDataset(tf.data.Dataset):
-    """A `tf.data.Dataset` with a position, and a memory of how it was made.
+    """A `tf.data.Dataset` with a position and its recipe.
 
-    `fit`, `tf.distribute` and further `map`s take it as what it is. Use
-    `tfscale.data.pipeline` to make one.
+    `fit`, `tf.distribute` and further `map`s take it as any dataset. Use
+    `tfscale.data.pipeline` to create one.
 
     Attributes:
         position: `Position`; set it to continue a run where it stopped.
@@ -85,12 +85,7 @@ class ResumableDataset(tf.data.Dataset):
     def position_after(
         self, start: PositionValue, batches: int
     ) -> PositionValue:
-        """The position behind batches that begin at one.
-
-        Args:
-            start: The position.
-            batches: Integer, as this worker takes them.
-        """
+        """The position after so many batches of this worker from `start` on."""
         plan, start = self.recipe.plan, self._begun(start)
         steps = -(-batches // plan.batches_per_step)
         per_step = plan.global_batch * plan.lines
@@ -104,9 +99,9 @@ class ResumableDataset(tf.data.Dataset):
 
     @functools.cached_property
     def read_ahead(self) -> "ResumableDataset":
-        """The same, for who counts what he takes of it, and reads ahead.
+        """The same for a consumer that reads ahead, and counts what it takes.
 
-        Such as a strategy with several replicas: see `PositionReadAhead`.
+        A strategy with several replicas does: see `PositionReadAhead`.
         """
         position = PositionReadAhead(self.position)
         dataset = chain.build(self.recipe, position)

@@ -185,7 +185,7 @@ class Explanation:
         Args:
             path: String, where to write the picture; its suffix says how.
         """
-        from matplotlib import figure  # an extra: only who draws needs it
+        from matplotlib import figure  # an extra
 
         picture = figure.Figure(figsize=(8, 0.5 * len(self.stages) + 1.5))
         axes = picture.subplots()

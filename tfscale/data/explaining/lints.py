@@ -102,14 +102,11 @@ def check_functions(
     parse: Sequence[Callable[..., Any]],
     augment: Callable[..., Any] | None,
 ) -> None:
-    """Refuses or warns of what the functions of a pipeline do.
-
-    `parse` are functions that must be deterministic, of a `record` of eager
-    tensors; `augment` draws from its `seed`.
+    """Checks functions of a `record` of eager tensors.
 
     Raises:
-        ValueError: If a function draws from hidden random state, or random
-            numbers are drawn before the cache.
+        ValueError: If `augment` draws from hidden random state, or `parse`
+            draws random numbers, which the cache would keep.
     """
     dataset = tf.data.Dataset.from_tensors(record)
     for function in parse:
@@ -174,8 +171,8 @@ def _cached(random):
 def _shuffled_late():
     return Finding(
         "shuffle-after-batch",
-        "Batches are shuffled, not records: who meets whom in a batch never "
-        "changes, and the buffer holds whole batches.",
+        "Batches are shuffled, not records: the records of a batch never "
+        "change, and the buffer holds whole batches.",
         "Put `shuffle` before `batch`.",
     )
 

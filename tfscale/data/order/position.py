@@ -10,7 +10,7 @@ from tfscale._internals import symbols
 
 LAST, NONE = 1 << 60, -1  # which step is the first that moves a position
 _NO_END = (1 << 63) - 1
-_BEHIND_THE_END = "A position's `index` must not be behind the end of an epoch."
+_AFTER_THE_END = "A position's `index` must not be behind the end of an epoch."
 
 
 class PositionValue(NamedTuple):
@@ -28,28 +28,28 @@ class PositionValue(NamedTuple):
 
 
 class Position(tf.Module):
-    """The place from which the next iterator of a pipeline reads.
+    """Where the next iterator of a pipeline begins to read.
 
     `index` counts the records, over all workers, that training has consumed of
     `epoch`. The pipeline moves it with each batch that `fit` or a loop takes,
-    and to the beginning of the next epoch with the last one, so that a `fit` of
-    some `steps_per_epoch`, or one that was stopped, is gone on with by the next
-    one. What the pipeline itself has read ahead does not count; what a
-    `prefetch` behind it has read does.
+    and to the beginning of the next epoch with the last one. Therefore the next
+    `fit` continues one that was stopped or had `steps_per_epoch`. Batches that
+    the pipeline itself has read ahead do not count; those that a `prefetch`
+    after it has read do.
 
-    | who takes batches | moves the position |
+    | consumer | moves the position |
     |---|---|
     | `fit` | with each batch |
-    | a loop | with each batch, from the second one on: who takes one batch and
-      no more has looked at it |
-    | `evaluate`, `predict`, validation | at the end of an epoch, which they
-      begin at its beginning, as Keras says of `validation_steps` |
+    | a loop | with each batch, from the second one on: a single batch is only
+      a look |
+    | `evaluate`, `predict`, validation | at the end of an epoch; each starts at
+      the beginning of one, as Keras says of `validation_steps` |
     | Keras, under a strategy, to see what a batch is like | not at all |
 
-    To continue `fit` in the middle of an epoch, give it the rest of that epoch
-    first, and say that it is the rest: Keras expects a whole epoch otherwise,
-    warns when it ends early, and counts an optimizer step that was none. Or
-    begin the epoch again, with `assign(index=0)`.
+    To continue `fit` in the middle of an epoch, first give it the rest of that
+    epoch, as such: Keras expects a whole epoch otherwise, warns when it ends
+    early, and counts an optimizer step that did not happen. Or begin the epoch
+    again, with `assign(index=0)`.
 
         model.fit(pipeline.take(pipeline.batches_left), epochs=1)
         model.fit(pipeline, epochs=...)
@@ -106,7 +106,7 @@ class Position(tf.Module):
                 beginning of the next.
 
         Raises:
-            ValueError: If `epoch` or `index` is negative, or `index` is behind
+            ValueError: If `epoch` or `index` is negative, or `index` is after
                 the end of an epoch.
         """
         for name, value in (("epoch", epoch), ("index", index)):
@@ -117,7 +117,7 @@ class Position(tf.Module):
                 )
         if index is not None and index > self._end:
             raise ValueError(
-                f"{_BEHIND_THE_END} Received: index={index}, and an epoch ends "
+                f"{_AFTER_THE_END} Received: index={index}, and an epoch ends "
                 f"at {self._end}. A later epoch is `epoch=`."
             )
         self.num_assigned += 1
@@ -128,7 +128,7 @@ class Position(tf.Module):
         )
 
     def begin(self) -> tf.Tensor:
-        """Where an iterator begins, and with what it moves on; for tf.data.
+        """Where an iterator begins, and which step moves it; for tf.data.
 
         Returns:
             int64 tensor of shape `(4,)`: seed, epoch, index, and the first step
@@ -138,7 +138,7 @@ class Position(tf.Module):
         right = tf.raw_ops.Assert(
             condition=state[2] <= self._end,
             data=[
-                _BEHIND_THE_END,
+                _AFTER_THE_END,
                 "Received: index",
                 state[2],
                 "of",
@@ -175,13 +175,10 @@ class Position(tf.Module):
 
 
 class PositionReadAhead:
-    """A position that is moved by who takes batches, as far as he is known.
+    """A position that the consumer of batches moves, if it is known.
 
-    What is handed out to be read ahead moves it only at the end of an epoch
-    that nobody has moved it in.
-
-    Args:
-        position: The `Position`.
+    Batches that are read ahead move it only at the end of an epoch, if nothing
+    has moved it in that epoch.
     """
 
     def __init__(self, position: Position):
@@ -197,7 +194,7 @@ class PositionReadAhead:
 
 
 def _is_read_elsewhere():
-    """Whether other processes read data, in which nobody knows our Python.
+    """Whether other processes read data, without this process's Python.
 
     Those of parameter servers do; their data has no end.
     """

@@ -14,8 +14,8 @@ is elements times their static first dimension: `declare` gives a vector the
 length that it has in a whole epoch. Nothing checks a static shape at run time,
 so a resumed epoch is simply shorter.
 
-**Few operations.** Each iterator prepares every function of the chain anew. Ours
-are marked for one device (see `single_device`) and run as written: short.
+**Few operations.** Each iterator prepares every function of the chain anew.
+Ours are marked for one device (see `single_device`) and run as written: short.
 """
 
 import keras
@@ -111,7 +111,7 @@ def keys_of(where, records, positions, plan):
 def move(position, plan, keys):
     """Moves the position on by a batch of these `keys` that is handed out.
 
-    Only from where the batches before have left it: what somebody else has set
+    Only from where the batches before have left it: a position that was set
     meanwhile stays.
     """
     epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])

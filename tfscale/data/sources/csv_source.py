@@ -64,11 +64,9 @@ def csv(
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> with open(os.path.join(folder, "a.csv"), "w") as file:
-    ...     _ = file.write("x,y\n1,2\n3,4\n")
+    >>> tf.io.write_file(folder + "/a.csv", "x,y\n1,2\n3,4\n")
     >>> source = csv(folder + "/*.csv", dtypes={"x": "int32"})
     >>> source.num_records
     2

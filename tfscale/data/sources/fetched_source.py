@@ -40,10 +40,9 @@ def array_records(
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> from array_record.python import array_record_module
-    >>> path = os.path.join(tempfile.mkdtemp(), "a.array_record")
+    >>> path = tempfile.mkdtemp() + "/a.array_record"
     >>> writer = array_record_module.ArrayRecordWriter(path, "group_size:1")
     >>> for record in (b"one", b"two"):
     ...     _ = writer.write(record)
@@ -88,7 +87,7 @@ class _File:
 
     def _open(self):
         if self._reader is None:
-            # Takes its time, so only who asks waits.
+            # Imported here, because it takes seconds.
             from array_record.python import array_record_module
 
             self._reader = array_record_module.ArrayRecordReader(self.path)

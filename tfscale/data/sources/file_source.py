@@ -78,11 +78,9 @@ def files(pattern: Pattern) -> IndexedSource:
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> with open(os.path.join(folder, "a.txt"), "w") as file:
-    ...     _ = file.write("text")
+    >>> tf.io.write_file(folder + "/a.txt", "text")
     >>> files(folder + "/*.txt").num_records
     1
     """

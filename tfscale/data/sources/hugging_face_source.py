@@ -57,7 +57,7 @@ def hugging_face(
         TypeError: If it is no such dataset, or a column holds neither
             numbers, strings, arrays of numbers nor images.
         ValueError: If a column is missing, there is no row, a transform is
-            random, or nobody knows how many rows are streamed.
+            random, or the number of streamed rows is not known.
 
     Example:
 
@@ -188,7 +188,7 @@ def _arrow_rows(names, features, first, whole):
         names: Strings, the columns to be read.
         features: `datasets.Features`, of these at least.
         first: Pyarrow table of the first row.
-        whole: Pyarrow table of all rows, or None if nobody has it.
+        whole: Pyarrow table of all rows, or None if there is none.
 
     Returns:
         `(leaves, read)`: a dict from column to `Leaf`, and a function of a

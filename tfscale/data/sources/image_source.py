@@ -54,12 +54,10 @@ def image_folder(
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> os.mkdir(os.path.join(folder, "cats"))
     >>> picture = tf.io.encode_png(tf.zeros([2, 2, 3], tf.uint8))
-    >>> tf.io.write_file(os.path.join(folder, "cats", "0.png"), picture)
+    >>> tf.io.write_file(folder + "/cats/0.png", picture)
     >>> image_folder(folder, image_size=(8, 8)).class_names
     ('cats',)
     """

@@ -6,8 +6,8 @@ file, so it is worth keeping where files are many, large or far away:
     index_dir/3f9a...e1.npz    sizes of the records, and of which file: its
                                path, length and time, which must be the same
 
-Workers that start together and keep what they find in one directory share the work:
-each begins with other files, and what is kept meanwhile is not read again.
+Workers that start together with one directory share the work: each begins with
+other files, and files whose index is kept meanwhile are not read again.
 """
 
 import concurrent.futures

@@ -1,9 +1,9 @@
 """Several sources at stated weights, in an order that can be entered anywhere.
 
-Who comes at a position is a function of the position: a pattern is repeated in
-which each source is as often as its weight says, as evenly as it goes. How
-often a source has come before a position is then a sum, so a position means
-one record of each source's own order, and nothing has to be counted.
+The source at a position is a function of the position: a pattern is repeated,
+in which each source is as often as its weight says, as evenly as possible. How
+often a source came before a position is then a sum, so a position means one
+record of each source's own order, and nothing has to be counted.
 
     weights 0.5, 0.25, 0.25    a b a c | a b a c | a ...
     record of a's own order    0   1     2   3     4
@@ -30,20 +30,14 @@ EXHAUSTION = ("repeat", "stop", "renormalise")
 
 @dataclasses.dataclass(frozen=True)
 class _Stretch:
-    """Positions in which the same sources take part.
+    """Positions in which the same sources take part."""
 
-    Attributes:
-        begin: Integer, its first position.
-        pattern: int64 array, who comes, again and again.
-        before: int64 array of shape `(len(pattern), num_sources)`: how often
-            each has come before an index of the pattern.
-        taken: int64 array, how often each has come before the stretch.
-    """
-
-    begin: int
-    pattern: np.ndarray
-    before: np.ndarray
-    taken: np.ndarray
+    begin: int  # the first position
+    pattern: np.ndarray  # which source comes, again and again
+    before: (
+        np.ndarray
+    )  # (len(pattern), num_sources): how often each came before
+    taken: np.ndarray  # how often each came before the stretch
 
 
 def mix(
@@ -179,7 +173,7 @@ def _record(source, index):
 
 
 def _pattern(weights):
-    """Who comes when, who came before, and how often each comes.
+    """Which source comes when, how often each came before, and comes at all.
 
     As evenly as it goes: the one that lags most is the next.
     """
@@ -195,17 +189,17 @@ def _pattern(weights):
     pattern, before = [], []
     for index in range(int(counts.sum())):
         lag = np.where(came < counts, share * (index + 1) - came, -np.inf)
-        who = int(np.argmax(lag))
-        pattern.append(who)
+        which = int(np.argmax(lag))
+        pattern.append(which)
         before.append(came.copy())
-        came[who] += 1
+        came[which] += 1
     return np.array(pattern, np.int64), np.array(before, np.int64), counts
 
 
-def _position_of(number, who, pattern, counts):
+def _position_of(number, which, pattern, counts):
     """The position, from 0 on, at which a source comes for the n-th time."""
-    rounds, rest = divmod(int(number), int(counts[who]))
-    return rounds * len(pattern) + int(np.flatnonzero(pattern == who)[rest])
+    rounds, rest = divmod(int(number), int(counts[which]))
+    return rounds * len(pattern) + int(np.flatnonzero(pattern == which)[rest])
 
 
 def _stretches(sizes, weights, exhausted):
@@ -214,8 +208,8 @@ def _stretches(sizes, weights, exhausted):
     taken = np.zeros(len(sizes), np.int64)
     first = _Stretch(0, pattern, before, taken)
     last = [
-        _position_of(size - 1, who, pattern, counts)
-        for who, size in enumerate(sizes)
+        _position_of(size - 1, which, pattern, counts)
+        for which, size in enumerate(sizes)
     ]
     if exhausted == "repeat":
         return [first], max(last) + 1
@@ -227,8 +221,8 @@ def _stretches(sizes, weights, exhausted):
         pattern, before, counts = _pattern(active / active.sum())
         stretches.append(_Stretch(begin, pattern, before, sizes - left))
         size = 1 + min(
-            _position_of(left[who] - 1, who, pattern, counts)
-            for who in np.flatnonzero(left)
+            _position_of(left[which] - 1, which, pattern, counts)
+            for which in np.flatnonzero(left)
         )
         came = size // len(pattern) * counts + before[size % len(pattern)]
         left = left - came
@@ -259,47 +253,47 @@ def _order(stretches, length, sizes, offsets):
         within = positions - tf.gather(begins, stretch)
         period = tf.gather(periods, stretch)
         at = tf.gather(firsts, stretch) + within % period
-        who = tf.gather(patterns, at)
-        both = tf.stack([stretch, who], axis=1)
+        which = tf.gather(patterns, at)
+        both = tf.stack([stretch, which], axis=1)
         number = (
-            epoch * tf.gather(per_epoch, who)
+            epoch * tf.gather(per_epoch, which)
             + tf.gather_nd(taken, both)
             + within // period * tf.gather_nd(per_round, both)
-            + tf.gather_nd(before, tf.stack([at, who], axis=1))
+            + tf.gather_nd(before, tf.stack([at, which], axis=1))
         )
-        size = tf.gather(all_sizes, who)
+        size = tf.gather(all_sizes, which)
         own = number % size
         if shuffle:
             # A key of each source and of its own epoch.
-            seeds = tf.fill(tf.shape(who), seed)
-            key = tf.stack([seeds, who, number // size], axis=1)
+            seeds = tf.fill(tf.shape(which), seed)
+            key = tf.stack([seeds, which, number // size], axis=1)
             # The public `index_shuffle` pads keys of a matrix wrongly (2.21).
             own = tf.raw_ops.RandomIndexShuffle(
                 index=own, seed=key, max_index=size - 1, rounds=_ROUNDS
             )
-        return tf.gather(all_offsets, who) + own
+        return tf.gather(all_offsets, which) + own
 
     return order
 
 
 def _reader(parts, offsets):
     def read(index):
-        who = tf.searchsorted(
+        which = tf.searchsorted(
             tf.constant(offsets), tf.reshape(index, [1]), side="right"
         )[0]
         branches = [
             lambda part=part, offset=offset: _record(part, index - offset)
             for part, offset in zip(parts, offsets, strict=True)
         ]
-        return tf.switch_case(who - 1, branches)
+        return tf.switch_case(which - 1, branches)
 
     return read
 
 
 def _gatherer(parts, offsets):
     def gather(index):
-        who = tf.searchsorted(tf.constant(offsets), index, side="right") - 1
-        rows = tf.dynamic_partition(tf.range(tf.size(index)), who, len(parts))
+        which = tf.searchsorted(tf.constant(offsets), index, side="right") - 1
+        rows = tf.dynamic_partition(tf.range(tf.size(index)), which, len(parts))
         found = [
             part.gather(tf.gather(index, own) - offset)
             for part, offset, own in zip(parts, offsets, rows, strict=True)

@@ -1,6 +1,6 @@
 """Documents packed into sequences of one length, none seeing another.
 
-    tokens       a a a a a b b b . .    documents, one behind another
+    tokens       a a a a a b b b . .    documents, one after another
     segments     1 1 1 1 1 2 2 2 0 0    which document of the sequence; 0: none
     positions    0 1 2 3 4 0 1 2 0 0    index within the document
 

@@ -32,7 +32,7 @@ def photo_patches(split: str, *, size: int = 32) -> IndexedSource:
     >>> photo_patches("test").num_records
     2592
     """
-    from matplotlib import cbook  # an extra: only who asks needs it
+    from matplotlib import cbook  # an extra
 
     if split not in ("train", "test"):
         raise ValueError(

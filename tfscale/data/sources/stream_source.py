@@ -29,8 +29,7 @@ def dataset(
 
     Raises:
         TypeError: If it is no `tf.data.Dataset`.
-        ValueError: If nobody knows how many records there are, or there are
-            fewer.
+        ValueError: If the number of records is not known, or there are fewer.
 
     Example:
 
@@ -91,7 +90,7 @@ def tfds(
             "`read_config` with an `input_context`. Give that to "
             "`tfscale.data.pipeline`."
         )
-    import tensorflow_datasets  # takes seconds, so only who asks waits
+    import tensorflow_datasets  # imported here, because it takes seconds
 
     builder = tensorflow_datasets.builder(name, data_dir=data_dir)
     builder.download_and_prepare()

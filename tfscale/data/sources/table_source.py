@@ -133,11 +133,9 @@ def parquet(
 
     Example:
 
-    >>> import os
     >>> import tempfile
-    >>> import pyarrow
     >>> import pyarrow.parquet
-    >>> path = os.path.join(tempfile.mkdtemp(), "a.parquet")
+    >>> path = tempfile.mkdtemp() + "/a.parquet"
     >>> pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2]}), path)
     >>> parquet(path).num_records
     2
@@ -224,11 +222,9 @@ def json_lines(
 
     Example:
 
-    >>> import os
     >>> import tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "a.jsonl")
-    >>> with open(path, "w") as file:
-    ...     _ = file.write('{"x": 1}' + chr(10) + '{"x": 2}' + chr(10))
+    >>> path = tempfile.mkdtemp() + "/a.jsonl"
+    >>> tf.io.write_file(path, '{"x": 1}' + chr(10) + '{"x": 2}' + chr(10))
     >>> json_lines(path).num_records
     2
     """

@@ -19,7 +19,7 @@ from tfscale.data.sources.source import data_loss
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _TAR_BLOCK = 512
 _ELSEWHERE = -1  # the size of links and of files with holes
-_END_BYTES = 1 << 20  # that are filled up behind the last member, at most
+_END_BYTES = 1 << 20  # that are filled up after the last member, at most
 _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
 
@@ -49,7 +49,7 @@ class Shard:
             self.damage = (at, reason)
 
     def _scan(self):
-        """Fills `samples`; returns the offset behind the last member."""
+        """Fills `samples`; returns the offset after the last member."""
         if tfrecord_index.compression_of(self.path) == "GZIP":
             raise ValueError(
                 "Shards must be tar files that are not compressed, so that "
@@ -85,14 +85,15 @@ class Shard:
     def take(self, names, on_damage):
         """Keeps the samples that have these files; returns how many have not.
 
-        They are in `sample_keys` and, as `(file, begin and size)`, in `file_spans`.
+        Their keys are in `sample_keys`; begins and sizes of their files are in
+        `file_spans`, of shape `(num_samples, num_files, 2)`.
         """
         samples, skipped = self.samples, 0
         if self.damage is not None:
             if on_damage == "raise":
                 offset, reason = self.damage
                 self._fail("A tar file is damaged", reason, offset)
-            # What was being read may go on behind the damage.
+            # The last sample may go on after the damage.
             samples, skipped = samples[:-1], 1
         self.sample_keys, file_spans = [], []
         for key, files in samples:

@@ -64,10 +64,9 @@ def webdataset(
     Example:
 
     >>> import io
-    >>> import os
     >>> import tarfile
     >>> import tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "0.tar")
+    >>> path = tempfile.mkdtemp() + "/0.tar"
     >>> with tarfile.open(path, "w") as archive:
     ...     for name in ("0.txt", "0.cls", "1.txt", "1.cls"):
     ...         member = tarfile.TarInfo(name)

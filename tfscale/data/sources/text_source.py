@@ -99,11 +99,9 @@ def text(
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> with open(os.path.join(folder, "a.txt"), "w") as file:
-    ...     _ = file.write("abcdef")
+    >>> tf.io.write_file(folder + "/a.txt", "abcdef")
     >>> text(folder + "/*.txt", length=2).num_records
     2
     """

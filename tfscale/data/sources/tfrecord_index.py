@@ -140,7 +140,7 @@ def scan_compressed(path: str, compression: str) -> FileIndex:
 
 
 def compression_of(path: str) -> str:
-    """The compression that a file begins with: `""`, `"GZIP"` or `"ZLIB"`."""
+    """The compression by a file's first bytes: `""`, `"GZIP"` or `"ZLIB"`."""
     with tf.io.gfile.GFile(path, "rb") as file:
         begin = file.read(2)
     if begin == b"\x1f\x8b":  # RFC 1952, section 2.3.1

@@ -21,7 +21,7 @@ from tfscale.data.sources.source import split_by_file
 _BLOCK_RECORDS = 128
 _BLOCK_BYTES = 2 << 20
 # To begin a block costs as much as to read 100 records, so of small ones it
-# takes more. A window that nobody chose (16 MiB) still mixes 128 blocks.
+# takes more. The default window (16 MiB) still mixes 128 blocks.
 _SMALL_BLOCK_BYTES = 128 << 10
 
 
@@ -61,10 +61,8 @@ def tfrecords(
 
     Example:
 
-    >>> import os
     >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> path = os.path.join(folder, "a.tfrecord")
+    >>> path = tempfile.mkdtemp() + "/a.tfrecord"
     >>> with tf.io.TFRecordWriter(path) as writer:
     ...     writer.write(b"record")
     >>> tfrecords(path).num_records
