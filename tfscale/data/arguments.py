@@ -1,4 +1,4 @@
-"""What `pipeline` can be given, checked before anything is done."""
+"""Checks of the arguments of `pipeline`."""
 
 import numbers
 import warnings
@@ -21,11 +21,7 @@ _REPLACED = {
 
 
 def check_source(source):
-    """Refuses what no builder returned.
-
-    Raises:
-        TypeError: If it is none of this package's sources.
-    """
+    """Refuses an object that no builder returned."""
     if isinstance(source, BlockSource | IndexedSource | StreamSource):
         return
     advice = f"what a builder of `tfscale.data` returns ({_BUILDERS})"
@@ -40,18 +36,7 @@ def check_source(source):
 
 
 def check_numbers(*, seed, num_threads, **positive):
-    """Refuses numbers that mean nothing.
-
-    Args:
-        seed: Integer of 64 bits.
-        num_threads: Integer, 0 or more, or None.
-        **positive: Integers, 1 or more; or None, or `tf.data.AUTOTUNE` for
-            `parallelism` and `prefetch`, of which the latter may be 0.
-
-    Raises:
-        TypeError: If one is no integer.
-        ValueError: If one is out of its range.
-    """
+    """Refuses numbers that are no integers, or out of their range."""
     _check_integer("seed", seed, -_INT64, "an integer of 64 bits")
     if num_threads is not None:
         _check_integer("num_threads", num_threads, 0, "0 or more, or None")

@@ -32,13 +32,12 @@ def read(source: Source) -> Any:
         ) from None
 
 
-def through(record: Any, functions: Sequence[Callable[..., Any]]) -> Any:
-    """What functions make of a record, one after the other: eager tensors.
+def only_element(dataset: tf.data.Dataset) -> Any:
+    """The parsed record that is a dataset's only element: eager tensors.
 
     Raises:
         TypeError: If it is no structure of dense tensors.
     """
-    dataset = _mapped(tf.data.Dataset.from_tensors(record), functions)
     parts = tf.nest.flatten(dataset.element_spec)
     if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
         raise TypeError(
@@ -55,9 +54,9 @@ def spec_of_any(
 ) -> Any:
     """Structure of `tf.TensorSpec`, with None for sizes that may differ.
 
-    `first` is what `through` returned for the first record.
+    `first` is the first record, parsed.
     """
-    known = _mapped(source.sample(1), functions).element_spec
+    known = mapped(source.sample(1), functions).element_spec
     return keras.tree.map_structure(_spec_of_any, known, first)
 
 
@@ -68,7 +67,10 @@ def _spec_of_any(known, first):
     return tf.TensorSpec(shape, first.dtype)
 
 
-def _mapped(dataset, functions):
+def mapped(
+    dataset: tf.data.Dataset, functions: Sequence[Callable[..., Any]]
+) -> tf.data.Dataset:
+    """Records as they are after functions, one after the other."""
     for function in functions:
         dataset = dataset.map(functools.partial(_returning, function))
     return dataset

@@ -172,8 +172,9 @@ def pipeline(
     if parse is None and parse_batch is not None:
         parse = batchwise.of_one(parse_batch)
     parsers = [f for f in (source.decode, parse) if f is not None]
-    first = first_record.through(raw, parsers)
-    lints.check_functions(raw, parsers, _with_seed(augment))
+    parsed = first_record.mapped(tf.data.Dataset.from_tensors(raw), parsers)
+    first = first_record.only_element(parsed)
+    lints.check_functions(parsed, _with_seed(augment))
     if padding is None:
         spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
     else:
@@ -186,9 +187,6 @@ def pipeline(
         augment=augment,
         shuffle=shuffle,
         window=window,
-        cache=None,
-        cache_kind="none",
-        cache_reason="as asked",
         spec=spec,
         parallelism=parallelism,
         prefetch=prefetch,
@@ -203,7 +201,7 @@ def pipeline(
         recipe = dataclasses.replace(recipe, most_are_made=found)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed, plan.end)
-    dataset = chain.build(recipe, position).with_options(recipe.options)
+    dataset = chain.build(recipe, position)
     return ResumableDataset(dataset, recipe, position)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.caches.row_file import check_record
+from tfscale.data.sources import tfrecord_source
 
 _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
 _FRAME = 16  # bytes that TFRecord adds to a record
@@ -43,15 +44,8 @@ class StringFile:
 
     def _read_one(self, index):
         offset = tf.gather(self._offsets, index)
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[self._path],
-            compression_type="",
-            buffer_size=tf.gather(self._offsets, index + 1) - offset,
-            byte_offsets=offset[tf.newaxis],
-        )
-        records = tf.data.experimental.from_variant(
-            variant, tf.TensorSpec([], tf.string)
-        )
+        size = tf.gather(self._offsets, index + 1) - offset
+        records = tfrecord_source.from_offset(self._path, offset, size)
         # An error of the file does not say which one it is. `range` ends it:
         # a file that cannot be opened fails for ever.
         record = tf.data.Dataset.zip(tf.data.Dataset.range(1), records)

@@ -49,10 +49,7 @@ def decided(
 ) -> Recipe:
     """The recipe, with how its records are parsed, and why.
 
-    Args:
-        recipe: `Recipe`.
-        parse_batch: The user's function of a batch, or None.
-        raw: Structure of eager tensors, the first record as it is read.
+    `raw` is the first record as it is read, of eager tensors.
 
     Raises:
         ValueError: If `parse_batch` does not return what `parse` does.

@@ -40,7 +40,12 @@ def cached(recipe, kind, cache_dir, first, budget):
                 f" Received: cache_dir={cache_dir!r}."
             )
     if getattr(recipe.source, "order", None) is not None:
-        return _uncached(recipe, kind)
+        if kind in ("memory", "file"):
+            raise ValueError(
+                "A mixture is not cached: its sources are to be in memory or "
+                f"on disk already. Received: cache={kind!r}. Use cache='none'."
+            )
+        return dataclasses.replace(recipe, cache_reason="a mixture has none")
     need = memory.size_of(first) * recipe.source.num_records
     fits = f"{need / 2**20:.1f} MiB of records, {budget / 2**20:.0f} MiB budget"
     if kind == "memory" and need > budget:
@@ -76,15 +81,6 @@ def cached(recipe, kind, cache_dir, first, budget):
     return dataclasses.replace(
         recipe, cache=cache, cache_kind=kind, cache_reason=reason
     )
-
-
-def _uncached(recipe, kind):
-    if kind in ("memory", "file"):
-        raise ValueError(
-            "A mixture is not cached: its sources are to be in memory or on "
-            f"disk already. Received: cache={kind!r}. Use cache='none'."
-        )
-    return dataclasses.replace(recipe, cache_reason="a mixture has none")
 
 
 def _choose(recipe, cache_dir, need, budget):

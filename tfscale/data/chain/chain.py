@@ -44,9 +44,10 @@ def build(recipe, position):
         batches = service.batches(recipe, position, keyed_batches)
     if recipe.prefetch:
         batches = batches.prefetch(recipe.prefetch)
-    return single_device.map_on_host(
+    delivered = single_device.map_on_host(
         batches, _deliver(recipe, position), name="deliver"
     )
+    return delivered.with_options(recipe.options)
 
 
 def keyed_batches(recipe, position):

@@ -37,13 +37,13 @@ class Recipe:
     augment: Callable[..., Any] | None
     shuffle: bool
     window: int  # records mixed at a time, of a source not read at random
-    cache: FileCache | MemoryCache | None
-    cache_kind: str  # "memory", "file" or "none"; for explanations
-    cache_reason: str
     spec: Any
     parallelism: int
     prefetch: int
     options: tf.data.Options
+    cache: FileCache | MemoryCache | None = None
+    cache_kind: str = "none"  # or "memory", "file"; for explanations
+    cache_reason: str = "as asked"
     # Function of a batch of records as they are read, and of their `numbers`.
     parse_batch: Callable[..., Any] | None = None
     batchwise: bool = False  # whether records are batched before `augment`

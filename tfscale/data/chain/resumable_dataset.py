@@ -105,7 +105,6 @@ class ResumableDataset(tf.data.Dataset):
         """
         position = PositionReadAhead(self.position)
         dataset = chain.build(self.recipe, position)
-        dataset = dataset.with_options(self.recipe.options)
         return ResumableDataset(dataset, self.recipe, self.position)
 
     def with_batch_size(self, batch_size: int) -> "ResumableDataset":
@@ -136,7 +135,6 @@ class ResumableDataset(tf.data.Dataset):
         plan = with_batch_size(self.recipe.plan, batch_size)
         recipe = dataclasses.replace(self.recipe, plan=plan)
         dataset = chain.build(recipe, self.position)
-        dataset = dataset.with_options(recipe.options)
         return ResumableDataset(dataset, recipe, self.position)
 
 

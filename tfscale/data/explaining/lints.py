@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -98,19 +97,14 @@ def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
 
 
 def check_functions(
-    record: Any,
-    parse: Sequence[Callable[..., Any]],
-    augment: Callable[..., Any] | None,
+    dataset: tf.data.Dataset, augment: Callable[..., Any] | None
 ) -> None:
-    """Checks functions of a `record` of eager tensors.
+    """Checks the maps of a dataset, which are `parse`, and `augment`.
 
     Raises:
         ValueError: If `augment` draws from hidden random state, or `parse`
             draws random numbers, which the cache would keep.
     """
-    dataset = tf.data.Dataset.from_tensors(record)
-    for function in parse:
-        dataset = dataset.map(function)
     drawn = {op for stage in _maps(dataset) for op in stage.random}
     if drawn:
         raise ValueError(

@@ -79,7 +79,7 @@ def estimates(
 def _built(recipe):
     """A plain dataset of a recipe, which stays at the beginning of an epoch."""
     position = PositionReadAhead(Position(0))
-    return chain.build(recipe, position).with_options(recipe.options)
+    return chain.build(recipe, position)
 
 
 def _recipe_prefixes(recipe):

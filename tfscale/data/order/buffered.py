@@ -9,14 +9,11 @@ _MIX = 0x5EED  # so that this order and that of blocks are not alike
 
 
 def stream_records(recipe, position):
-    """A dataset of `(key, raw)` for a `StreamSource`, in order.
+    """A dataset of keys and records of a `StreamSource`, in order.
 
     The order is that of a shuffle buffer whose seed is a function of (seed,
     epoch). It is entered at a position by reading up to it, before anything
     costly is done to a record.
-
-    Returns:
-        `tf.data.Dataset` of an int64 key and the record.
     """
     source, plan = recipe.source, recipe.plan
 

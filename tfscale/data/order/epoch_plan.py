@@ -78,10 +78,8 @@ class EpochPlan:
     def slice_of(self, step, start, minimum=min):
         """First position and size of the worker's slice.
 
-        Args:
-            step: Steps since `start`; integer or int64 tensor.
-            start: The position at which the line begins.
-            minimum: Function that takes two of their kind.
+        `step` counts from the position `start` on. Both are integers, or int64
+        tensors of which `minimum` takes two.
         """
         first = start + step * self.global_batch
         if self.remainder != "keep":
@@ -106,20 +104,10 @@ def make_plan(
     replicas=1,
     sizes=None,
 ):
-    """Checks that every worker gets equal batches, before the first step.
+    """The `EpochPlan` of one of several workers, with equal batches for each.
 
-    Args:
-        num_records: Integer, records of this worker's source.
-        batch_size: Integer, the global batch size.
-        remainder: `"drop"`, `"pad"` or `"keep"`.
-        workers: Integer, number of input pipelines.
-        worker: Integer, which of them this is.
-        replicas: Integer, number of replicas over all workers.
-        sizes: List with each worker's number of records if they have files of
-            their own, else None.
-
-    Returns:
-        A `EpochPlan`.
+    `replicas` are those of all workers. `sizes` is a list with each worker's
+    number of records if they have files of their own, else None.
 
     Raises:
         ValueError: If workers would not get equal batches, or none at all.

@@ -10,16 +10,9 @@ import tensorflow as tf
 
 
 def shuffled(positions, size, seed, epoch):
-    """The records at some positions of an epoch.
+    """The records at some `positions` of an epoch, an int64 vector.
 
-    Args:
-        positions: int64 vector of values from 0 to `size - 1`; it may be empty.
-        size: Integer or int64 scalar, the number of records.
-        seed: int64 scalar.
-        epoch: int64 scalar.
-
-    Returns:
-        int64 tensor like `positions`.
+    All values are below `size`, the number of records.
 
     Example:
 

@@ -166,11 +166,7 @@ class Position(tf.Module):
         return self._state.read_value()
 
     def add(self, change: tf.Tensor) -> None:
-        """Adds to each of the three; for tf.data.
-
-        Args:
-            change: int64 tensor of shape `(3,)`.
-        """
+        """Adds to each of the three; for tf.data."""
         self._state.assign_add(change, read_value=False)
 
 

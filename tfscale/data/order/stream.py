@@ -133,11 +133,7 @@ def repeated(where, number):
 
 
 def indexed_keys(recipe, position):
-    """A dataset of the keys of each step, for records read one by one.
-
-    Returns:
-        Dataset of int64 tensors of shape `(plan.slice_size, KEY_SIZE)`.
-    """
+    """A dataset of keys, `(plan.slice_size, KEY_SIZE)` for each step."""
     plan = recipe.plan
 
     def steps_of_epoch(_):

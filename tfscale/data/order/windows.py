@@ -64,11 +64,7 @@ def blocks_per_window(source, window):
 
 
 def block_records(recipe, position):
-    """A dataset of `(key, raw)` for a `BlockSource`, in order.
-
-    Returns:
-        `tf.data.Dataset` of an int64 key and a record as it is read.
-    """
+    """A dataset of keys and records of a `BlockSource`, in order."""
     records = _read_windows(recipe, position)
     return _unbatched(
         single_device.map_on_host(records, lambda _, *parts: parts),
@@ -77,15 +73,11 @@ def block_records(recipe, position):
 
 
 def block_batches(recipe, position):
-    """A dataset of `(keys, raw)` for a `BlockSource`: batches, in order.
+    """A dataset of keys and records of a `BlockSource`: batches, in order.
 
-    They are cut out of the windows as they are, because a hop for each record
-    costs more than to shuffle and read it.
-
-    Returns:
-        `tf.data.Dataset` of int64 keys and records as they are read. All are as
-        long as a batch; where the last one is smaller, what it lacks has
-        `stream.NO_KEY`.
+    They are cut out of the windows, because a hop for each record costs more
+    than shuffling and reading it. All are as long as a batch: what a smaller
+    last batch lacks has `stream.NO_KEY`.
     """
     plan = recipe.plan
     size = plan.batch_size

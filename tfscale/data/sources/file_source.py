@@ -17,12 +17,6 @@ Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 def match(pattern: Pattern) -> list[str]:
     """The files that a pattern names, sorted, so that they have numbers.
 
-    Args:
-        pattern: String or path, or a list of them: paths or globs.
-
-    Returns:
-        A list of paths.
-
     Raises:
         FileNotFoundError: If a pattern matches nothing, or a directory.
         TypeError: If it is no pattern.

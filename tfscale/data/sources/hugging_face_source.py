@@ -182,13 +182,9 @@ def _decoder(leaves):
 
 
 def _arrow_rows(names, features, first, whole):
-    """What Hugging Face's own tables hold, and a function that reads it.
+    """Columns of Hugging Face's tables, and a function that reads them.
 
-    Args:
-        names: Strings, the columns to be read.
-        features: `datasets.Features`, of these at least.
-        first: Pyarrow table of the first row.
-        whole: Pyarrow table of all rows, or None if there is none.
+    `first` is a pyarrow table of the first row, `whole` of all rows, or None.
 
     Returns:
         `(leaves, read)`: a dict from column to `Leaf`, and a function of a

@@ -49,11 +49,7 @@ class Leaf:
 
 
 class TableColumns:
-    """The columns of tables with one schema.
-
-    Args:
-        schema: That of a pyarrow table, or None where there is no row.
-        columns: Names of the columns to be read, or None for all.
+    """The columns of pyarrow tables with one schema, None if without a row.
 
     Raises:
         ValueError: If a column is missing or there twice, or holds none
@@ -62,8 +58,7 @@ class TableColumns:
     Attributes:
         names: List of strings, the columns that are read.
         spec: Structure of `tf.TensorSpec`, a row as it is read.
-        decode: Function of such a row that parses its lists; None where
-            there are none.
+        decode: Function of such a row that parses its lists, or None.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):

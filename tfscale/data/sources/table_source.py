@@ -33,13 +33,8 @@ def _source(
 ) -> BlockSource:
     """A source of the rows of files, in their order.
 
-    Args:
-        kind: What the source is called in errors.
-        files: Of each file its path and, of each of its blocks, the number of
-            rows and of bytes.
-        columns: What is read of them.
-        read: From path and a block's number in its file to a pyarrow table.
-        skipped: How many records are damaged, and left out.
+    `files` are their paths and the numbers of rows and bytes of their blocks;
+    `read` takes a path and a block's number, and returns a pyarrow table.
     """
     blocks = [
         (path, number, *size)

@@ -6,7 +6,6 @@ The headers are enough to count and to find; a file that ends in the middle of
 a record, or whose length is damaged, is found before the first step.
 """
 
-import contextlib
 import dataclasses
 import os
 import struct
@@ -85,25 +84,23 @@ def _walk(path, end):
 
     The last record may not be all there.
     """
-    with contextlib.ExitStack() as stack:
-        if "://" in path:
-            file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
-            chunk_bytes = _REMOTE_CHUNK
-        else:
-            file = stack.enter_context(open(path, "rb"))
-            chunk_bytes = _LOCAL_CHUNK
+    if "://" not in path:
+        with open(path, "rb") as file:
+            number = file.fileno()
+            return _walk_chunks(
+                lambda at, size: os.pread(number, size, at), end, _LOCAL_CHUNK
+            )
+    with tf.io.gfile.GFile(path, "rb") as file:
 
         def read(at, size):
-            if chunk_bytes == _LOCAL_CHUNK:
-                return os.pread(file.fileno(), size, at)
             file.seek(at)
             return file.read(size)
 
-        return _walk_chunks(read, end, chunk_bytes)
+        return _walk_chunks(read, end, _REMOTE_CHUNK)
 
 
 def _walk_chunks(read, end, chunk_bytes):
-    """As `_walk`, with a function that reads at an offset some bytes."""
+    """As `_walk`, by a function that reads so many bytes at an offset."""
     length_of = _LENGTH.unpack_from
     offsets, headers = [], []
     at = last = 0
@@ -111,6 +108,8 @@ def _walk_chunks(read, end, chunk_bytes):
         # After a record that is longer than a chunk, the next one is, too.
         is_far = at - last > chunk_bytes
         last, chunk = at, read(at, _HEADER if is_far else chunk_bytes)
+        if len(chunk) < _HEADER:
+            break  # the file is shorter than it was
         limit = min(len(chunk) - _HEADER, end - _FRAME - last)
         within = 0
         while within <= limit:

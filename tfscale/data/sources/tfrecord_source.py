@@ -123,13 +123,15 @@ def _check_compression(path, compression):
 
 
 def _records(path, offset):
-    """A dataset of the records of a file from an offset on."""
     return tf.data.Dataset.range(1).flat_map(
-        lambda _: _from_offset(path, offset, _BLOCK_BYTES)
+        lambda _: from_offset(path, offset, _BLOCK_BYTES)
     )
 
 
-def _from_offset(path, offset, buffer_bytes):
+def from_offset(
+    path: str | tf.Tensor, offset: tf.Tensor, buffer_bytes: int | tf.Tensor
+) -> tf.data.Dataset:
+    """The records of a file from an offset on; within a dataset's function."""
     # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), which
     # making an iterator does, but not within a function of another dataset.
     variant = tf.raw_ops.TFRecordDatasetV2(
@@ -166,7 +168,7 @@ def _source(indices, compression, skipped):
         if compression:
             records = tf.data.TFRecordDataset(path, compression)
         else:
-            records = _from_offset(
+            records = from_offset(
                 path, tf.gather(begins, block), tf.gather(bytes_of, block)
             )
         whole = records.take(count).batch(count, drop_remainder=True)
