@@ -17,8 +17,8 @@ _SHARE = 0.5  # the rest is for the model, the program and other pipelines
 def budget(*, cgroup="/sys/fs/cgroup", available=None):
     """Bytes that a cache or a shuffle buffer may take.
 
-    Half of what is free: of the machine, which is measured if `available` is
-    None, or of the limit of the control groups where that leaves less.
+    Half of the free memory: of the machine, measured if `available` is None,
+    or of the limit of the control groups if that leaves less.
     """
     free = [_machine_available() if available is None else available]
     for limit_name, use_name in _CGROUPS:

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.caches.row_file import check_record
+from tfscale.data.sources import tfrecord_index
 from tfscale.data.sources import tfrecord_source
 
 _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
-_FRAME = 16  # bytes that TFRecord adds to a record
 
 
 class StringFile:
@@ -87,7 +87,7 @@ class StringFile:
         for value in records.map(serialize).as_numpy_iterator():
             with disk():
                 writer.write(value)
-            sizes.append(len(value) + _FRAME)
+            sizes.append(len(value) + tfrecord_index.FRAME)
         with disk():
             writer.close()
             offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

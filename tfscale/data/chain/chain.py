@@ -8,10 +8,10 @@
     batch      and the remainder
     prefetch   AUTOTUNE, so that training never waits for all of this
 
-Where records can be parsed in batches (see `batchwise`), reading, parsing and
-caching are one parallel map of batches. Else read, parse, cache and augment are
-one parallel map of records: each hop between maps costs 10 to 30 microseconds,
-and autotuning one number is enough.
+If records can be parsed in batches (see `batchwise`), reading, parsing and
+caching are one parallel map of batches. Else they and augmentation are one
+parallel map of records: each hop between maps costs 10 to 30 microseconds, and
+autotuning one number is enough.
 """
 
 import functools
@@ -100,7 +100,7 @@ def _parsed_batches(recipe, position):
             batch = recipe.source.gather(index) if gathered else raw[0]
             if recipe.cache is None or recipe.parse_batch is None:
                 return recipe.parsed_batch(batch, index)
-            # As a map of its own, it is not readied for what is in the cache.
+            # As a map of its own, it is prepared only for records not cached.
             one = tf.data.Dataset.from_tensors((index, batch))
             parsed = one.map(lambda i, b: recipe.parsed_batch(b, i))
             return parsed.get_single_element()
@@ -110,8 +110,8 @@ def _parsed_batches(recipe, position):
         return keys, recipe.cache.get_or_make(index, make)
 
     batches = _raw_batches(recipe, position)
-    # Of a user's function Grappler changes bits, as it does one by one: it
-    # makes a quotient by a constant a product.
+    # Grappler changes bits of a user's function (a quotient by a constant
+    # becomes a product), and must do so here as in single records.
     if recipe.parse_batch is not None and recipe.cache is None:
         return batches.map(work, **recipe.parallel(), name="record")
     return single_device.map_on_host(
@@ -159,7 +159,7 @@ def _mapped(recipe, records):
 
 
 def made(recipe, key, raw=None):
-    """A record that is read, parsed or found in the cache, and augmented."""
+    """A record: read and parsed, or found in the cache, then augmented."""
     index = key[stream.RECORD]
 
     def make():

@@ -51,7 +51,7 @@ def batches(made, wanted, make):
     nothing = single_device.map_on_host(
         nothing, lambda _: tf.nest.map_structure(_empty, spec)
     )
-    # What has no end leaves it to `wanted` how many there are.
+    # Without an end, so that `wanted` says how many batches there are.
     both = tf.data.Dataset.zip(wanted, made.concatenate(nothing))
 
     def checked(wanted, element):

@@ -1,7 +1,7 @@
 """Batches of records of several lengths: each is padded to its longest.
 
-Which records are in a batch does not depend on their lengths, so that order and
-position are as without.
+The records of a batch do not depend on their lengths, so order and position
+stay the same.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def batched(
 def _values(padding: Any, record: Any) -> Any:
     if not keras.tree.is_nested(padding):
         return keras.tree.map_structure(
-            # What is no number has nothing of its own in one for all.
+            # One number for all components is none for strings.
             lambda part: _value(
                 "" if part.dtype == tf.string else padding, part
             ),

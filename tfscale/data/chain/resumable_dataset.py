@@ -26,7 +26,7 @@ class ResumableDataset(tf.data.Dataset):
 
     Attributes:
         position: `Position`; set it to continue a run where it stopped.
-        recipe: `Recipe`, what was asked for and what was decided.
+        recipe: `Recipe`, all arguments and decisions.
 
     Example:
 

@@ -34,7 +34,7 @@ def explain(
     parallelism or of a cache follows from these times. Prefetching is tried in
     three rounds beside the pipeline as it is, for a quarter of `seconds` each,
     and its gain is the median: no mean time tells what it gains in bursts.
-    Weights, optimizer, metrics and position are afterwards what they were.
+    Weights, optimizer, metrics and position stay as they were.
 
     Args:
         pipeline: `tf.data.Dataset`; a `ResumableDataset` is taken apart by its
@@ -47,7 +47,7 @@ def explain(
 
     Raises:
         ValueError: If the model is not compiled, the dataset has no batch, or
-            there is no time to measure.
+            `seconds` is not above 0.
 
     Example:
 
@@ -171,7 +171,7 @@ def _autotuned(pipeline, seconds):
 
 
 class _StepTimes(keras.callbacks.Callback):
-    """Takes the time of each step, and ends `fit` when it has been enough."""
+    """Times each step, and ends `fit` after enough of them."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -189,11 +189,11 @@ class _StepTimes(keras.callbacks.Callback):
 
 
 def _step_seconds(model, pipeline, seconds):
-    """The model's own step in `fit`, on one batch that is there already."""
+    """The model's own step in `fit`, on one batch over and over."""
     batch = next(iter(pipeline))
     with model.distribute_strategy.scope():
         if not model.built:
-            # Makes the weights, changes none.
+            # Creates the weights, changes none.
             model.test_on_batch(
                 *(batch if isinstance(batch, tuple) else [batch])
             )

@@ -61,7 +61,7 @@ def lint(
     graph = DatasetGraph(dataset)
     budget = memory.budget() if ram_budget is None else ram_budget
     findings = []
-    random, batched = {}, {}  # by stage: what has been done so far
+    random, batched = {}, {}  # by stage: random operations and batching so far
     for stage in graph.all_stages():
         inputs = graph.inputs(stage)
         drawn = [op for one in inputs for op in random[one.node]]

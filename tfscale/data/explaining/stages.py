@@ -207,8 +207,8 @@ def _graph_savings(dataset, times):
 def _num_pipeline_stages(dataset):
     """How many of the first stages of a dataset are a `ResumableDataset`'s.
 
-    Those are in the right order, and have names in a recipe only: explain the
-    pipeline by itself. After its augmentation, nothing is worth caching.
+    Their order is right, and only a recipe has their names: explain the
+    pipeline alone. After its augmentation, nothing is worth caching.
     """
     while not isinstance(dataset, ResumableDataset):
         inputs = datasets.inputs_of(dataset)

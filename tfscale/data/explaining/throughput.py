@@ -42,9 +42,9 @@ def benchmark(
 ) -> Throughput:
     """Measures how fast a dataset gives batches.
 
-    The first batch, for which everything has to start, is measured by itself.
-    A dataset that ends is begun again, and that counts. A `ResumableDataset`,
-    alone or as a part of the dataset, keeps its position.
+    The first batch, for which everything has to start, is measured alone. A
+    dataset that ends is begun again, and that time counts. The positions of
+    all `ResumableDataset`s in it are kept.
 
     Args:
         dataset: `tf.data.Dataset`.

@@ -269,7 +269,7 @@ class _WindowReader:
 
         if self._recipe.cache is None:
             return read()
-        # What is all in memory need not be read again.
+        # A full cache needs no records.
 
         def blank():
             return tf.nest.map_structure(

@@ -165,14 +165,9 @@ def fetched(
     def gather(index):
         return from_python(fetch, index, spec)
 
-    def read(index):
-        batch = gather(tf.reshape(tf.cast(index, tf.int64), [1]))
-        return tf.nest.map_structure(lambda part: part[0], batch)
-
     return IndexedSource(
         kind=kind,
         num_records=num_records,
-        read=read,
         gather=gather,
         identity=identity,
         **kwargs,

@@ -31,20 +31,20 @@ def hugging_face(
 ) -> IndexedSource | StreamSource:
     """Records are the rows of a dataset of Hugging Face.
 
-    The transform of `set_transform` is run on the rows as they are read. It
-    must give the same of the same row, as `parse` must: what is random belongs
+    The transform of `set_transform` runs on the rows as they are read. As
+    `parse`, it must return the same for the same row: random operations belong
     in `augment`.
 
     Args:
         dataset: `datasets.Dataset`, or a streamed `datasets.IterableDataset`,
-            one split. What is streamed is read in its order, and a pipeline
+            one split. A streamed one is read in its order, and a pipeline
             enters an epoch by reading up to the position; its own `shuffle`
             must have a seed, and a `map` must be given `features`, where it
             returns images or lists that may be empty.
         columns: List of strings, the columns to be read, of those that a
             transform returns where there is one; by default all.
-        num_records: Integer, of what is streamed: an epoch is its first so many
-            rows.
+        num_records: Integer, for a streamed dataset: the rows of an epoch, the
+            first ones.
 
     Returns:
         A source of dicts from column to tensor, of the column's own dtype: a
@@ -176,9 +176,7 @@ def _streamed(dataset, columns, num_records):
 
 
 def _decoder(leaves):
-    return table_columns.decoder(
-        {(name,): leaf for name, leaf in leaves.items()}
-    )
+    return table_columns.decoder({(n,): leaf for n, leaf in leaves.items()})
 
 
 def _arrow_rows(names, features, first, whole):
@@ -264,9 +262,9 @@ def _stored(column):
     """A column of lists, also where it is one of Hugging Face's arrays."""
     import pyarrow
 
-    if not isinstance(column.type, pyarrow.ExtensionType):
-        return column
-    return pyarrow.chunked_array([chunk.storage for chunk in column.chunks])
+    if isinstance(column.type, pyarrow.ExtensionType):
+        return column.cast(column.type.storage_type)
+    return column
 
 
 def _shape_of_all(column):
@@ -311,28 +309,19 @@ def _transformed_rows(dataset, columns):
     """As `_arrow_rows`, of rows that a transform is run on."""
     tried = list(range(min(_NUM_TRIED, len(dataset))))
     names = _checked(columns, list(dataset[tried]))
-
-    def arrays_of(numbers):
-        batch = dataset[numbers]
-        for name in names:
-            if len(batch[name]) != len(numbers):
-                raise ValueError(
-                    "A transform must return as many rows as it is given. "
-                    f"Received: {len(batch[name])} of {len(numbers)} in column "
-                    f"{name!r}."
-                )
-        return {
-            name: [_array(name, value) for value in batch[name]]
-            for name in names
-        }
-
-    first = arrays_of(tried[:1])
-    leaves = {name: _leaf_of_array(array) for name, (array,) in first.items()}
+    leaves = {}
 
     def read(numbers):
-        found = {}
-        for name, arrays in arrays_of(numbers).items():
-            leaf = leaves[name]
+        batch, found = dataset[numbers], {}
+        for name in names:
+            arrays = [_array(name, value) for value in batch[name]]
+            if len(arrays) != len(numbers):
+                raise ValueError(
+                    "A transform must return as many rows as it is given. "
+                    f"Received: {len(arrays)} of {len(numbers)} in column "
+                    f"{name!r}."
+                )
+            leaf = leaves.setdefault(name, _leaf_of_array(arrays[0]))
             if leaf.rank:
                 found[name] = _serialized(name, arrays, leaf)
             else:
@@ -340,8 +329,9 @@ def _transformed_rows(dataset, columns):
                 found[name] = np.array([a.item() for a in arrays], dtype)
         return found
 
+    read(tried[:1])  # fills `leaves`
     once, again = (
-        [part.tolist() for part in read(tried).values()] for _ in range(2)
+        [values.tolist() for values in read(tried).values()] for _ in range(2)
     )
     if once != again:
         raise ValueError(

@@ -106,14 +106,9 @@ def pack(
     gather = _reader(tokens, begins[order], sizes[order], splits, length)
     count = len(splits) - 1
 
-    def read(index):
-        batch = gather(tf.reshape(index, [1]))
-        return keras.tree.map_structure(lambda part: part[0], batch)
-
     return PackedSource(
         kind="pack",
         num_records=count,
-        read=read,
         gather=gather,
         in_memory=True,
         identity=lambda: array_source.digest(tokens) + splits.tobytes(),

@@ -12,6 +12,9 @@ import tensorflow as tf
 # Stands for a record that could not be read; no record is this by chance.
 DAMAGED = b"\x00tfscale: damaged record 5b0d6b1e7f8a4c52\x00"
 
+# A block of neighbours ends after so many records or bytes.
+BLOCK_RECORDS = 128
+BLOCK_BYTES = 2 << 20
 _STRING = tf.TensorSpec([], tf.string)
 
 
@@ -22,7 +25,8 @@ class IndexedSource:
     Attributes:
         kind: The builder's name, for explanations.
         num_records: Integer.
-        read: Function of an int64 scalar that returns the record.
+        read: Function of an int64 scalar that returns the record; by default
+            by `gather`.
         gather: Function of an int64 vector that returns a batch of records,
             where that is cheaper than `read`; else None.
         in_memory: Whether a cache of the records as they are gains nothing.
@@ -44,7 +48,7 @@ class IndexedSource:
 
     kind: str
     num_records: int
-    read: Callable[[tf.Tensor], Any]
+    read: Callable[[tf.Tensor], Any] = None  # type: ignore[assignment]
     gather: Callable[[tf.Tensor], Any] | None = None
     in_memory: bool = False
     decode: Callable[..., Any] | None = None
@@ -56,7 +60,13 @@ class IndexedSource:
     order: Callable[..., tf.Tensor] | None = None
 
     def __post_init__(self):
+        if self.read is None:
+            object.__setattr__(self, "read", self._read_one)
         _as_they_are(self, "read", "gather", "decode", "quick_decode", "order")
+
+    def _read_one(self, index):
+        batch = self.gather(tf.reshape(tf.cast(index, tf.int64), [1]))
+        return tf.nest.map_structure(lambda part: part[0], batch)
 
     def first(self) -> Any:
         """The first record, as eager tensors."""

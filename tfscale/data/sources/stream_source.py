@@ -14,8 +14,8 @@ def dataset(
 ) -> StreamSource:
     """Records are the elements of a `tf.data.Dataset`.
 
-    Put in as little as can be: the pipeline enters an epoch by reading up to
-    the position, so what is costly belongs in `parse`.
+    Keep the dataset cheap: the pipeline enters an epoch by reading up to the
+    position, so costly operations belong in `parse`.
 
     Args:
         records: `tf.data.Dataset` of single records, not batches, that gives

@@ -6,7 +6,7 @@
     objects                   dicts of the columns of their keys
     lists of objects          dicts of lists, one for each key
 
-What is missing is 0, NaN, "" or an empty list.
+A missing value is 0, NaN, "" or an empty list.
 """
 
 import dataclasses

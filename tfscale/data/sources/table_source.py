@@ -81,7 +81,7 @@ def _source(
 
 @contextlib.contextmanager
 def _named(path):
-    """What pyarrow cannot read is damaged, and is named."""
+    """Names the file that pyarrow cannot read."""
     import pyarrow
 
     try:
@@ -94,7 +94,7 @@ def _named(path):
 
 
 class _RemoteFile(tf.io.gfile.GFile):
-    """As pyarrow takes a file of Python's."""
+    """With the attribute that pyarrow asks of Python's files."""
 
     closed = False
 
@@ -104,8 +104,7 @@ def parquet(
 ) -> BlockSource:
     """Records are the rows of Parquet files; needs pyarrow (`tfscale[tables]`).
 
-    A row group is read as a whole, and is what a worker or a shuffle reads at
-    a time.
+    Workers and shuffles read whole row groups.
 
     Args:
         pattern: String or path, or a list of them: paths or globs, also of a
@@ -118,7 +117,7 @@ def parquet(
         `json_lines`. Dates and times are the integers that
         the file has: dates are int32, days since 1970; timestamps are int64,
         in the column's own unit since 1970 (UTC where it has a time zone).
-        What is missing is 0, NaN, "" or an empty vector.
+        A missing value is 0, NaN, "" or an empty vector.
 
     Raises:
         FileNotFoundError: If no file matches.
@@ -205,7 +204,7 @@ def json_lines(
         A source of dicts from column to scalar tensor, or to a vector where the
         column has lists. An object is a dict, a list of objects a dict of
         lists, and a list of lists an array, in which the lists of a record have
-        one length. What is missing is 0, NaN, "" or an empty vector, also where
+        one length. A missing value is 0, NaN, "" or an empty vector, also where
         a file never has the key. Dates are strings; numbers are int64, or
         float64 where one of the column is a fraction or beyond 64 bits.
 

@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources import tfrecord_index
+from tfscale.data.sources.source import BLOCK_BYTES
+from tfscale.data.sources.source import BLOCK_RECORDS
 from tfscale.data.sources.source import data_loss
 
 # The extension is what follows the first dot of the last part of a name.
@@ -20,8 +22,6 @@ _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _TAR_BLOCK = 512
 _ELSEWHERE = -1  # the size of links and of files with holes
 _END_BYTES = 1 << 20  # that are filled up after the last member, at most
-_BLOCK_RECORDS = 128
-_BLOCK_BYTES = 2 << 20
 
 
 class Shard:
@@ -135,8 +135,8 @@ class Shard:
         begins, _ = self.spans()
         runs, first = [], 0
         while first < len(begins):
-            last = np.searchsorted(begins, begins[first] + _BLOCK_BYTES)
-            last = min(max(int(last), first + 1), first + _BLOCK_RECORDS)
+            last = np.searchsorted(begins, begins[first] + BLOCK_BYTES)
+            last = min(max(int(last), first + 1), first + BLOCK_RECORDS)
             runs.append((first, min(last, len(begins))))
             first = runs[-1][1]
         return runs

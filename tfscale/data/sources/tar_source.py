@@ -35,7 +35,7 @@ def webdataset(
     """Records are the samples of WebDataset shards, uncompressed tar files.
 
     A sample is the files that follow one another and have one name up to the
-    first dot; folders, and what has no such name, are left out. Links, and
+    first dot; folders, and files without such a name, are left out. Links, and
     files with holes, are not read: such a sample is incomplete. The headers
     are read once, here, many shards at a time; afterwards samples are read by
     their offsets. A tar file has checksums of its headers, not of the data.

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = 12
-_FRAME = 16  # bytes of a record besides its data
+FRAME = 16  # bytes of a record besides its data
 # Bytes that are read at a time: a server takes its time to answer.
 _LOCAL_CHUNK, _REMOTE_CHUNK = 64 << 10, 4 << 20
 
@@ -104,18 +104,18 @@ def _walk_chunks(read, end, chunk_bytes):
     length_of = _LENGTH.unpack_from
     offsets, headers = [], []
     at = last = 0
-    while at + _FRAME <= end:
+    while at + FRAME <= end:
         # After a record that is longer than a chunk, the next one is, too.
         is_far = at - last > chunk_bytes
         last, chunk = at, read(at, _HEADER if is_far else chunk_bytes)
         if len(chunk) < _HEADER:
             break  # the file is shorter than it was
-        limit = min(len(chunk) - _HEADER, end - _FRAME - last)
+        limit = min(len(chunk) - _HEADER, end - FRAME - last)
         within = 0
         while within <= limit:
             offsets.append(last + within)
             headers.append(chunk[within : within + _HEADER])
-            within += _FRAME + length_of(chunk, within)[0]
+            within += FRAME + length_of(chunk, within)[0]
         at = last + within
     rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
     return offsets, rows, at
@@ -130,7 +130,7 @@ def scan_compressed(path: str, compression: str) -> FileIndex:
     sizes, damage = [], None
     try:
         for length in lengths.as_numpy_iterator():
-            sizes.append(length + _FRAME)
+            sizes.append(length + FRAME)
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
         damage = (len(sizes), f"decompression stopped: {error.message}")
     return FileIndex(

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfscale.data.sources import file_source
 from tfscale.data.sources import index_files
 from tfscale.data.sources import tfrecord_index
+from tfscale.data.sources.source import BLOCK_BYTES
+from tfscale.data.sources.source import BLOCK_RECORDS
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
@@ -18,8 +20,6 @@ from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
 
-_BLOCK_RECORDS = 128
-_BLOCK_BYTES = 2 << 20
 # To begin a block costs as much as to read 100 records, so of small ones it
 # takes more. The default window (16 MiB) still mixes 128 blocks.
 _SMALL_BLOCK_BYTES = 128 << 10
@@ -124,7 +124,7 @@ def _check_compression(path, compression):
 
 def _records(path, offset):
     return tf.data.Dataset.range(1).flat_map(
-        lambda _: from_offset(path, offset, _BLOCK_BYTES)
+        lambda _: from_offset(path, offset, BLOCK_BYTES)
     )
 
 
@@ -182,7 +182,7 @@ def _source(indices, compression, skipped):
             .map(lambda _, record: record)
             .batch(count, drop_remainder=True)
         )
-        # The second is not begun where the first one has what is asked for.
+        # The second is only begun if the first one fails.
         either = tf.data.Dataset.zip(tf.data.Dataset.range(1), whole)
         either = either.ignore_errors().map(lambda _, records: records)
         return either.concatenate(up_to_damage).take(1)
@@ -218,9 +218,9 @@ def _blocks_of(index, *, whole):
         while first < gap:
             large, small = (
                 bisect.bisect_right(at, at[first] + size, first, gap)
-                for size in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES)
+                for size in (BLOCK_BYTES, _SMALL_BLOCK_BYTES)
             )
-            last = max(min(large, first + _BLOCK_RECORDS), small)
+            last = max(min(large, first + BLOCK_RECORDS), small)
             runs.append((first, last))
             first = last
     return runs
