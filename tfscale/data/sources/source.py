@@ -224,12 +224,15 @@ def split_by_file(
     num_records: Callable[[Any], int],
     build: Callable[[Sequence[Any]], Any],
 ) -> Callable[[int, int], tuple[Any, list[int]]]:
-    """`split` of a source that `build` returns for some of its files."""
+    """`split` of a source that `build` returns for some of its files.
+
+    There is no own source if a worker would have no record.
+    """
 
     def split(num_workers, worker):
         shares = [files[w::num_workers] for w in range(num_workers)]
         sizes = [sum(map(num_records, share)) for share in shares]
-        return build(shares[worker]), sizes
+        return (build(shares[worker]) if all(sizes) else None), sizes
 
     return split
 
