@@ -32,18 +32,6 @@ class Own(keras.Sequential):
         return {"loss": loss}
 
 
-class Beside(keras.Sequential):
-    def train_step(self, data):
-        x, y = data[:2]
-        with tf.GradientTape() as tape:
-            found = self(x, training=True)
-            loss = keras.losses.BinaryCrossentropy()(y, found)
-            loss += 0.1 * keras.ops.mean(found)
-        gradients = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply(gradients, self.trainable_weights)
-        return {"loss": loss}
-
-
 class Parts(keras.Model):
     def __init__(self, layers):
         super().__init__()
@@ -131,12 +119,6 @@ class OwnStepTest(absltest.TestCase):
         model.train_on_batch(X, Y)  # it asks by what to divide
         model.divides = False
         with self.assertWarnsRegex(UserWarning, r"so the loss.*replicas, 2"):
-            model.train_on_batch(X, Y)
-
-    def test_a_mean_beside_a_loss_of_keras_is_warned_of(self):
-        # Only that summand was too large, and nobody said so.
-        model = build(Beside, data=2)
-        with self.assertWarnsRegex(UserWarning, "a mean as a summand.*, 2"):
             model.train_on_batch(X, Y)
 
     def test_a_model_without_a_call_trains(self):

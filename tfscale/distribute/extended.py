@@ -40,7 +40,6 @@ class MeshExtended(ModelRanks):
         layouts: They say which variables are sharded.
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
-        batch_norms: The BatchNormalization layers that made some of them.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
         gradient_noise: Who looks at gradients before and after they are
@@ -48,7 +47,6 @@ class MeshExtended(ModelRanks):
     """
 
     def __init__(self, strategy, config: MeshConfig):
-        self.batch_norms: weakref.WeakSet = weakref.WeakSet()
         self.layouts = config.layouts
         self.pipelined: weakref.WeakValueDictionary = (
             weakref.WeakValueDictionary()
@@ -121,10 +119,7 @@ class MeshExtended(ModelRanks):
             return call(fn, args, kwargs)
         check_trains(fn)
         draw_apart(fn)
-        prepared = whole_batch_step.prepared(
-            fn, self.batch_norms, are_per_replica(args)
-        )
-        with prepared as step:
+        with whole_batch_step.prepared(fn, are_per_replica(args)) as step:
             return call(step, args, kwargs)
 
     def _of_first_replica(self, value):

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,35 +20,32 @@ from tfscale.whole_batch.part import BatchPart
 
 
 @contextlib.contextmanager
-def prepared(
-    fn: Callable,
-    batch_norms: Iterable[keras.layers.BatchNormalization],
-    is_divided: bool,
-) -> Iterator[Callable]:
+def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
     """Gives what to run in place of a step: its parts are those of a batch.
 
     Of which batch is known of a step of a model (`model.train_step`) only.
+    `is_divided` says whether replicas have parts of it, or all the same.
     """
+    model = model_of(fn)
+    parts: list[Any] | None = [] if is_divided else None
+
+    @functools.wraps(fn)
+    def step(*args, **kwargs):
+        with batch_norm.noting():
+            if model is None:
+                return fn(*args, **kwargs)
+            logs = _run_on_part(model, fn, parts, *args, **kwargs)
+            if not is_divided:
+                _count_once(model)
+            return logs
+
     with contextlib.ExitStack() as stack:
-        step, model = fn, model_of(fn)
         if model is not None:
             _check_metrics(model)
             stack.enter_context(metric_trial.checking(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
-            step = functools.wraps(fn)(
-                functools.partial(
-                    _run_on_part, model, fn, [] if is_divided else None
-                )
-            )
-            if not is_divided:
-                step = functools.wraps(fn)(
-                    functools.partial(_run_counting_once, model, step)
-                )
-        # Of what `fit` builds nobody knows which layer makes a variable.
-        layers = {*batch_norms, *_batch_norms_of(model)}
-        batch_norm.adapt(layers)
-        if layers:
-            step = functools.wraps(fn)(functools.partial(_run_noting, step))
+            # Of what `fit` builds nobody knows which layer makes a variable.
+            batch_norm.adapt(attributes.flatten_layers(model))
         yield step
 
 
@@ -65,29 +61,14 @@ def _check_metrics(model):
             )
 
 
-def _batch_norms_of(model):
-    return (
-        layer
-        for layer in (attributes.flatten_layers(model) if model else ())
-        if isinstance(layer, keras.layers.BatchNormalization)
-    )
-
-
-def _run_noting(fn, *args, **kwargs):
-    with batch_norm.noting():
-        return fn(*args, **kwargs)
-
-
-def _run_counting_once(model, fn, *args, **kwargs):
+def _count_once(model):
     """Has the first replica count a batch that all of them have."""
-    logs = fn(*args, **kwargs)
     context = tf.distribute.get_replica_context()
     is_first = tf.equal(context.replica_id_in_sync_group, 0)
     for variable in model.metrics_variables:
         if variable.aggregation == "sum":
             value = tf.convert_to_tensor(variable)
             variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
-    return logs
 
 
 def _run_on_part(model, fn, parts, *args, **kwargs):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.adapters.layer import adapt_layer
 from tfscale.adapters.optimizer import adapt_optimizer
 from tfscale.distribute.optimizers.mesh_update import MeshUpdate
 from tfscale.distribute.variables.late_variables import late_variable
@@ -134,7 +135,7 @@ class VariableCreator:
             **kwargs,
         )
         if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
-            strategy.extended.batch_norms.add(callers[-1])
+            adapt_layer(callers[-1])
         if callers and isinstance(callers[-1], keras.random.SeedGenerator):
             rank_seeds.attach(callers[-1])
         if _is_optimizer(callers):
