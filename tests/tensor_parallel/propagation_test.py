@@ -638,16 +638,12 @@ class GraphTest(tf.test.TestCase):
         self.assertEqual(found.sharded, {"up"})
         self.assertIn("part of its gradient", found.gathered["next"])
 
-    def test_outputs_of_the_model_are_whole_unless_it_says_otherwise(self):
+    def test_outputs_of_the_model_are_whole(self):
         g = Graph()
         logits = g.column("head", 1, dense, g.input(None, 6))
         self.assertEqual(g.propagate().sharded, {"head"})
         found = g.propagate(outputs=[logits])
         self.assertIn("leaves the model", found.gathered["head"])
-        found = g.propagate(
-            outputs=[logits], sharded_outputs=[Source(logits, 1)]
-        )
-        self.assertEqual(found.sharded, {"head"})
 
     def test_what_a_layer_keeps_to_itself_is_not_used_by_others(self):
         g = Graph()

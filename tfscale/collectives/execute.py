@@ -76,7 +76,7 @@ class _Held:
                 self._is_here[device, chunk] = True
 
     def play(self, sends):
-        """One round: everybody sends what it had before."""
+        """One round: each device sends what it had before."""
         arriving, stored = {}, {}
         for send in sends:
             part = self._sent(send.source, send.chunk)

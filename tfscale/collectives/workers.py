@@ -1,12 +1,11 @@
 """Sums and exchanges between worker processes, by TensorFlow's collectives.
 
-What devices of one process have is put together in `operations.py`; what is
-left for here is one tensor of each worker. A device is in a group with the
-devices of the same number of the other workers. Each collective has a key that
-says which calls of the workers belong together. TensorFlow's strategy hands
-such keys out when a function is called, which does not reach a function in a
-branch of a loop. Here each device counts its collectives in a variable: all
-workers run the same program, so the counts agree.
+`operations.py` sums over the devices of one process; here each worker has one
+tensor. A device is in a group with the devices of the same number of the other
+workers. A key says which calls of the workers belong together. TensorFlow's
+strategy hands keys out when a function is called, which does not reach a
+function in a branch of a loop. Here each device counts its collectives in a
+variable: all workers run the same program, so the counts agree.
 """
 
 import functools
@@ -103,7 +102,7 @@ class Workers:
         return self._participants[device]
 
     def _device_of(self, tensor):
-        """That of a tensor; where nobody has said, the host."""
+        """That of a tensor; by default the host."""
         spec = tf.DeviceSpec.from_string(tensor.device or "")
         if spec.device_type is None:
             return self._default

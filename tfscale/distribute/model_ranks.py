@@ -14,7 +14,6 @@ from tfscale.distribute.mesh_config import MeshConfig
 from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.reducer import Reducer
 from tfscale.distribute.reducer import is_of_threads
-from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
@@ -313,7 +312,7 @@ def _with_collectives(fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with collectives.collectives_in(tf.compat.v1.get_default_graph()):
+        with rank_context.within(graph=tf.compat.v1.get_default_graph()):
             return fn(*args, **kwargs)
 
     return call

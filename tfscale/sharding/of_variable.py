@@ -1,4 +1,4 @@
-"""The sharding of a variable, whoever made it."""
+"""The sharding of a variable of Keras or TensorFlow."""
 
 import keras
 import tensorflow as tf

@@ -10,7 +10,6 @@ its output.
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import warnings
@@ -52,13 +51,6 @@ class ShardingDecision:
             rule.layer.sharded_call.reason = self.reasons.get(rule)
 
 
-@contextlib.contextmanager
-def within(model):
-    """Within it, layers are called as parts of a functional model."""
-    with rank_context.within(model=model):
-        yield
-
-
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
     model = rank_context.current().calls.model
@@ -70,14 +62,8 @@ def model_in_call():
     return None
 
 
-def decision_of(model) -> ShardingDecision | None:
-    """What was noted for a functional or sequential model."""
+def _decision_of(model):
     return getattr(_functional(model), "sharding_decision", None)
-
-
-def note(model, decision: ShardingDecision) -> None:
-    """Keeps what was decided for a model."""
-    _functional(model).sharding_decision = decision
 
 
 def _functional(model):
@@ -101,39 +87,29 @@ def apply_decision(num_ranks: int, rule) -> None:
         rule.layer.sharded_call.is_decided = True
         rule.layer.sharded_call.reason = NOT_SEEN
         return
-    decision = decision_of(model)
-    if decision is None or rule not in decision.stays_sharded:
-        # A call, of which the one that goes on is to know nothing.
-        with layer_losses.kept():
-            analyse(model, num_ranks)
-        decision = decision_of(model)
-    if decision is not None:
-        rule.stays_sharded = decision.stays_sharded.setdefault(
-            rule, rule.stays_sharded
-        )
+    stays_sharded = _decision_for(model, num_ranks, {rule}).stays_sharded
+    rule.stays_sharded = stays_sharded.setdefault(rule, rule.stays_sharded)
 
 
 def ensure_analysed(model, num_ranks: int) -> None:
     """Sets all rules as a functional model has them, analysed if need be."""
-    decision = decision_of(model)
-    rules = [call.rule for call in sharded_calls(model)]
-    if decision is None or not set(rules) - {None} <= set(
-        decision.stays_sharded
-    ):
-        analyse(model, num_ranks)
-    else:
-        decision.apply()
+    rules = {call.rule for call in sharded_calls(model)} - {None}
+    _decision_for(model, num_ranks, rules).apply()
 
 
-def analyse(model, num_ranks: int) -> dict:
-    """Decides for all layers of a model what stays sharded.
+def _decision_for(model, num_ranks, rules=frozenset()):
+    """The decision for a model, analysed unless that was done with `rules`."""
+    decision = _decision_of(model)
+    if decision is None or not rules <= set(decision.stays_sharded):
+        # The call that goes on is to know nothing of that of the analysis.
+        with layer_losses.kept():
+            analyse(model, num_ranks)
+        decision = _decision_of(model)
+    return decision
 
-    Args:
-        model: A functional or sequential model with sharded variables.
-        num_ranks: Number of model ranks.
 
-    Returns:
-        Why outputs are gathered at once, by layer.
+def analyse(model, num_ranks: int) -> None:
+    """Decides for all layers of a functional model what stays sharded.
 
     Warns:
         UserWarning: If layers are sharded without a partner.
@@ -158,20 +134,16 @@ def analyse(model, num_ranks: int) -> dict:
     stays_sharded = {rule: rule.stays_sharded for rule in rules}
     decision = ShardingDecision(stays_sharded, reasons, frozenset(drawing))
     decision.apply()
-    note(model, decision)
+    _functional(model).sharding_decision = decision
     if complaint:
         warnings.warn(complaint, stacklevel=2)
-    return {rule.layer: reason for rule, reason in reasons.items()}
 
 
 def _is_for_shard(generator, num_ranks):
     model = model_in_call()
     if model is None:
         return False
-    if decision_of(model) is None:
-        with layer_losses.kept():
-            analyse(model, num_ranks)
-    return id(generator.state) in decision_of(model).drawing
+    return id(generator.state) in _decision_for(model, num_ranks).drawing
 
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:

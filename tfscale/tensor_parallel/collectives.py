@@ -70,28 +70,11 @@ def reads_shards() -> bool:
     return rank_context.current().shards.reads_shards
 
 
-@contextlib.contextmanager
-def gradients_are_partial(are_partial: bool):
-    """Within it, gradients of whole variables are summed over ranks, or not.
-
-    They are where the variables are used on this rank's shard of an activation.
-    """
-    with rank_context.within(gradients_are_partial=are_partial):
-        yield
-
-
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
     if rank_context.current().shards.gradients_are_partial and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
-
-
-@contextlib.contextmanager
-def collectives_in(graph):
-    """Tells a rank's thread the graph in which it meets the other ranks."""
-    with rank_context.within(graph=graph):
-        yield
 
 
 def graph_of_collectives():
@@ -142,7 +125,7 @@ def all_gather(x, dim: int):
 
 
 def _with_gradient(forward, backward, x, *dim):
-    """`forward(x)`; the gradient is `backward` of what comes back."""
+    """`forward(x)`, whose gradient is `backward` of the output's."""
     if num_ranks() == 1:
         return x
 
@@ -246,6 +229,6 @@ def _exchange(collective, x):
             "(keys of their own with `None`s in the layout map), or call it "
             "outside: loops of Python are unrolled."
         ) from error
-    # Says that no gradient is defined: what is around a collective, to give it
-    # one, looks for variables behind it, in the whole model without this.
+    # No gradient is defined. Without this, the custom gradient around it would
+    # look for variables in the whole model.
     return tf.stop_gradient(result)

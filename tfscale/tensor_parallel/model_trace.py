@@ -4,10 +4,8 @@ The graph is thrown away. In the trace of a whole model there is an Identity
 where a tensor enters or leaves a layer; in that of a rank, its conversion.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -41,13 +39,11 @@ class RecordedCall:
 class Recorder:
     """Asked by the layers of a model that is traced.
 
-    Attributes:
-        calls: Calls of layers with rules, outermost ones only.
-        edges: Where tensors enter and leave layers, with `has_edges`.
-        spans: Calls of layers, in the order in which they begin.
-        num_parts: 1 for whole tensors; the number of ranks for tensors of the
-            shapes that a rank has.
-        is_inside: Whether a call of a layer with a rule is under way.
+    `num_parts` is 1 for whole tensors, and the number of ranks for tensors of
+    the shapes that a rank has. `calls` are those of layers with rules,
+    outermost ones only; with `has_edges`, `spans` are calls of all layers, in
+    the order in which they begin, and `edges` where tensors enter and leave
+    them. `is_inside` is true during a call of a layer with a rule.
     """
 
     def __init__(self, num_parts: int = 1, has_edges: bool = False):
@@ -98,18 +94,6 @@ class Recorder:
         return sequence.with_mask(after, tensor)
 
 
-def current() -> Recorder | None:
-    """The recorder of this thread, if it traces a model."""
-    return rank_context.current().calls.recorder
-
-
-@contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Within it, layers are recorded, and ranks do not meet."""
-    with rank_context.within(recorder=recorder):
-        yield recorder
-
-
 def num_operations() -> int:
     """How many operations the graph has so far."""
     return len(tf.compat.v1.get_default_graph().get_operations())
@@ -119,14 +103,10 @@ def num_operations() -> int:
 class TracedModel:
     """A traced model.
 
-    Attributes:
-        graph: Its graph.
-        recorder: Its layers' calls.
-        outputs: Its outputs, flat; none if Python failed on a rank's shapes.
-        differentiable: Placeholders of its trainable variables.
-        generators: Placeholders of the states of its generators of random
-            numbers, by id of the state.
-        losses: What layers gave to `add_loss`.
+    `outputs` are flat; there are none if Python failed on a rank's shapes.
+    `differentiable` are placeholders of its trainable variables, `generators`
+    those of the states of its generators of random numbers, by id of the state,
+    `losses` what layers gave to `add_loss`.
     """
 
     graph: tf.Graph
@@ -161,8 +141,8 @@ def trace_model(
     made, records = {}, Recorder(num_parts, has_edges)
 
     def run():
-        # In a graph of its own, whoever asks for it.
-        with rank_context.within(replica=None), recording(records):
+        # In a graph of its own, also where a replica asks for it.
+        with rank_context.within(replica=None, recorder=records):
             made.update(_call(model, num_parts, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph

@@ -14,7 +14,6 @@ Activation Recomputation in Large Transformer Models (2022), and Megatron-LM's
 `get_cuda_rng_tracker`. The state goes on as on one device in all cases.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -48,13 +47,6 @@ def attach(
     """
     said = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
     adapt_generator(generator, seed_here=_seed_here, **said)
-
-
-@contextlib.contextmanager
-def of_shards():
-    """Within it, attached generators draw for this rank's shard."""
-    with rank_context.within(seeds_are_for_shards=True):
-        yield
 
 
 def _seed_here(generator, seed):

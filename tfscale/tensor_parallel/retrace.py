@@ -26,54 +26,49 @@ _SHAPED = ("BroadcastTo", "Reshape")
 
 
 class _Different(Exception):
-    """The traces differ; what comes behind has no partners any more."""
+    """The traces differ; what comes after has no partners."""
 
 
 def differences(
     whole: Trace, local: Trace, found: Propagation, *, num_ranks: int
 ) -> dict[Hashable, str]:
-    """Compares the trace of a whole model with that of a rank.
+    """Keys of sources that cannot stay sharded, and why.
 
-    Args:
-        whole: What `propagate` was given.
-        local: The same model traced again, where each source that stays sharded
-            has its local shape, and each call its key. If Python failed on the
-            way: the operations before, with no outputs.
-        found: What `propagate(whole, retraced=True)` returned.
-        num_ranks: Number of model ranks.
-
-    Returns:
-        Keys of sources that cannot stay sharded, and why. If there are any,
-        trace again without them, until there is none.
+    `whole` is what `propagate` was given, with `retraced=True`, and `found`
+    what it returned; `local` the same model traced again, where each source
+    that stays sharded has its local shape. If Python failed on the way it has
+    the operations before, and no outputs. While there are differences, trace
+    again without them.
 
     Raises:
         ValueError: If the traces differ where nothing is sharded.
     """
-    return _Comparison(whole, local, found, num_ranks).run()
+    return _Comparison(whole, local, found.states, num_ranks).run()
 
 
-def places(whole: Trace, local: Trace, states: dict, num_ranks: int) -> dict:
+def different_operations(
+    whole: Trace, local: Trace, states: dict, num_ranks: int
+) -> dict:
     """Why the trace of a rank is not as expected, by index of operation."""
-    found = Propagation(frozenset(), {}, frozenset(), states)
-    comparison = _Comparison(whole, local, found, num_ranks)
+    comparison = _Comparison(whole, local, states, num_ranks)
     # Shapes that are read as numbers leave no trace to any source.
     comparison.may_differ = True
     comparison.run()
-    return comparison.places
+    return comparison.reasons
 
 
 class _Comparison:
-    def __init__(self, whole, local, found, num_ranks):
+    def __init__(self, whole, local, states, num_ranks):
         self._whole, self._local = whole, local
-        self._states = found.states
+        self._states = states
         self._num_ranks = num_ranks
         self._operations = whole.operations, local.operations
         self._partner = {}  # name of a tensor -> name in the other trace
         self._sizes = set()  # names of local tensors that hold other sizes
         self._nearest = frozenset()  # keys at the last sharded tensor
         self._problems = {}
-        self._place = 0
-        self.places = {}
+        self._index = 0
+        self.reasons = {}
         self.may_differ = False
 
     def run(self):
@@ -84,30 +79,28 @@ class _Comparison:
         # What lies between two calls is compared for itself, so that all
         # differences are found at once.
         starts, done = [0, 0], 0
-        for call, other in zip(*calls):
+        for pair in zip(*calls):
+            call, other = pair
             if call.key != other.key:
                 break
-            pair = call, other
             self._between(starts, [c.operations.start for c in pair])
             starts = [c.operations.stop for c in pair]
             self._try(self._call, call, other, keys=self._keys_of_call(call))
             done += 1
-        if done < len(calls[0]):
-            # Python failed, or went to another layer, before the next call.
-            # Of what would have come behind it nothing is known.
-            ends = [
-                calls[place][done].operations.start
-                if done < len(calls[place])
-                else len(self._operations[place])
-                for place in range(2)
-            ]
+        ends = [len(operations) for operations in self._operations]
+        if done == len(calls[0]):
             self._between(starts, ends)
-            if not self._problems:
-                key = calls[0][done].key
-                self._blame(self._nearest, f"a rank fails before layer {key!r}")
-        else:
-            self._between(starts, [len(ops) for ops in self._operations])
             self._try(self._outputs, keys=frozenset())
+            return self._problems
+        # Python failed, or went to another layer, before the next call. Of
+        # what would have come after it nothing is known.
+        for index, of_trace in enumerate(calls):
+            if done < len(of_trace):
+                ends[index] = of_trace[done].operations.start
+        self._between(starts, ends)
+        if not self._problems:
+            key = calls[0][done].key
+            self._blame(self._nearest, f"a rank fails before layer {key!r}")
         return self._problems
 
     def _between(self, starts, ends):
@@ -127,7 +120,7 @@ class _Comparison:
             self._blame(keys or self._nearest, str(error))
 
     def _blame(self, keys, reason):
-        self.places.setdefault(self._place, reason)
+        self.reasons.setdefault(self._index, reason)
         if not keys and not self._problems and not self.may_differ:
             raise ValueError(
                 "A model has to be traced the same way each time. Received "
@@ -146,9 +139,9 @@ class _Comparison:
         return self._keys(part.tensor for part in parts)
 
     def _run(self, operations, others, start):
-        self._place = start
+        self._index = start
         for place, (op, other) in enumerate(zip(operations, others)):
-            self._place = start + place
+            self._index = start + place
             if op.type != other.type:
                 raise _Different(
                     f"{op.type} {op.name!r} is {other.type} {other.name!r} on "
@@ -163,7 +156,7 @@ class _Comparison:
             )
 
     def _call(self, call, other):
-        self._place = call.operations.start
+        self._index = call.operations.start
         for name in ("sources", "sinks", "inputs", "outputs", "made"):
             if len(getattr(call, name)) != len(getattr(other, name)):
                 raise _Different(f"layer {call.key!r} has other {name}")
@@ -200,7 +193,7 @@ class _Comparison:
             self._blame(keys or self._nearest, str(error))
 
     def _check_partner(self, tensor, local):
-        # None: behind a difference that has been blamed already.
+        # None: after a difference that has been blamed already.
         if self._partner.get(tensor.name) not in (None, local.name):
             raise _Different(
                 f"{local.name!r} on a rank stands for {tensor.name!r}"

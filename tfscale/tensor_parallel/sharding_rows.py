@@ -20,15 +20,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a summary says of a layer.
-
-    Attributes:
-        path: Its path.
-        how: By which rule it runs.
-        variables: Names and shardings of its own variables.
-        exchanged: What ranks exchange in one forward and backward.
-        reason: Why its output does not stay sharded, if so.
-    """
+    """What a summary says of a layer."""
 
     path: str
     how: str

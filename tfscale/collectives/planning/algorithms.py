@@ -53,16 +53,12 @@ def direct(
     (1, 1, (3, 3, 3, 3))
     """
     root = checked_root(operation, num_devices, root)
-    everybody = [range(num_devices)]
-    if operation == "reduce":
-        rounds = [_sums_to(everybody, [root])]
-        return _plan("direct", operation, num_devices, 1, rounds, root)
-    exchange = _exchange(everybody, lambda device: [device])
-    if operation == "all_reduce":
-        # Each device gets the whole tensors of all others.
-        whole = [send._replace(chunk=0, adds=True) for send in exchange]
-        return _plan("direct", operation, num_devices, 1, [whole])
-    return _of_all_gather("direct", operation, num_devices, [exchange])
+    if operation != "all_reduce":
+        return _levels("direct", operation, num_devices, 1, root)
+    # Each device gets the whole tensors of all others.
+    exchange = _exchange([range(num_devices)], lambda device: [0])
+    whole = [send._replace(adds=True) for send in exchange]
+    return _plan("direct", operation, num_devices, 1, [whole])
 
 
 def two_shot(operation: str, num_devices: int) -> CollectivePlan:
@@ -83,8 +79,7 @@ def two_shot(operation: str, num_devices: int) -> CollectivePlan:
     (2, 4, (6, 6, 6, 6))
     """
     _check_is_all_reduce("two_shot", operation, num_devices)
-    exchange = _exchange([range(num_devices)], lambda device: [device])
-    return _of_all_gather("two_shot", operation, num_devices, [exchange])
+    return _levels("two_shot", operation, num_devices, 1)
 
 
 def parameter_server(operation: str, num_devices: int) -> CollectivePlan:
@@ -137,25 +132,39 @@ def hierarchical(
     (16, 8)
     """
     root = checked_root(operation, num_devices, root)
-    size = devices_per_machine
-    if size < 1 or num_devices % size:
+    if devices_per_machine < 1 or num_devices % devices_per_machine:
         fits = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
         raise ValueError(
             "All machines must have equally many devices. Received: "
             f"num_devices={num_devices}, devices_per_machine="
             f"{devices_per_machine}. Take one of {fits} for the latter."
         )
+    return _levels(
+        "hierarchical", operation, num_devices, devices_per_machine, root
+    )
+
+
+def _levels(name, operation, num_devices, size, root=None):
+    """Within groups of some size, and between them."""
+    root = checked_root(operation, num_devices, root)
     machines = [range(m, m + size) for m in range(0, num_devices, size)]
     peers = [range(index, num_devices, size) for index in range(size)]
     if operation == "reduce":
         leaders = peers[root % size]
         rounds = [_sums_to(machines, leaders), _sums_to([leaders], [root])]
-        return _plan("hierarchical", operation, num_devices, 1, rounds, root)
+        return _plan(name, operation, num_devices, 1, rounds, root)
     gather = [
         _exchange(peers, lambda device: [device]),
         _exchange(machines, lambda device: peers[device % size]),
     ]
-    return _of_all_gather("hierarchical", operation, num_devices, gather)
+    # A sum of parts is an all-gather that goes backwards and adds.
+    sums = [_backwards(sends, adds=True) for sends in reversed(gather)]
+    rounds = {
+        "all_gather": gather,
+        "reduce_scatter": sums,
+        "all_reduce": sums + gather,
+    }[operation]
+    return _plan(name, operation, num_devices, num_devices, rounds)
 
 
 def _check_is_all_reduce(name, operation, num_devices):
@@ -196,17 +205,6 @@ def _sums_to(
 def _backwards(sends: list[Send], adds: bool) -> list[Send]:
     """Each chunk goes back to where it came from."""
     return [Send(s.target, s.source, s.chunk, adds) for s in sends]
-
-
-def _of_all_gather(name, operation, num_devices, gather: Rounds):
-    """A sum of parts is an all-gather that goes backwards and adds."""
-    sums = [_backwards(sends, adds=True) for sends in reversed(gather)]
-    rounds = {
-        "all_gather": gather,
-        "reduce_scatter": sums,
-        "all_reduce": sums + gather,
-    }[operation]
-    return _plan(name, operation, num_devices, num_devices, rounds)
 
 
 def _plan(name, operation, num_devices, num_chunks, rounds, root=None):

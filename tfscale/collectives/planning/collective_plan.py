@@ -82,20 +82,18 @@ class CollectivePlan:
     @property
     def chunks_sent(self) -> tuple[int, ...]:
         """Per device, how many chunks it sends."""
-        sent = [0] * self.num_devices
-        for sends in self.rounds:
-            for send in sends:
-                sent[send.source] += 1
-        return tuple(sent)
+        return self._count_chunks("source")
 
     @property
     def chunks_received(self) -> tuple[int, ...]:
         """Per device, how many chunks it gets."""
-        received = [0] * self.num_devices
-        for sends in self.rounds:
-            for send in sends:
-                received[send.target] += 1
-        return tuple(received)
+        return self._count_chunks("target")
+
+    def _count_chunks(self, end):
+        counts = collections.Counter(
+            getattr(send, end) for sends in self.rounds for send in sends
+        )
+        return tuple(counts[device] for device in range(self.num_devices))
 
     def validate(self) -> None:
         """Raises the `ValueError` of the class if the plan is wrong."""

@@ -108,7 +108,7 @@ class ShardedVariable(MeshVariable):
             # Threads meet outside of loops and branches only.
             with (
                 collectives.graph_of_collectives(),
-                collectives.gradients_are_partial(False),
+                rank_context.within(gradients_are_partial=False),
             ):
                 value = self._gathered()
             if self.trainable:

@@ -22,7 +22,6 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.of_variable import state_sharding_of
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shards
-from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 from tfscale.tensor_parallel.rules import sharded_call
@@ -237,12 +236,9 @@ def _declared_dim(callers, name):
 def _prepare_layers(callers, extended, is_found):
     """Has the layers that make a sharded variable run on shards."""
     apply_decision = functools.partial(
-        sequence_model.apply_decision
-        if extended.sequence_parallel
-        else analysis.apply_decision,
-        extended.num_model_ranks,
+        sequence_model.apply_decision, extended.num_model_ranks
     )
-    for layer in sharded_call.concerned(callers):
+    for layer in sharded_call.layers_with_rules(callers):
         sharded_call.attach(layer, apply_decision)
         layer.sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer.sharded_call)

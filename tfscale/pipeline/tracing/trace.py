@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale import rank_context
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
@@ -22,7 +23,6 @@ from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
-from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import losses
@@ -121,7 +121,7 @@ def trace_on_ranks(
 
     def build_rank():
         graphs.append(make_graph())
-        with sequence.following(sequence_plan), analysis.within(model):
+        with rank_context.within(sequence_plan=sequence_plan, model=model):
             graphs[-1].build()
 
     wrapped = rank_phases.trace(build_rank, strategy, devices[0])

@@ -1,4 +1,4 @@
-"""A layout map for a model that nobody wrote one for, from types and shapes."""
+"""A layout map for a model, found from types and shapes."""
 
 import concurrent.futures
 import random
@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from tfscale._internals import attributes
-from tfscale.tensor_parallel.layouts.layout_search import AXIS
 from tfscale.tensor_parallel.layouts.layout_search import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
+from tfscale.tensor_parallel.layouts.layouts import AXIS
 
 
 class FoundLayout(keras.distribution.TensorLayout):

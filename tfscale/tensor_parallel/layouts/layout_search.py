@@ -12,12 +12,11 @@ from typing import Any
 import keras
 
 from tfscale._internals import attributes
+from tfscale.tensor_parallel.layouts.layouts import AXIS
 from tfscale.tensor_parallel.layouts.projections import Chains
 from tfscale.tensor_parallel.layouts.projections import Projection
 from tfscale.tensor_parallel.layouts.projections import functional_of
 from tfscale.tensor_parallel.layouts.projections import projection_of
-
-AXIS = "model"
 
 
 class LayoutPlan:
@@ -60,16 +59,16 @@ class LayoutPlan:
             self._axes[id(variable)] = tuple(axes)
 
     def shard_columns(self, projection: Projection) -> None:
-        """Shards what a projection gives."""
+        """Shards the outputs of a projection."""
         self.shard(projection.kernel, projection.outputs[0])
         self.shard(projection.bias, projection.bias_dim)
 
     def shard_rows(self, projection: Projection) -> None:
-        """Shards what a projection takes."""
+        """Shards the inputs of a projection."""
         self.shard(projection.kernel, projection.inputs[0])
 
     def why(self) -> str:
-        """Why what could be sharded is replicated."""
+        """Why parts of the model are replicated."""
         return "; ".join(self.notes.values())
 
     def layouts(self, model: keras.Model) -> dict[str, tuple[str | None, ...]]:
@@ -186,7 +185,7 @@ def _shard_experts(layer, plan):
 def _are_mlps(up, down):
     """Whether these are as many matrices to hidden units as back from there."""
     experts, width, hidden = up
-    # Twice as many units where a gate and what it gates are made as one.
+    # Twice as many units where the gate is a part of the first matrix.
     return tuple(down) in (
         (experts, hidden, width),
         (experts, hidden / 2, width),
@@ -210,7 +209,7 @@ def _shard_siblings(projections, plan):
 
 
 def _shard_chains(graph, plan):
-    """MLPs of a functional model, by what is computed from what."""
+    """MLPs of a functional model, by its graph."""
     chains = Chains(graph)
     for ups, down in sorted(chains.pairs(), key=_num_weights, reverse=True):
         _shard_pair(ups, down, plan)

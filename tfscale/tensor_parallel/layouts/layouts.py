@@ -11,8 +11,7 @@ AXIS = "model"
 DATA_AXIS = "data"
 
 
-def check_map(layout_map: Any) -> None:
-    """Raises if it is neither a map nor None."""
+def _check_map(layout_map: Any) -> None:
     if layout_map is None or isinstance(layout_map, Mapping):
         return
     what = "Pass one, or a dict of tuples, or None."
@@ -27,8 +26,7 @@ def check_map(layout_map: Any) -> None:
     )
 
 
-def check_pattern(pattern: str) -> None:
-    """Raises if a key is no regular expression."""
+def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -38,7 +36,7 @@ def check_pattern(pattern: str) -> None:
         ) from error
 
 
-def axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
+def _axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
     """The axes that a layout names, one entry per dim."""
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, (tuple, list)):
@@ -49,7 +47,7 @@ def axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
     return tuple(axes)
 
 
-def split_dim_of(
+def _split_dim_of(
     pattern: str, axes: tuple[str | None, ...], sizes: Mapping[str, int]
 ) -> int | None:
     """The dim that the model axis divides, or None if there is none."""
@@ -99,23 +97,16 @@ class Layouts:
 
     Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the path
     of a variable decides; otherwise the one key that matches the whole path as
-    a regular expression (`re.fullmatch`; `re.search` in older Keras).
-
-    Only axis names count. The mesh that the map itself was made with may have
-    another shape, or be missing: one map serves a mesh of two ranks and of
-    four, and a map for a mesh of `("data", "model")` needs no pipeline axis.
-    Whether sizes divide is checked against `mesh`, for each variable.
-
-    Ask for variables of the model only: slots follow their variable, and their
-    path may match a pattern or not.
+    a regular expression (`re.fullmatch`; `re.search` in older Keras). Only axis
+    names count: the map's own mesh may have another shape, or be missing. Ask
+    for variables of the model only: slots follow their variable.
 
     Args:
         layout_map: Mapping from pattern to `keras.distribution.TensorLayout` or
-            tuple, one entry per dim: `"model"` for the dim that is sharded,
-            `None` elsewhere. `"data"`, with which layouts of `keras_hub` shard
-            weights over the replicas too, is read as `None` unless replicas
-            divide weights; see `ignored`. `None` if layers say themselves what
-            they divide.
+            tuple, one entry per dim. `"data"`, with which layouts of
+            `keras_hub` shard weights over the replicas too, is read as `None`
+            unless replicas divide weights; see `ignored`. `None` if layers say
+            themselves what they divide.
         mesh: The `keras.distribution.DeviceMesh` to train on. If its `"model"`
             axis has size 1 and replicas do not divide weights, every variable
             is replicated and the map is not looked at.
@@ -144,7 +135,7 @@ class Layouts:
         mesh,
         replicas_divide: bool = False,
     ):
-        check_map(layout_map)
+        _check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
         self._size = sizes.get(AXIS)
         self._may_be_idle = layout_map is not None or self.size == 1
@@ -157,10 +148,10 @@ class Layouts:
         if self._size == 1 and not replicas_divide:
             return
         for pattern, layout in (layout_map or {}).items():
-            check_pattern(pattern)
-            axes = axes_of(pattern, layout)
+            _check_pattern(pattern)
+            axes = _axes_of(pattern, layout)
             self._axes[pattern] = axes
-            dim = split_dim_of(pattern, axes, sizes)
+            dim = _split_dim_of(pattern, axes, sizes)
             self._dims[pattern] = None if self._size == 1 else dim
             if getattr(layout, "is_found", False):
                 self._found.add(pattern)
@@ -188,11 +179,8 @@ class Layouts:
     ) -> int | None:
         """The dim of a variable that is sharded, or None if it is replicated.
 
-        Args:
-            path: `variable.path` of a variable of the model.
-            shape: Its full shape.
-            declared: The dim that its layer (of `tfscale.layers`) divides, if
-                any.
+        `declared` is the dim that its layer divides by itself
+        (`tfscale.layers`).
 
         Raises:
             ValueError: If several patterns match, if the layout has not one
@@ -202,8 +190,8 @@ class Layouts:
         pattern = self._pattern_for(path)
         if pattern is None:
             if declared is not None and shape[declared] % (self._size or 1):
-                before, behind = shape[:declared], shape[declared + 1 :]
-                axes = (*[None] * len(before), AXIS, *[None] * len(behind))
+                before, after = shape[:declared], shape[declared + 1 :]
+                axes = (*[None] * len(before), AXIS, *[None] * len(after))
                 raise self._not_divisible(path, shape, declared, axes)
             self._may_be_idle |= declared is not None
             return declared
@@ -255,14 +243,9 @@ class Layouts:
         return [p for p in self._axes if p not in self._matched]
 
     def check_all_matched(self, variables: Iterable) -> None:
-        """Raises if a pattern has matched no variable so far.
+        """Raises if a pattern has matched none of these variables, or paths.
 
-        `variables`, or their paths, are those among which the message looks for
-        what may have been meant.
-
-        Raises:
-            ValueError: If there is such a pattern; if there is no layout map
-                and no layer has sharded a variable either.
+        Also if there is no layout map and no layer has sharded a variable.
         """
         if not self._may_be_idle:
             raise ValueError(

@@ -44,7 +44,7 @@ class Projection:
 
     @property
     def is_matrix(self):
-        """Whether it is what a Dense is."""
+        """Whether it is a product by a matrix, as of a Dense."""
         return len(self.inputs) == len(self.outputs) == 1
 
     @property
@@ -55,9 +55,9 @@ class Projection:
 
 
 def projection_of(layer) -> Projection | None:
-    """What a layer's kernel does; None if it is no plain product.
+    """What a layer's kernel does; None if it is no Dense or EinsumDense.
 
-    Nor if it is no Dense or EinsumDense, or quantized.
+    Nor if it is quantized, or no plain product.
     """
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
     if not isinstance(layer, kinds) or layer.quantization_mode:
@@ -87,7 +87,7 @@ def projection_of(layer) -> Projection | None:
 
 
 class Chains:
-    """Which Dense layers of a functional model take what from which ones."""
+    """Which Dense layers of a functional model follow which ones."""
 
     def __init__(self, graph):
         nodes = attributes.nodes_of(graph)
@@ -96,7 +96,7 @@ class Chains:
         for node in nodes:
             for x in node.input_tensors:
                 self._users[id(x)].append(node)
-        # A result of the model is used by whoever calls the model.
+        # An output of the model is used by its caller.
         for x in graph.outputs:
             self._users[id(x)].append(None)
         calls = collections.Counter(id(n.operation) for n in nodes)
@@ -144,7 +144,7 @@ class Chains:
         return found
 
     def _is_private(self, path):
-        """Whether nobody else uses what is on the way to `path[0]`."""
+        """Whether all tensors on the way to `path[0]` are used there only."""
         return all(
             user in path
             for node in path[1:]

@@ -1,10 +1,10 @@
-"""Gradients that were written by hand, as operations to be looked at.
+"""Gradients that were written by hand, as operations to check.
 
 They refer to tensors of the model, so they are traced into its own graph, after
 its operations and once, and are left out when the model is looked at again.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -13,50 +13,42 @@ from tfscale.tensor_parallel.propagation.placements import NoRule
 _COLLECTION = "tfscale_custom_gradients"
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomGradient:
-    """The operations of a gradient, or why it could not be traced.
-
-    `given` are the gradients of the outputs, `results` those of the inputs,
-    None where there is none.
-    """
+class CustomGradient(NamedTuple):
+    """Gradients of outputs, operations, and gradients of inputs, or None."""
 
     given: list
     operations: list
     results: list
-    error: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Traced:
-    start: int  # number of operations of the model
-    gradients: dict
 
 
 def model_operations(graph: tf.Graph) -> list:
     """The operations of a graph without the gradients traced by this file."""
-    traced = graph.get_collection(_COLLECTION)
-    operations = graph.get_operations()
-    return operations[: traced[0].start] if traced else operations
+    count, _ = _traced(graph) or (None, None)
+    return graph.get_operations()[:count]
 
 
 def custom_gradient(op: tf.Operation) -> CustomGradient:
     """Traces the gradient of an operation, or raises `NoRule`."""
-    traced = op.graph.get_collection(_COLLECTION)
-    if not traced:
-        traced = [_Traced(len(op.graph.get_operations()), {})]
-        op.graph.add_to_collection(_COLLECTION, traced[0])
-    gradients = traced[0].gradients
+    traced = _traced(op.graph)
+    if traced is None:
+        traced = len(op.graph.get_operations()), {}
+        op.graph.add_to_collection(_COLLECTION, traced)
+    _, gradients = traced
     if op.name not in gradients:
         gradients[op.name] = _trace(op)
-    if gradients[op.name].error:
-        raise NoRule(f"its custom gradient: {gradients[op.name].error}")
+    if isinstance(gradients[op.name], str):
+        raise NoRule(f"its custom gradient: {gradients[op.name]}")
     return gradients[op.name]
 
 
+def _traced(graph):
+    """The number of the model's operations, and gradients by operation."""
+    return next(iter(graph.get_collection(_COLLECTION)), None)
+
+
 def _trace(op):
+    """The gradient, or why it cannot be traced."""
     start = len(op.graph.get_operations())
-    results, error = [], None
     with op.graph.as_default():
         given = [
             tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
@@ -66,8 +58,6 @@ def _trace(op):
             results = tf.gradients(
                 list(op.outputs), list(op.inputs), grad_ys=given
             )
-        # Code of whoever wrote the gradient: it may raise anything.
-        except Exception as raised:
-            error = str(raised) or type(raised).__name__
-    operations = op.graph.get_operations()[start:]
-    return CustomGradient(given, operations, results, error)
+        except Exception as error:  # of the code of a user
+            return str(error) or type(error).__name__
+    return CustomGradient(given, op.graph.get_operations()[start:], results)

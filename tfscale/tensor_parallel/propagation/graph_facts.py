@@ -57,13 +57,9 @@ class Span:
 
 
 class Boundaries:
-    """The calls of layers in a graph, and the edges of each.
+    """The calls of layers in a graph, outer ones first, and the edges of each.
 
-    Args:
-        operations: Those of the model.
-        edges: Where tensors enter and leave layers.
-        spans: Calls of layers, outer ones first.
-        parameters: Names of the tensors that are trainable variables.
+    `parameters` are names of the tensors that are trainable variables.
     """
 
     def __init__(
@@ -110,17 +106,17 @@ class GraphFacts:
         num_ranks: Number of shards of a sharded tensor.
         retraced: See `propagation.propagate`.
         needs_gradient: Names of the tensors whose gradient is needed.
-        insides: Key of the call for each tensor that a call keeps to itself.
+        internal_tensors: By tensor that a call keeps to itself: its key.
         boundaries: Where tensors may be converted between layers.
-        decided: Keys of the calls whose sources stay sharded for good.
+        fixed: Keys of the calls whose sources stay sharded for good.
     """
 
     num_ranks: int
     retraced: bool
     needs_gradient: frozenset
-    insides: dict
+    internal_tensors: dict
     boundaries: Boundaries = dataclasses.field(default_factory=Boundaries)
-    decided: frozenset = frozenset()
+    fixed: frozenset = frozenset()
 
 
 def facts_of(
@@ -138,12 +134,12 @@ def facts_of(
         num_ranks,
         retraced,
         needs_gradient(operations, differentiable),
-        insides(operations, trace.calls),
+        internal_tensors(operations, trace.calls),
         **others,
     )
 
 
-def insides(operations: list, calls: Sequence[LayerCall]) -> dict:
+def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
     """Key of the call for each tensor that a call makes and keeps to itself."""
     kept = {}
     for call in calls:

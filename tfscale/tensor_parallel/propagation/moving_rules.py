@@ -33,15 +33,13 @@ def _unpack(op):
 
 
 def _split(op):
-    axis, value = op.inputs
-    kept = labels.without(labels.dims_of(value), int(labels.constant(axis)))
-    return Labels((None, kept), (kept,) * len(op.outputs))
-
-
-def _split_sizes(op):
-    value, _, axis = op.inputs
-    kept = labels.without(labels.dims_of(value), int(labels.constant(axis)))
-    return Labels((kept, None, None), (kept,) * len(op.outputs))
+    # `Split` takes the axis first, `SplitV` last, after the sizes.
+    value, axis = (1, 0) if op.type == "Split" else (0, 2)
+    dims = labels.dims_of(op.inputs[value])
+    kept = labels.without(dims, int(labels.constant(op.inputs[axis])))
+    operands = [None] * len(op.inputs)
+    operands[value] = kept
+    return Labels(tuple(operands), (kept,) * len(op.outputs))
 
 
 def _expand_dims(op):
@@ -152,7 +150,7 @@ RULES = {
     "PadV2": _pad,
     "Slice": _slice,
     "Split": _split,
-    "SplitV": _split_sizes,
+    "SplitV": _split,
     "Squeeze": _squeeze,
     "StridedSlice": _strided_slice,
     "Tile": _tile,

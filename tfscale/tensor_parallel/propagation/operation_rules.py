@@ -42,14 +42,8 @@ def apply(
 ) -> list:
     """Each output's state: `Sharded`, `Sizes`, or None if it is whole.
 
-    Args:
-        op: An operation of the whole model.
-        states: The same for each input.
-        num_ranks: Number of shards of a sharded tensor.
-        retraced: See `propagation.propagate`.
-
-    Raises:
-        NoRule: If ranks cannot run it on their shards.
+    `states` are those of the inputs; raises `NoRule` if ranks cannot run the
+    operation on their shards.
     """
     if op.type == "IdentityN":
         made = states

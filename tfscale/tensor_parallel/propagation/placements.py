@@ -6,10 +6,9 @@ import dataclasses
 class NoRule(Exception):
     """The operation cannot run on a shard of its input; the text says why.
 
-    Attributes:
-        operand: The whole tensor that is in the way, if there is one.
-        dim: The dim along which a shard of it would do, if there is one.
-        made: What it would make if only gradients of `operand` were summed.
+    `operand` is the whole tensor that is in the way, of which a shard along
+    `dim` would do, if there are such; `made` what the operation would make if
+    only gradients of the operand were summed.
     """
 
     def __init__(self, reason, operand=None, dim=None, made=()):

@@ -30,7 +30,6 @@ import tensorflow as tf
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import graph_facts
-from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation_walk import Walk
@@ -66,18 +65,16 @@ def propagate(
     trace: Trace,
     *,
     num_ranks: int,
-    sharded_outputs: Iterable[Source] = (),
     differentiable: Iterable[tf.Tensor] = (),
     generators: Iterable[tf.Tensor] | None = None,
     retraced: bool = False,
 ) -> Propagation:
-    """Decides which sources stay sharded.
+    """Decides which sources of a model, traced on one device, stay sharded.
 
     Args:
-        trace: A model traced on one device, all shapes in full. Trace it with
-            an unknown batch size, so that shapes are read as the model runs.
+        trace: The model, with an unknown batch size, so that shapes are read as
+            it runs.
         num_ranks: Number of model ranks, at least 2.
-        sharded_outputs: The outputs that may leave the model sharded.
         differentiable: Parameters and inputs whose gradients are needed: used
             with a shard, a tensor made from these would get a part of its
             gradient on each rank.
@@ -90,26 +87,10 @@ def propagate(
 
     Raises:
         ValueError: If a call or a tensor of it does not fit the graph.
-
-    Example:
-
-    >>> from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
-    >>> from tfscale.tensor_parallel.propagation.layer_calls import Sink
-    >>> with tf.Graph().as_default() as graph:
-    ...     hidden = tf.compat.v1.placeholder("float32", (None, 8))
-    ...     relu = tf.nn.relu(hidden)
-    >>> up = LayerCall("up", range(0, 1), sources=(Source(hidden, 1),))
-    >>> down = LayerCall("down", range(2, 2), sinks=(Sink(relu, 1),))
-    >>> trace = Trace(graph, [up, down])
-    >>> propagate(trace, num_ranks=2).sink_sharded
-    frozenset({'down'})
     """
     facts = graph_facts.facts_of(
         trace, differentiable, num_ranks=num_ranks, retraced=retraced
     )
-    may_leave = {
-        source.tensor.name: Sharded(source.dim) for source in sharded_outputs
-    }
     gathered: dict[Hashable, Any] = {}
     drawing: frozenset[str] = frozenset()
 
@@ -117,17 +98,17 @@ def propagate(
         nonlocal drawing
         if generators is not None:
             drawing, failures = sharded_generators(
-                looked_at(trace), walk.states, generators
+                operations_between_calls(trace), walk.states, generators
             )
             for key, reason in failures.items():
                 walk.gather([key], reason)
 
-    walk = search(trace, facts, gathered, check_generators, may_leave)
+    walk = search(trace, facts, gathered, check_generators)
     return Propagation(
         sharded=frozenset(c.key for c in trace.calls if c.sources)
         - set(gathered),
         gathered=gathered,
-        sink_sharded=frozenset(walk.taken),
+        sink_sharded=frozenset(walk.sharded_sinks),
         states=walk.states,
         sharded_generators=drawing,
     )
@@ -138,20 +119,19 @@ def search(
     facts: graph_facts.GraphFacts,
     choices: dict[Hashable, Any],
     check: Callable[[Walk], None],
-    may_leave: Mapping[str, Sharded] | None = None,
 ) -> Walk:
     """Passes over a model until no edge needs another choice.
 
     It ends because no choice is taken back. `choices` (see `Walk`) is changed;
     `check` is called with a pass that asks for nothing, and may add to its
-    `changes`. `may_leave` says by name how outputs may be sharded.
+    `changes`.
     """
     operations = trace.operations
     while True:
         walk = Walk(facts, choices)
         walk.run(operations, trace.calls)
         for tensor in trace.outputs:
-            walk.leave(tensor, (may_leave or {}).get(tensor.name))
+            walk.check_output(tensor)
         if not walk.changes:
             check(walk)
         if not walk.changes:
@@ -159,7 +139,7 @@ def search(
         choices.update(walk.changes)
 
 
-def looked_at(trace: Trace) -> list[tf.Operation]:
+def operations_between_calls(trace: Trace) -> list[tf.Operation]:
     """The operations that are not inside of calls of layers."""
     inside = {place for call in trace.calls for place in call.operations}
     return [op for i, op in enumerate(trace.operations) if i not in inside]

@@ -29,6 +29,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import operation_rules
@@ -51,7 +52,7 @@ class Walk:
         states: For each tensor that differs between ranks, by name, how it does
             and the nearest edges before it.
         changes: Choices that the pass asks for, by edge.
-        taken: Keys of the calls whose sinks arrive sharded.
+        sharded_sinks: Keys of the calls whose sinks arrive sharded.
         converted: The dim along which a tensor is converted, by `Edge`.
 
     Raises:
@@ -61,7 +62,7 @@ class Walk:
     def __init__(self, facts: GraphFacts, choices: Mapping) -> None:
         self.states: dict[str, tuple] = {}
         self.changes: dict[Hashable, Any] = {}
-        self.taken: set[Hashable] = set()
+        self.sharded_sinks: set[Hashable] = set()
         self.converted: dict[Edge, int] = {}
         self._facts = facts
         self._choices = choices
@@ -84,26 +85,26 @@ class Walk:
             if skip_to <= place < len(operations):
                 self._operation(operations[place])
 
-    def leave(self, tensor: tf.Tensor, allowed: Sharded | None) -> None:
-        """Ends at an output of the model, which may be sharded as `allowed`."""
+    def check_output(self, tensor: tf.Tensor) -> None:
+        """Ends at an output of the model, which has to be whole."""
         self._check_inside(tensor)
         state, edges = self._state(tensor)
         if isinstance(state, Replicated):
             self._misused([tensor])
-        elif state is not None and state != allowed:
+        elif state is not None:
             self.gather(edges, f"{tensor.name!r} leaves the model")
 
-    def is_undecided(self, tensor: tf.Tensor) -> bool:
+    def may_be_gathered(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is sharded, or a size, by choices of this search."""
         state, edges = self._state(tensor)
         return isinstance(state, Sharded | Sizes) and not (
-            edges <= self._facts.decided
+            edges <= self._facts.fixed
         )
 
     def gather(self, edges: Iterable[Hashable], reason: str) -> None:
         """Asks for whole tensors at edges."""
         edges, found = frozenset(edges), False
-        for edge in edges - self._facts.decided:
+        for edge in edges - self._facts.fixed:
             choice = self._choices.get(edge)
             if not isinstance(edge, Edge):
                 self.changes.setdefault(edge, reason)
@@ -141,7 +142,7 @@ class Walk:
         """Where a tensor enters or leaves a layer."""
         state, edges = self._state(edge.before)
         choice = self._choices.get(edge)
-        if isinstance(state, Sharded) and not edges <= self._facts.decided:
+        if isinstance(state, Sharded) and not edges <= self._facts.fixed:
             edges = frozenset([edge])
             if choice in ("all_gather", "gather"):
                 self.converted[edge] = state.dim
@@ -251,7 +252,7 @@ class Walk:
             if span and self._choices.get(span.boundary) == "partial":
                 self.changes[span.boundary] = "whole"
                 for edge in self._boundaries.inputs_of(span):
-                    if self.is_undecided(edge.after):
+                    if self.may_be_gathered(edge.after):
                         self.changes[edge] = "gather"
         if not self.changes:
             raise Infeasible(_TWO_USES)
@@ -272,7 +273,7 @@ class Walk:
         return frozenset().union(*(self._state(t)[1] for t in tensors))
 
     def _check_inside(self, tensor):
-        call = self._facts.insides.get(tensor.name)
+        call = self._facts.internal_tensors.get(tensor.name)
         if call is not None:
             self.gather(
                 self._keys_in[call],
@@ -305,7 +306,7 @@ class Walk:
             if not isinstance(state, Replicated)
         )
         if edges and states == [Sharded(sink.dim) for sink in call.sinks]:
-            self.taken.add(call.key)
+            self.sharded_sinks.add(call.key)
             for sink in call.sinks:
                 if sink.propagates_to:
                     made = Sharded(sink.propagates_to.dim), edges
@@ -373,10 +374,7 @@ class Walk:
         ]
         if not all(isinstance(tensor, tf.Tensor) for tensor, _ in results):
             raise NoRule("its custom gradient is sparse")
-        wanted = {tensor.op for tensor, _ in results}
-        for operation in reversed(gradient.operations):
-            if operation in wanted:
-                wanted.update(tensor.op for tensor in operation.inputs)
+        wanted = set(walks.ancestors([tensor.op for tensor, _ in results]))
         for operation in gradient.operations:
             if operation in wanted:
                 self._compute_gradient(operation)

@@ -18,6 +18,7 @@ import inspect
 import keras
 import tensorflow as tf
 
+from tfscale import rank_context
 from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
@@ -103,16 +104,13 @@ class _Attention(rules.Rule):
 
     @property
     def collectives(self):
-        """What ranks exchange beside what they do in the projections."""
-        return ()
+        return ()  # beside those of the projections
 
     @property
     def sum_layer(self):
-        """See `Rule`."""
         return _dense(self.layer, "output")
 
     def scatters(self, args, kwargs):
-        """See `Rule`."""
         layer = self.layer
         return (
             kwargs.get("cache") is None
@@ -132,7 +130,7 @@ class _Attention(rules.Rule):
             }
             return _call(layer, changed, args, kwargs)
         args, kwargs = self._with_own_mask(args, kwargs)
-        with rank_seeds.of_shards():
+        with rank_context.within(seeds_are_for_shards=True):
             outputs = _call(layer, self.own_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
@@ -174,7 +172,6 @@ class _GroupedAttention(_Attention):
 
     @property
     def collectives(self):
-        """What ranks exchange beside what they do in the projections."""
         return (
             "all-reduce of the keys' and values' input gradient",
             "all-reduce of the keys' and values' weight gradients",
@@ -241,7 +238,7 @@ def _heads_dim(dense):
 
 def _call_for_parts(layer, x):
     # The sequence is whole in here, and it is the heads that are sharded.
-    with sequence.following(None), collectives.gradients_are_partial(True):
+    with rank_context.within(sequence_plan=None, gradients_are_partial=True):
         return layer(x)
 
 

@@ -26,47 +26,27 @@ _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def make_rule(layer) -> rules.Rule | None:
     """The rule of a layer that has sharded channels."""
     if rules.runs_as(layer, _CONVOLUTIONS, "kernel", "convolution_op"):
-        return _convolution(layer)
-    if rules.runs_as(layer, _DEPTHWISE):
-        if sharding_of(layer.kernel).model_dim == len(
-            layer.kernel.shape
-        ) - 2 and acts_on_elements(layer.activation):
-            return _Depthwise(layer, _channel_dim(layer))
+        kernel = layers.weight_of(layer)
+        dim = sharding_of(kernel).model_dim
+        if layer.groups == 1 and dim == len(kernel.shape) - 1:
+            return _OutputChannels(layer)
+        if layer.groups == 1 and dim == len(kernel.shape) - 2:
+            return _InputChannels(layer)
+    elif rules.runs_as(layer, _DEPTHWISE):
+        dim = sharding_of(layer.kernel).model_dim
+        is_apart = acts_on_elements(layer.activation)
+        if dim == len(layer.kernel.shape) - 2 and is_apart:
+            return _Depthwise(layer)
+    elif any(sharding_of(v).model_dim != 0 for v in layer.weights):
         return None
-    if rules.runs_as(layer, [keras.layers.BatchNormalization], *_PARTS):
-        return _batch_normalization(layer)
-    if rules.runs_as(layer, [keras.layers.LayerNormalization]):
-        return _layer_normalization(layer)
+    elif rules.runs_as(layer, [keras.layers.BatchNormalization], *_PARTS):
+        if layer.axis == -1 and not (layer.renorm or layer.synchronized):
+            return _BatchNormalization(layer)
+    elif rules.runs_as(
+        layer, [keras.layers.LayerNormalization]
+    ) and layer.axis in (-1, [-1]):
+        return _LayerNormalization(layer)
     return None
-
-
-def _convolution(layer):
-    if layer.groups != 1:
-        return None
-    dim = sharding_of(layers.weight_of(layer)).model_dim
-    rank = len(layers.weight_of(layer).shape)
-    if dim == rank - 1:
-        return _OutputChannels(layer, _channel_dim(layer))
-    if dim == rank - 2:
-        return _InputChannels(layer, _channel_dim(layer))
-    return None
-
-
-def _batch_normalization(layer):
-    variables = layer.weights
-    if layer.renorm or layer.synchronized or layer.axis != -1:
-        return None
-    if any(sharding_of(v).model_dim != 0 for v in variables):
-        return None
-    return _BatchNormalization(layer)
-
-
-def _layer_normalization(layer):
-    variables = layer.weights
-    last = layer.axis in (-1, [-1])
-    if not last or any(sharding_of(v).model_dim != 0 for v in variables):
-        return None
-    return _LayerNormalization(layer)
 
 
 def _channel_dim(layer):
@@ -98,9 +78,9 @@ def _add_bias(layer, x, bias):
 
 
 class _OutputChannels(rules.Rule):
-    def __init__(self, layer, source_dim):
+    def __init__(self, layer):
         super().__init__(layer)
-        self.source_dim = source_dim
+        self.source_dim = _channel_dim(layer)
 
     def run(self, inputs):
         layer = self.layer
@@ -111,9 +91,9 @@ class _OutputChannels(rules.Rule):
 
 
 class _InputChannels(rules.Rule):
-    def __init__(self, layer, sink_dim):
+    def __init__(self, layer):
         super().__init__(layer)
-        self.sink_dim = sink_dim
+        self.sink_dim = _channel_dim(layer)
 
     def whole_size(self):
         return layers.weight_of(self.layer).shape[-2]
@@ -132,10 +112,7 @@ class _Local(rules.Rule):
     """Takes each channel by itself: sharded if its input is."""
 
     propagates = True
-
-    def __init__(self, layer, dim=-1):
-        super().__init__(layer)
-        self.source_dim = self.sink_dim = dim
+    source_dim = sink_dim = -1
 
     def run(self, inputs, *args, **kwargs):
         if self.is_sharded(inputs):
@@ -149,6 +126,10 @@ class _Local(rules.Rule):
 
 
 class _Depthwise(_Local):
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.source_dim = self.sink_dim = _channel_dim(layer)
+
     def whole_size(self):
         return self.layer.kernel.shape[-2]
 

@@ -12,6 +12,7 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
 import keras
 import tensorflow as tf
 
+from tfscale import rank_context
 from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
@@ -123,7 +124,6 @@ class _Row(rules.Rule):
         return super().shard_input(inputs)
 
     def scatters(self, args, kwargs):
-        """See `Rule`."""
         layer = self.layer
         return layer.activity_regularizer is None and (
             acts_on_elements(layer.activation)
@@ -137,6 +137,6 @@ class _Row(rules.Rule):
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:
-            with collectives.gradients_are_partial(scatters):
+            with rank_context.within(gradients_are_partial=scatters):
                 x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

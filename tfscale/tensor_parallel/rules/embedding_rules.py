@@ -62,7 +62,6 @@ class _VocabularyParallel(rules.Rule):
         return bool(reverse)
 
     def scatters(self, args, kwargs):
-        """See `Rule`."""
         if self.divides(args, kwargs):
             return None
         return self.layer.activity_regularizer is None

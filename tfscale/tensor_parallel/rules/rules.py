@@ -18,7 +18,6 @@ consists of, nothing is assumed.
 """
 
 import abc
-import contextlib
 
 import keras
 import tensorflow as tf
@@ -80,16 +79,12 @@ class Rule(abc.ABC):
     @property
     def collectives(self) -> tuple[str, ...]:
         """What ranks exchange in one forward and backward, in words."""
-        names = []
         if self.propagates:
             return ()
-        if self.source_dim is not None:
-            names.append("all-reduce of the input's gradient")
-        if self.source_dim is not None and not self.stays_sharded:
-            names.append("all-gather of the output")
         if self.source_dim is None:
-            names.append("all-reduce of the output")
-        return tuple(names)
+            return ("all-reduce of the output",)
+        gathers = () if self.stays_sharded else ("all-gather of the output",)
+        return ("all-reduce of the input's gradient", *gathers)
 
     def divides(self, args, kwargs) -> bool:
         """Whether a call with these arguments makes a sharded output."""
@@ -123,7 +118,7 @@ class Rule(abc.ABC):
         return collectives.gather_from_ranks(output, dim)
 
     def activate(self, output):
-        """Applies the layer's activation, to the part if it can be."""
+        """Applies the layer's activation, to the shard if that is the same."""
         activation = self.layer.activation
         if activation is None:
             return self.gather_output(output)
@@ -182,17 +177,6 @@ def assign_shard(variable, value) -> None:
     # Not of the Keras variable, which looks at whole shapes.
     with collectives.local_shards():
         variable.value.assign(value)
-
-
-@contextlib.contextmanager
-def given_shards(shards: dict[int, tf.Tensor]):
-    """Within it, tensors stand for shards of variables, by `id(variable)`.
-
-    For a trace in which variables are arguments. Assigned values replace the
-    tensors in the dict.
-    """
-    with rank_context.within(given_shards=shards):
-        yield
 
 
 def local_shard_along(variable, dim):

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
@@ -26,7 +27,7 @@ def make_rule(layer) -> Rule | None:
     return None
 
 
-def concerned(callers: list) -> list:
+def layers_with_rules(callers: list) -> list:
     """The layers that may need a rule when a sharded variable is made.
 
     Of the layers that are being built, the innermost, which makes the variable,
@@ -94,52 +95,35 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
-        records = model_trace.current()
-        if records is not None:
-            return self._record(records, call, args, kwargs)
+        recorder = rank_context.current().calls.recorder
+        if recorder is not None:
+            return self._record(recorder, call, args, kwargs)
         if collectives.num_ranks() == 1:
             return call(*args, **kwargs)
         self._apply_decision(rule)
         return rule.run(*args, **kwargs)
 
-    def _record(self, records, call, args, kwargs):
-        if records.is_inside:
+    def _record(self, recorder, call, args, kwargs):
+        """A call with the shapes of a rank; the values are of no interest."""
+        if recorder.is_inside:
             return call(*args, **kwargs)
-        rule = self.rule
+        rule, count = self.rule, recorder.num_parts
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
         start = model_trace.num_operations()
-        records.is_inside = True
-        try:
-            outputs = self._call_on_parts(
-                records.num_parts, call, inputs, args, kwargs, divides, scatters
-            )
-        finally:
-            records.is_inside = False
-        operations = range(start, model_trace.num_operations())
-        records.calls.append(
-            model_trace.RecordedCall(
-                rule, operations, inputs, outputs, divides, scatters
-            )
-        )
-        return outputs
-
-    def _call_on_parts(
-        self, count, call, inputs, args, kwargs, divides, scatters
-    ):
-        """The shapes of a rank's call; the values are of no interest."""
-        rule = self.rule
-        came_sharded = (
-            count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs)
-        )
-        if came_sharded:
+        # An output that is not kept is whole.
+        is_sharded = rule.stays_sharded and not rule.propagates
+        if count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs):
+            is_sharded |= rule.propagates
             dim = inputs.shape.rank + rule.sink_dim
             args = (tf.concat([inputs] * count, axis=dim), *args[1:])
-        outputs = call(*args, **kwargs)
-        # An output that is not kept is whole.
-        is_part = came_sharded if rule.propagates else rule.stays_sharded
-        if count > 1 and divides and is_part:
+        recorder.is_inside = True
+        try:
+            outputs = call(*args, **kwargs)
+        finally:
+            recorder.is_inside = False
+        if count > 1 and divides and is_sharded:
             dim = outputs.shape.rank + rule.source_dim
             outputs = tf.split(outputs, count, axis=dim)[0]
         if (
@@ -148,6 +132,12 @@ class ShardedCall:
             and sequence.scatters(rule.sum_layer, outputs)
         ):
             outputs = tf.split(outputs, count, axis=1)[0]
+        operations = range(start, model_trace.num_operations())
+        recorder.calls.append(
+            model_trace.RecordedCall(
+                rule, operations, inputs, outputs, divides, scatters
+            )
+        )
         return outputs
 
 

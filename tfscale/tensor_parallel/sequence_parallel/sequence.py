@@ -20,7 +20,6 @@ Source: Korthikanti et al., Reducing Activation Recomputation in Large
 Transformer Models (2022), section 4.2.2.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -50,7 +49,7 @@ class Conversion:
     size: int
 
     def fits(self, tensor: tf.Tensor, num_ranks: int) -> bool:
-        """Whether a rank's tensor is what it is for: whole, or a shard."""
+        """Whether a rank's tensor is whole, or a shard, as the mode expects."""
         whole = self.mode == "scatter"
         size = self.size if whole else self.size // num_ranks
         return tensor.shape[self.dim] == size
@@ -99,13 +98,6 @@ class SequencePlan:
 def current() -> SequencePlan | None:
     """The plan by which this thread's model runs, if by one."""
     return rank_context.current().calls.sequence_plan
-
-
-@contextlib.contextmanager
-def following(plan: SequencePlan | None):
-    """Within it, layers that this thread calls run by a plan."""
-    with rank_context.within(sequence_plan=plan):
-        yield
 
 
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
@@ -160,9 +152,8 @@ class Boundary:
             return tensor
 
         args, kwargs = map_inputs(convert, args, kwargs)
-        with collectives.gradients_are_partial(
-            id(self) in plan.partial_gradients
-        ):
+        are_partial = id(self) in plan.partial_gradients
+        with rank_context.within(gradients_are_partial=are_partial):
             outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
 
@@ -208,17 +199,14 @@ def map_outputs(function: Callable, outputs) -> Any:
 
 
 def _map(function, place, structure):
-    if not _has_tensors(structure):
+    flat = keras.tree.flatten(structure)
+    if not any(map(_can_be_sharded, flat)):
         return structure
-    flat = [
+    mapped = [
         function((*place, index), x) if _can_be_sharded(x) else x
-        for index, x in enumerate(keras.tree.flatten(structure))
+        for index, x in enumerate(flat)
     ]
-    return keras.tree.pack_sequence_as(structure, flat)
-
-
-def _has_tensors(structure):
-    return any(_can_be_sharded(x) for x in keras.tree.flatten(structure))
+    return keras.tree.pack_sequence_as(structure, mapped)
 
 
 def _can_be_sharded(x):

@@ -8,29 +8,20 @@ layer. At last the model is traced as a rank would, to compare (retrace.py).
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Collection
-from collections.abc import Mapping
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation import propagation
-from tfscale.tensor_parallel.propagation.graph_facts import Boundaries
-from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
-from tfscale.tensor_parallel.propagation.layer_calls import Source
 from tfscale.tensor_parallel.propagation.placements import Infeasible
 from tfscale.tensor_parallel.propagation.placements import Sharded
-from tfscale.tensor_parallel.propagation.propagation_walk import Walk
 from tfscale.tensor_parallel.sequence_parallel import sequence
-
-_NOTHING = "no activation between its layers can be sharded"
-_GATHERED_AT_ONCE = "it would be gathered at once"
 
 
 def find_plan(model, inputs, num_ranks: int) -> tuple:
@@ -44,10 +35,9 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
 
     def find():
         try:
-            plan = _Search(model, specs, num_ranks).run()
+            return _Search(model, specs, num_ranks).run(), None
         except Infeasible as error:
             return None, str(error)
-        return (plan, None) if plan.scatters else (None, _NOTHING)
 
     # As in `analysis.analyse`: with nothing of what surrounds the call.
     with (
@@ -64,7 +54,6 @@ class _Search:
         self._num_ranks = num_ranks
         self._whole = self._trace(None)
         self._sums = self._find_sums()
-        self._calls = self._layer_calls(self._whole)
         self._choices = {
             edge: "all_gather"
             for edge in self._whole.recorder.edges
@@ -74,44 +63,28 @@ class _Search:
     def run(self) -> sequence.SequencePlan:
         """The plan; raises `Infeasible` if there is none."""
         whole, records = self._whole, self._whole.recorder
-        trace = layer_calls.Trace(whole.graph, self._calls, whole.outputs)
+        trace = self._as_trace(whole)
         self._operations = trace.operations
-        facts = graph_facts.facts_of(
+        self._facts = graph_facts.facts_of(
             trace,
             whole.differentiable,
             num_ranks=self._num_ranks,
             retraced=True,
-            boundaries=Boundaries(
+            boundaries=graph_facts.Boundaries(
                 self._operations,
                 records.edges,
                 records.spans,
                 frozenset(x.name for x in whole.differentiable),
             ),
-            decided=frozenset(range(len(self._calls))) - self._sums,
+            fixed=frozenset(range(len(trace.calls))) - self._sums,
         )
-        self._facts = facts
-        propagation.search(trace, facts, self._choices, self._check)
+        propagation.search(trace, self._facts, self._choices, self._check)
+        if not self._plan.scatters:
+            raise Infeasible("no activation between its layers can be sharded")
         return self._plan
 
-    def _find_sums(self):
-        """Keys of the calls that can leave a sum sharded along dim 1."""
-        shapes = {
-            key: call.outputs.shape
-            for key, call in enumerate(self._whole.calls)
-            if call.scatters and isinstance(call.outputs, tf.Tensor)
-        }
-        sizes = {k: s[1] for k, s in shapes.items() if s.rank == 3}
-        sums = {
-            key
-            for key, size in sizes.items()
-            if size and size % self._num_ranks == 0
-        }
-        if not sums:
-            raise Infeasible(_why_none(sizes.values(), self._num_ranks))
-        return frozenset(sums)
-
     def _trace(self, plan):
-        with sequence.following(plan):
+        with rank_context.within(sequence_plan=plan):
             traced = model_trace.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,
@@ -122,10 +95,31 @@ class _Search:
         outputs = [*traced.outputs, *traced.losses]
         return dataclasses.replace(traced, outputs=outputs)
 
-    def _layer_calls(self, traced):
-        return [
+    def _find_sums(self):
+        """Keys of the calls that can leave a sum sharded along dim 1."""
+        sizes = {
+            key: call.outputs.shape[1]
+            for key, call in enumerate(self._whole.calls)
+            if call.scatters
+            and isinstance(call.outputs, tf.Tensor)
+            and call.outputs.shape.rank == 3
+        }
+        ranks = self._num_ranks
+        sums = {k for k, size in sizes.items() if size and size % ranks == 0}
+        if not sums:
+            raise Infeasible(_why_none(sizes.values(), ranks))
+        return frozenset(sums)
+
+    def _as_trace(self, traced, converted=()):
+        """For propagation; with conversions, to compare it with another one."""
+        calls = [
             self._layer_call(key, call) for key, call in enumerate(traced.calls)
         ]
+        made = sorted(converted, key=lambda pair: pair[0].operations.start)
+        for number, (edge, dim) in enumerate(made):
+            mode = edge.mode or _mode_of(self._choices[edge])
+            calls.append(edge.as_call(("edge", number), mode, dim))
+        return layer_calls.Trace(traced.graph, calls, traced.outputs)
 
     def _layer_call(self, key, call):
         rule = call.rule
@@ -136,90 +130,68 @@ class _Search:
         )
         if key not in self._sums:
             return made
-        return dataclasses.replace(
-            made, sources=(Source(call.outputs, 1),), outputs=()
-        )
+        source = layer_calls.Source(call.outputs, 1)
+        return dataclasses.replace(made, sources=(source,), outputs=())
 
     def _check(self, walk):
-        """Makes the plan, if a rank does what was looked at."""
-        self._leave_whole(walk)
+        """Makes the plan, if a rank's trace agrees with the whole one."""
+        whole = self._whole
+        kept = self._sums - set(self._choices)
+        sums = {whole.calls[key].outputs.name: key for key in kept}
+        for edge in walk.converted:
+            if edge.before.name in sums:
+                key = sums[edge.before.name]
+                walk.gather([key], "it would be gathered at once")
         if walk.changes:
             return
-        whole = self._whole
         drawing, failures = propagation.sharded_generators(
             self._operations, walk.states, whole.generators.values()
         )
         if failures:
             self._draw_whole(walk, next(iter(failures.values())))
             return
-        self._plan = plan = make_plan(
-            walk,
-            self._facts,
-            whole.calls,
-            self._choices,
-            self._sums - set(self._choices),
-            {
-                state
-                for state, tensor in whole.generators.items()
-                if tensor.name in drawing
-            },
+        states = {
+            state
+            for state, tensor in whole.generators.items()
+            if tensor.name in drawing
+        }
+        plan = _make_plan(
+            walk, self._facts, whole.calls, self._choices, kept, states
         )
+        self._plan = plan
         local = self._trace(plan)
-        edges = [edge for edge in local.recorder.edges if edge.mode]
-        dims = [plan.conversions[id(e.boundary), e.place].dim for e in edges]
-        traces = (
-            (whole, self._calls, walk.converted.items()),
-            (local, self._layer_calls(local), zip(edges, dims)),
-        )
-        found = retrace.places(
-            *(
-                layer_calls.Trace(
-                    traced.graph,
-                    [*calls, *self._conversions(converted)],
-                    traced.outputs,
-                )
-                for traced, calls, converted in traces
-            ),
+        converted = [
+            (edge, plan.conversions[id(edge.boundary), edge.place].dim)
+            for edge in local.recorder.edges
+            if edge.mode
+        ]
+        found = retrace.different_operations(
+            self._as_trace(whole, walk.converted.items()),
+            self._as_trace(local, converted),
             walk.states,
             self._num_ranks,
         )
         if found:
             self._take_whole(walk, min(found))
 
-    def _leave_whole(self, walk):
-        """Sums that would be gathered at once are not sharded."""
-        sums = {
-            self._calls[key].sources[0].tensor.name: key
-            for key in self._sums - set(self._choices)
-        }
-        for edge in walk.converted:
-            if edge.before.name in sums:
-                walk.gather([sums[edge.before.name]], _GATHERED_AT_ONCE)
-
     def _draw_whole(self, walk, reason):
         drawn = [
             walk.states[op.outputs[0].name][1]
             for op in self._operations
             if op.type.startswith("Stateless")
-            and walk.is_undecided(op.outputs[0])
+            and walk.may_be_gathered(op.outputs[0])
         ]
         walk.gather(frozenset().union(*drawn), reason)
 
-    def _conversions(self, converted):
-        made = sorted(converted, key=lambda pair: pair[0].operations.start)
-        for number, (edge, dim) in enumerate(made):
-            mode = edge.mode or mode_of(self._choices[edge])
-            yield edge.as_call(("edge", number), mode, dim)
-
     def _take_whole(self, walk, place):
-        """Asks the layer around an operation to take what it gets whole."""
-        # What is behind the first difference may be different because of it.
+        """Asks the layer around an operation for whole inputs."""
+        # What is after the first difference may differ because of it.
         op = self._operations[min(place, len(self._operations) - 1)]
         for span in self._facts.boundaries.around(op):
             edges = [
                 edge
                 for edge in self._facts.boundaries.inputs_of(span)
-                if walk.is_undecided(edge.after)
+                if walk.may_be_gathered(edge.after)
             ]
             if edges:
                 walk.changes.update(dict.fromkeys(edges, "all_gather"))
@@ -243,30 +215,18 @@ def _why_none(sizes, num_ranks):
     )
 
 
-def make_plan(
-    walk: Walk,
-    facts: GraphFacts,
-    recorded: list,
-    choices: Mapping[Any, Any],
-    keys: Collection[int],
-    drawing: Collection[int],
-) -> sequence.SequencePlan:
+def _make_plan(walk, facts, recorded, choices, keys, drawing):
     """The plan, of a pass that asks for nothing.
 
-    Args:
-        walk: The pass.
-        facts: What is known of the model.
-        recorded: The `RecordedCall`s of its layers.
-        choices: What the pass was made with.
-        keys: Indices in `recorded` of the calls whose sums are sharded.
-        drawing: Ids of the states of the generators that draw for shards.
+    `keys` are those of the calls whose sums are sharded, `drawing` ids of the
+    states of the generators that draw for shards.
 
     Raises:
         Infeasible: If it does not hold for all calls of a layer.
     """
     edges = facts.boundaries.edges.values()
-    scatters: dict[int, int] = {}
-    conversions: dict[tuple, sequence.Conversion] = {}
+    scatters = {}
+    conversions = {}
     for key in keys:
         layer = recorded[key].rule.sum_layer
         size = recorded[key].outputs.shape[1]
@@ -279,7 +239,7 @@ def make_plan(
             raise _called_in_two_ways(layer)
     for edge, dim in walk.converted.items():
         made = sequence.Conversion(
-            mode_of(choices[edge]), dim, edge.before.shape[dim]
+            _mode_of(choices[edge]), dim, edge.before.shape[dim]
         )
         taken_at = id(edge.boundary), edge.place
         if conversions.setdefault(taken_at, made) != made:
@@ -288,7 +248,7 @@ def make_plan(
         taken = conversions.get((id(edge.boundary), edge.place))
         if taken and edge not in walk.converted:
             size = edge.before.shape[taken.dim]
-            if walk.is_undecided(edge.before):
+            if walk.may_be_gathered(edge.before):
                 size //= facts.num_ranks
             parts = 1 if taken.mode == "scatter" else facts.num_ranks
             if size == taken.size // parts:
@@ -305,7 +265,7 @@ def make_plan(
     )
 
 
-def mode_of(choice: str | Sharded) -> str:
+def _mode_of(choice):
     """The mode of a `Conversion` for what is chosen at an edge."""
     return "scatter" if isinstance(choice, Sharded) else choice
 
@@ -315,10 +275,10 @@ def _called_in_two_ways(layer):
 
 
 def _sharded_layers(walk, edges):
-    """Names of the layers that take parts and give parts."""
+    """Names of the layers that take shards and give shards."""
     taken, given = {}, set()
     for edge in edges:
-        if walk.is_undecided(edge.after):
+        if walk.may_be_gathered(edge.after):
             if edge.place[0] == "out":
                 given.add(id(edge.boundary))
             else:

@@ -35,20 +35,21 @@ def prepare_called(fn, run, sharded_calls) -> None:
     """Finds the models that a function calls, and prepares them.
 
     A model has to be known before any of its layers runs: so there is a trial
-    run, in a graph that is let go, which ends at the first layer of an unknown
-    model.
-
-    Args:
-        fn: The function.
-        run: Runs a function on ranks.
-        sharded_calls: The set of calls of layers with sharded variables.
-            Cleared if some of them stay undecided.
+    run (`run` calls a function on ranks), in a graph that is let go, which ends
+    at the first layer of an unknown model. `sharded_calls`, those of layers
+    with sharded variables, is cleared if some of them stay undecided.
     """
     is_eager = tf.executing_eagerly()
+
+    @functools.wraps(fn)
+    def on_trial(*args, **kwargs):
+        with rank_context.within(prepares_models=True):
+            return fn(*args, **kwargs)
+
     while any(not call.is_decided for call in sharded_calls):
         with symbols.FuncGraph("trial").as_default():
             try:
-                run(_on_trial(fn))
+                run(on_trial)
             except _Prepared:
                 continue
             except Exception as error:
@@ -65,17 +66,6 @@ def prepare_called(fn, run, sharded_calls) -> None:
                 )
         # No model has the others, or none that is called here.
         sharded_calls.clear()
-
-
-def _on_trial(fn):
-    """The function, whose thread knows that it is a trial run."""
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        with rank_context.within(prepares_models=True):
-            return fn(*args, **kwargs)
-
-    return call
 
 
 def apply_decision(num_ranks: int, rule) -> None:
@@ -150,7 +140,7 @@ class ModelCall:
         if plan is None:
             return call(inputs, *args, **kwargs)
         # Also where it is called by another model: the plan is of this one.
-        with sequence.following(plan), analysis.within(self._model):
+        with rank_context.within(sequence_plan=plan, model=self._model):
             return call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
