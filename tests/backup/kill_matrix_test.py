@@ -80,7 +80,7 @@ class KillMatrixTest(parameterized.TestCase):
     @parameterized.parameters(
         "arrays", "shuffle", "unknown", "repeat", "tfscale"
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=7)
     def test_between_batches(self, data):
         self.assert_same_end(BATCHES, data=data)
 
@@ -95,13 +95,13 @@ class KillMatrixTest(parameterized.TestCase):
         data=("by number shuffled", "workers shuffled"),
         mesh=(None, {"data": 2}),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_the_order_that_keras_draws_of_a_py_dataset(self, data, mesh):
         # With Python's `random`, before the epoch that is gone on with.
         self.assert_same_end(("batch 9",), data=data, mesh=mesh)
 
     @parameterized.parameters(range(1, 13, 2), range(2, 13, 2))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=5)
     def test_at_each_point_of_a_save(self, *numbers):
         # A save has ten of them, with those of removing the one before.
         points = [f"save {number}" for number in numbers]
@@ -129,7 +129,7 @@ class KillMatrixTest(parameterized.TestCase):
         ),
         dict(save_freq="epoch"),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_other_models_and_steps(
         self, kills=("batch 4", "batch 4"), **arguments
     ):
@@ -159,7 +159,7 @@ class KillMatrixTest(parameterized.TestCase):
             if cell != ("data", "tfscale")  # as on ZeRO
         ),
     )
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing(every=11)
     def test_on_a_mesh(self, mesh, data):
         # Strategies read each kind of data ahead in another way. In the second
         # epoch: it has validated, on data that is shuffled anew.

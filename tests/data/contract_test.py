@@ -264,6 +264,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(pipeline.position.value, (0, 2, 0))
 
     @parameterized.parameters(*SOURCES)
+    @pytest.mark.crossing(every=3)
     def test_order_without_shuffle_is_the_sources(self, name):
         pipeline = _pipeline(name, batch_size=4, shuffle=False)
         order = _real(_batches(pipeline))
@@ -276,7 +277,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (2,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "pad"), (4,)),
     )
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=20)
     def test_same_order_at_any_number_of_workers(
         self, name, remainder, workers
     ):
@@ -293,7 +294,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, many)
 
     @parameterized.parameters(*SOURCES)
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_replicas_of_a_worker_share_its_slice(self, name):
         kwargs = {"batch_size": 8, "remainder": "pad"}
         alone = _batches(_pipeline(name, **kwargs))
@@ -340,7 +341,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(pipeline.position.value, (3, 3, 0))
 
     @parameterized.parameters(*SOURCES)
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_resume_in_a_new_pipeline_and_with_other_workers(self, name):
         kwargs = {"batch_size": 4, "remainder": "drop"}
         whole = _batches(_pipeline(name, seed=3, **kwargs))
@@ -358,7 +359,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         # A mixture is not cached, and says so.
         *itertools.product((n for n in SOURCES if n != "mix"), _CACHES)
     )
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=16)
     def test_a_cache_changes_nothing(self, name, cache):
         plain = _pipeline(name, batch_size=8)
         cached = _pipeline(

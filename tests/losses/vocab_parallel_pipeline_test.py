@@ -69,7 +69,7 @@ def of_two_replicas(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*OPTIONS)
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_of_one_device(self, name):
         same_numbers.assert_same(
             self,

@@ -169,7 +169,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("subclassed", 2, 4, 1),
         ("subclassed", 4, 2, 2),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_of_one_device(self, kind, heads, num_ranks, num_replicas):
         job = vectors(functools.partial(KINDS[kind], heads))
         outcome = same_numbers.on_ranks(

@@ -305,7 +305,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("block_adam", 2, 2, 1, 1),
         ("gpt2", 2, 1, 2, 0, True),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_of_one_device(self, name, *sizes):
         outcome, model = train(name, *sizes)
         same_numbers.assert_same(
