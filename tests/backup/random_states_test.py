@@ -5,7 +5,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.backup.state.random_states import random_states
 from tfscale.backup.state.random_states import set_random_states
 
@@ -17,7 +17,7 @@ def mesh():
 class RandomStatesTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        before = _internals.global_generator()
+        before = attributes.global_generator()
         self.addCleanup(tf.random.set_global_generator, before)
         self.forget()
 
@@ -31,8 +31,8 @@ class RandomStatesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsNone(states["tensorflow"])
         self.assertIsNone(states["keras"])
         set_random_states(states)
-        self.assertIsNone(_internals.global_generator())
-        self.assertIsNone(_internals.used_seed_generator())
+        self.assertIsNone(attributes.global_generator())
+        self.assertIsNone(attributes.used_seed_generator())
 
     @parameterized.parameters(False, True)
     def test_a_second_strategy_goes_on_with_global_generators(self, anew):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.tensor_parallel import collectives
 
 # No other dim of the models below has this size or a multiple of it.
@@ -44,7 +44,7 @@ def of_keras(labels, logits, ignore_class, label_smoothing, **kwargs):
     one_hot = keras.ops.one_hot(labels, VOCABULARY)
     if ignore_class is not None:
         logits = tf.identity(logits)
-        _internals.set_keras_mask(logits, tf.not_equal(labels, ignore_class))
+        symbols.set_keras_mask(logits, tf.not_equal(labels, ignore_class))
     return loss(one_hot, logits)
 
 

@@ -4,7 +4,8 @@ import logging
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import fitting
+from tfscale._internals import symbols
 from tfscale.dataset_graph import DatasetGraph
 
 
@@ -29,9 +30,9 @@ def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
 
 
 def _reasons(epochs, is_cut_short):
-    source = _internals.source_of(epochs)
+    source = fitting.source_of(epochs)
     if source is None:  # arrays, which Keras shuffles
-        if _internals.shuffles_arrays(epochs) and not _has_global_seed():
+        if fitting.shuffles_arrays(epochs) and not _has_global_seed():
             return ["arrays are shuffled without `keras.utils.set_random_seed`"]
         return []
     if not isinstance(source, tf.data.Dataset):
@@ -111,4 +112,4 @@ def _of_stage(stage, graph):
 
 
 def _has_global_seed():
-    return _internals.eager_context.global_seed() is not None
+    return symbols.eager_context.global_seed() is not None

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.backup import configuration
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.state import callback_states
@@ -27,7 +27,7 @@ def identity(
     Returns:
         What `configuration`, `data` and `callbacks` are, as JSON.
     """
-    spec = _internals.element_spec_of(epochs)
+    spec = fitting.element_spec_of(epochs)
     shapes = [
         f"{part.dtype.name}{list(part.shape)[1:]}"
         for part in tf.nest.flatten(spec)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 
 _WARM_UP = 3  # steps that trace, and fill buffers
 _KEPT = 256  # batches of which the arrival is known: more than are ahead
@@ -71,7 +71,7 @@ class InputWait(keras.callbacks.Callback):
         if self._arrivals is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._arrivals, self._iterators = (
-                    _internals.ResourceVariable(value, trainable=False)
+                    symbols.ResourceVariable(value, trainable=False)
                     for value in (np.zeros(_KEPT), np.int64(0))
                 )
 

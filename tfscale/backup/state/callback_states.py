@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import fitting
 
 _callbacks = keras.callbacks
 
@@ -23,10 +23,10 @@ _ATTRIBUTES = {
     _callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     _callbacks.ModelCheckpoint: (
         "best",
-        *_internals.MODEL_CHECKPOINT_COUNTERS,
+        *fitting.MODEL_CHECKPOINT_COUNTERS,
     ),
-    _callbacks.SwapEMAWeights: _internals.SWAP_EMA_STATE,
-    _callbacks.TensorBoard: _internals.TENSORBOARD_STEPS,
+    _callbacks.SwapEMAWeights: fitting.SWAP_EMA_STATE,
+    _callbacks.TensorBoard: fitting.TENSORBOARD_STEPS,
     _callbacks.History: ("history", "epoch"),
 }
 

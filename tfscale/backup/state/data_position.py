@@ -13,7 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import datasets
+from tfscale._internals import fitting
+from tfscale._internals import py_datasets
 from tfscale.backup import configuration
 from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -34,8 +36,8 @@ class DataPosition:
         self._drawn_before = []  # of each iterator but the last one
         self._start = self._position()
         self._first_epoch = None
-        _internals.keep_order(epochs)
-        source = _internals.source_of(epochs)
+        py_datasets.keep_order(epochs)
+        source = fitting.source_of(epochs)
         self._shuffles_late = (
             isinstance(source, tf.data.Dataset)
             and self._pipeline is None
@@ -46,11 +48,11 @@ class DataPosition:
 
     @property
     def _pipeline(self):
-        return _pipeline_in(_internals.source_of(self._epochs))[0]
+        return _pipeline_in(fitting.source_of(self._epochs))[0]
 
     @property
     def _is_direct(self):
-        return _pipeline_in(_internals.source_of(self._epochs))[1]
+        return _pipeline_in(fitting.source_of(self._epochs))[1]
 
     def _position(self):
         if self._pipeline is None:
@@ -99,9 +101,9 @@ class DataPosition:
             order = "shuffled" if recipe.shuffle else "in order"
             return [*found, f"{recipe.plan.limit} records", order]
         found.append(f"{self._epochs.data_adapter.num_batches} batches")
-        source = _internals.source_of(self._epochs)
+        source = fitting.source_of(self._epochs)
         if source is None:
-            found += _internals.rows_of_arrays(self._epochs)
+            found += fitting.rows_of_arrays(self._epochs)
         elif isinstance(source, tf.data.Dataset) and self._pipeline is None:
             found += configuration.of_dataset(source)
         return found
@@ -111,7 +113,7 @@ class DataPosition:
         state = {
             "made": self._num_made,
             "drawn": self._num_drawn,
-            "known": _internals.known_batches(self._epochs),
+            "known": fitting.known_batches(self._epochs),
         }
         if self._shuffles_late:
             state["drawn_before"] = [
@@ -127,11 +129,11 @@ class DataPosition:
 
     def order(self) -> list[int] | None:
         """The order that Keras drew of a `PyDataset`: each worker its own."""
-        return _internals.order_of(self._epochs, self._num_drawn > 0)
+        return py_datasets.order_of(self._epochs, self._num_drawn > 0)
 
     def set_order(self, order: list[int] | None) -> None:
         """Sets what `order` returned, before `resume`."""
-        _internals.set_order(self._epochs, order)
+        py_datasets.set_order(self._epochs, order)
 
     def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
         """Gets to where a run was, within an epoch that begins.
@@ -154,7 +156,7 @@ class DataPosition:
                     return 0
                 whole = int(self._pipeline.cardinality())
                 return whole - self._pipeline.batches_left
-        _internals.set_known_batches(self._epochs, state["known"])
+        fitting.set_known_batches(self._epochs, state["known"])
         self._make_again(state, state["made"] - 1)
         if self._has_endless_epochs:
             self._go_on(state, state["drawn"] - step)
@@ -174,14 +176,14 @@ class DataPosition:
             position = PositionValue(*state["position"])
             self._pipeline.position.assign(**position._asdict())
         else:
-            _internals.set_known_batches(self._epochs, state["known"])
+            fitting.set_known_batches(self._epochs, state["known"])
         # Validation has a new iterator each time, whatever its steps.
         last = self._make_again(state, state["made"])
         if last is None:
             return
         for _ in range(num_looks):
             if not self._has_endless_epochs or next(last, None) is None:
-                next(_internals.make_iterator(self._epochs), None)
+                next(fitting.make_iterator(self._epochs), None)
             self._num_drawn += 1
 
     def _make_again(self, state, count):
@@ -199,7 +201,7 @@ class DataPosition:
             drawn = [number for number, times in before for _ in range(times)]
             drawn.append(state["drawn"])
         for number in drawn[self._num_made : count]:
-            iterator = _internals.make_iterator(self._epochs)
+            iterator = fitting.make_iterator(self._epochs)
             self._draw(iterator, number)
             self._num_drawn = number
         if self._pipeline is not None:
@@ -209,11 +211,11 @@ class DataPosition:
 
     def _go_on(self, state, drawn):
         """Makes the iterator that epochs share, and draws what was drawn."""
-        iterator = _internals.make_iterator(self._epochs)
+        iterator = fitting.make_iterator(self._epochs)
         if not self._is_direct:
             self._draw(iterator, drawn)
             self._num_drawn = drawn
-        _internals.go_on_with(self._epochs, iterator, drawn)
+        fitting.go_on_with(self._epochs, iterator, drawn)
 
     def skip(self, iterator: Iterator[Any], count: int) -> None:
         """Batches that a run has trained on before are passed over."""
@@ -247,6 +249,6 @@ def _pipeline_in(dataset):
         kind = type(dataset).__name__.lower()
         if not any(word in kind for word in ("repeat", "prefetch", "options")):
             is_direct = False
-        inputs = _internals.inputs_of(dataset)
+        inputs = datasets.inputs_of(dataset)
         dataset = inputs[0] if len(inputs) == 1 else None
     return None, False

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import symbols
 
 
 def random_states() -> dict[str, Any]:
@@ -18,8 +19,8 @@ def random_states() -> dict[str, Any]:
     the strategy in scope. What stateful operations of `tf.random` keep in their
     kernels cannot be read.
     """
-    seeds = _internals.used_seed_generator()
-    generator = _internals.global_generator()
+    seeds = attributes.used_seed_generator()
+    generator = attributes.global_generator()
     name, keys, place, has_gauss, gauss = np.random.get_state()
     return {
         "keras": seeds and _values(seeds),
@@ -32,9 +33,9 @@ def random_states() -> dict[str, Any]:
 def set_random_states(states: dict[str, Any]) -> None:
     """Sets what `random_states` returned."""
     if states["keras"] is not None:
-        _set(_internals.global_seed_generator(), states["keras"])
+        _set(symbols.global_seed_generator(), states["keras"])
     if states["tensorflow"] is not None:
-        if _internals.global_generator() is None:
+        if attributes.global_generator() is None:
             tf.random.set_global_generator(
                 tf.random.Generator.from_state(
                     states["tensorflow"][0], alg="philox"
@@ -48,7 +49,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 def handles() -> list[tf.Tensor]:
     """Those of the variables that these states are."""
-    found = _internals.used_seed_generator(), _internals.global_generator()
+    found = attributes.used_seed_generator(), attributes.global_generator()
     return [part.handle for one in found if one for part in _components(one)]
 
 
@@ -69,7 +70,7 @@ def _components(generator):
     """
     state = generator.state
     if isinstance(state, keras.Variable):
-        state = _internals.value_of(state)
-    if isinstance(state, _internals.DistributedVariable):
+        state = attributes.value_of(state)
+    if isinstance(state, symbols.DistributedVariable):
         return state.values
     return [state]

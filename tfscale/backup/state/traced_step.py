@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import in_place
+from tfscale._internals import attributes
 
 # Not of the state of a run: it belongs to callbacks, which have their own.
 _OF_TFSCALE = "tfscale/"
@@ -36,10 +36,10 @@ def captured_variables(
     """
     found = {}
     for concrete in _traced(model):
-        for variable in _internals.variables_used_by(concrete):
+        for variable in attributes.variables_used_by(concrete):
             if id(variable.handle) not in known:
-                variable = _internals.whole_of(variable)
-                found[_internals.creation_number(variable)] = variable
+                variable = attributes.whole_of(variable)
+                found[attributes.creation_number(variable)] = variable
     counts: dict[str, int] = {}
     for _, variable in sorted(found.items()):
         name = variable.name.partition(":")[0]
@@ -68,7 +68,7 @@ def trace(model: keras.Model, iterator: Any) -> None:
         model: The model that is trained.
         iterator: What Keras calls the train function with next.
     """
-    function = _internals.step_function(model)
+    function = attributes.step_function(model)
     kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
     if function is None or not isinstance(iterator, kinds):
         return
@@ -120,8 +120,8 @@ def warn_of_unsaved(model: keras.Model) -> None:
 
 
 def _traced(model):
-    function = _internals.step_function(model)
-    return [] if function is None else _internals.concrete_functions(function)
+    function = attributes.step_function(model)
+    return [] if function is None else attributes.concrete_functions(function)
 
 
 def _nodes(graph_def):

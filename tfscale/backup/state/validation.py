@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_position import DataPosition
 from tfscale.fit.epochs import unwatch
@@ -79,5 +79,5 @@ class Validation:
 
     def between_steps(self, step: int, iterator: Any) -> None:
         """See `fit.epochs.Watcher`; Keras draws a batch that it looks at."""
-        if step == 0 and _internals.model_that_looks_at_data() is not None:
+        if step == 0 and fitting.model_that_looks_at_data() is not None:
             self._place.drawn(1)

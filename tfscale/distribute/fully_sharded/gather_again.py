@@ -24,7 +24,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.distribute.fully_sharded.weight_gather import Gather
 from tfscale.distribute.fully_sharded.window import Window
@@ -130,4 +130,4 @@ def _replace(uses, whole):
 
     for op, inputs in uses:
         for index, views in inputs:
-            _internals.replace_input(op, index, view(views))
+            attributes.replace_input(op, index, view(views))

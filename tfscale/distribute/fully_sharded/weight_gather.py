@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.distribute.fully_sharded.window import Window
 from tfscale.distribute.variables import zero
 
@@ -77,7 +77,7 @@ def gathers_of_step(graph, limit: int = 0) -> StepGathers:
         limit: See `StepGathers`, if there is none yet.
     """
     threads = _steps.setdefault(graph, {})
-    thread = _internals.get_current_replica_id_as_int()
+    thread = symbols.get_current_replica_id_as_int()
     if thread not in threads:
         threads[thread] = StepGathers(limit)
     return threads[thread]
