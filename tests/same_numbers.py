@@ -157,6 +157,7 @@ def on_zero(
     layouts=None,
     zero_stage=1,
     devices=None,
+    offload=None,
 ) -> Outcome:
     """Trains on replicas that divide the slots of the optimizer.
 
@@ -168,13 +169,16 @@ def on_zero(
         layouts: See `on_ranks`.
         zero_stage: 0 for the same without dividing them.
         devices: Those of the mesh, if not the first ones.
+        offload: That of the strategy.
     """
     mesh = tfscale.device_mesh(
         data=data, pipeline=pipeline or 1, model=model, devices=devices
     )
     layout_map = layout_map_for(job, mesh, layouts) if model > 1 else None
     reset()
-    strategy = tfscale.MeshStrategy(mesh, layout_map, zero_stage=zero_stage)
+    strategy = tfscale.MeshStrategy(
+        mesh, layout_map, zero_stage=zero_stage, offload=offload
+    )
     with strategy.scope():
         inner = trained = job.build()
         if pipeline:

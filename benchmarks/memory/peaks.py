@@ -7,6 +7,7 @@ All devices together, as multiples of the bytes of all weights once.
 
 import os
 
+import tensorflow as tf
 from absl import app
 from absl import flags
 
@@ -64,6 +65,11 @@ CONFIGS = {
         "recompute": True,
     },
 }
+# What only a device with a memory of its own can show.
+ON_GPU = {
+    "one GPU": {"device": "GPU"},
+    "one GPU, offload='slots'": {"device": "GPU", "offload": "slots"},
+}
 
 # Both count: the one on x86, the other where there is no oneDNN.
 COUNTING = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPU_ALLOCATOR_USE_BFC": "true"}
@@ -83,9 +89,12 @@ def main(argv):
     del argv
     print(
         f"{'':36} {'rest':>6} {'step':>6} {'(max)':>6} {'evaluate':>9}"
-        f" {'processor':>10}"
+        f" {'processor':>10} {'clock':>10}"
     )
-    for name, config in CONFIGS.items():
+    configs = dict(CONFIGS)
+    if tf.config.list_physical_devices("GPU"):
+        configs.update(ON_GPU)
+    for name, config in configs.items():
         found = [
             measure({"width": _WIDTH.value, **config})
             for _ in range(_ROUNDS.value)
@@ -94,8 +103,15 @@ def main(argv):
         print(
             f"{name:36} {least['rest']:6.2f} {least['step']:6.2f} "
             f"{least['largest_step']:6.2f} {least['evaluate']:9.2f} "
-            f"{1e3 * least['processor']:7.0f} ms",
+            f"{1e3 * least['processor']:7.0f} ms "
+            f"{1e3 * least['clock']:7.0f} ms",
             flush=True,
+        )
+    if not tf.config.list_physical_devices("GPU"):
+        print(
+            "There is no GPU here. On CPUs the host is the device: "
+            "offload='slots' cannot be seen to save anything, and was not "
+            "measured."
         )
 
 

@@ -2,7 +2,8 @@
 
     TF_ENABLE_ONEDNN_OPTS=1 python -m benchmarks.memory.worker '{"data": 2}'
 
-A stack of `Dense` layers trains with Adam on virtual CPU devices. TensorFlow
+A stack of `Dense` layers trains with Adam on virtual CPU devices, or with
+`"device": "GPU"` on GPUs, of which the first is measured. TensorFlow
 counts what its tensors take, one sum for all devices, where its allocator is
 oneDNN's or BFC; resident memory and malloc say nothing of it. Small tensors
 (less than 256 KiB) are not counted. Bytes come as multiples of P, those of all
@@ -23,10 +24,12 @@ import tensorflow as tf
 import tfscale
 
 _DEFAULTS = {
+    "device": "CPU",
     "data": 1,
     "pipeline": 1,
     "model": 1,
     "zero_stage": 0,
+    "offload": None,
     "num_microbatches": 8,
     "schedule": "1f1b",
     "recompute": False,
@@ -42,26 +45,28 @@ _DEFAULTS = {
 
 
 class Peaks(keras.callbacks.Callback):
-    """Notes the peak, and the processor time, of each batch."""
+    """Notes the peak, the processor time and the time of each batch."""
 
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.peaks, self.times = [], []
+        self._device = device
+        self.peaks, self.times, self.clock = [], [], []
 
     def _begin(self, batch, logs=None):
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        self._start = time.process_time()
+        tf.config.experimental.reset_memory_stats(self._device)
+        self._start = time.process_time(), time.perf_counter()
 
     def _end(self, batch, logs=None):
-        self.times.append(time.process_time() - self._start)
-        self.peaks.append(_memory("peak"))
+        self.times.append(time.process_time() - self._start[0])
+        self.clock.append(time.perf_counter() - self._start[1])
+        self.peaks.append(_memory(self._device, "peak"))
 
     on_train_batch_begin = on_test_batch_begin = _begin
     on_train_batch_end = on_test_batch_end = _end
 
 
-def _memory(kind):
-    return tf.config.experimental.get_memory_info("CPU:0")[kind]
+def _memory(device, kind):
+    return tf.config.experimental.get_memory_info(device)[kind]
 
 
 def make_model(config):
@@ -102,15 +107,19 @@ def layout_map(config):
 def measure(config):
     """Bytes at rest and at the peaks of a step and of `evaluate`, in P."""
     sizes = {axis: config[axis] for axis in ("data", "pipeline", "model")}
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    tfscale.use_virtual_devices(int(np.prod(list(sizes.values()))))
+    count = int(np.prod(list(sizes.values())))
+    devices = [f"{config['device']}:{number}" for number in range(count)]
+    if config["device"] == "CPU":
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(2)
+        tfscale.use_virtual_devices(count)
     keras.utils.set_random_seed(0)
-    before = _memory("current")
+    before = _memory(devices[0], "current")
     strategy = tfscale.MeshStrategy(
-        tfscale.device_mesh(**sizes),
+        tfscale.device_mesh(**sizes, devices=devices),
         layout_map(config),
         zero_stage=config["zero_stage"],
+        offload=config["offload"],
     )
     with strategy.scope():
         model = make_model(config)
@@ -128,7 +137,7 @@ def measure(config):
         with tempfile.TemporaryDirectory() as folder:
             state = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
             state.restore(state.save(os.path.join(folder, "state")))
-    trained, evaluated = Peaks(), Peaks()
+    trained, evaluated = Peaks(devices[0]), Peaks(devices[0])
     model.fit(
         batch.repeat(config["steps"]),
         verbose=0,
@@ -136,7 +145,7 @@ def measure(config):
     )
     model.evaluate(batch, verbose=0)
     model.evaluate(batch.repeat(3), verbose=0, callbacks=[evaluated])
-    rest = _memory("current")
+    rest = _memory(devices[0], "current")
     weights = 4 * sum(np.prod(v.shape) for v in model.trainable_variables)
     # Which operations happen to run at once differs from step to step.
     return {
@@ -145,6 +154,7 @@ def measure(config):
         "largest_step": (max(trained.peaks[1:]) - before) / weights,
         "evaluate": (min(evaluated.peaks) - before) / weights,
         "processor": statistics.median(trained.times[1:]),
+        "clock": statistics.median(trained.clock[1:]),
         "bytes": int(weights),
     }
 

@@ -110,8 +110,8 @@ class MeshOptimizer(in_place.Mixin):
     # --- moving averages ----------------------------------------------------
 
     def _update_model_variables_moving_average(self, trainable_variables):
-        update = _on_shards(self)
-        if not update:
+        update = _UPDATES.get(self)
+        if update is None:
             super()._update_model_variables_moving_average(trainable_variables)
             return
         later = tf.cast(tf.not_equal(self.iterations, 0), tf.float32)
@@ -161,15 +161,55 @@ class MeshLossScaleOptimizer(MeshOptimizer):
         return update.holds_everywhere(is_finite) if update else is_finite
 
 
-def adapt_optimizer(optimizer: keras.Optimizer, update: Any) -> None:
+class HostOptimizer(in_place.Mixin):
+    """One whose slots are on the host, where it computes updates too.
+
+    device      gradient ─┐             ┌─► weight
+                          ▼             │
+    host                  slots ─► what is subtracted
+
+    8 bytes of each float32 weight cross in a step. Were its two slots read and
+    written by the device, it would be 16, and the device would need room.
+
+    Source: Ren et al., ZeRO-Offload: Democratizing Billion-Scale Model Training
+    (2021), section 3.
+    """
+
+    def update_step(self, gradient, variable, learning_rate):
+        """See `keras.optimizers.Optimizer`."""
+        with tf.device(_UPDATES[self].host_of(variable)):
+            super().update_step(gradient, variable, learning_rate)
+
+    def assign(self, variable, value):
+        """See `keras.optimizers.Optimizer`."""
+        with _device_of(variable):
+            super().assign(variable, value)
+
+    def assign_add(self, variable, value):
+        """See `keras.optimizers.Optimizer`."""
+        with _device_of(variable):
+            super().assign_add(variable, value)
+
+    def assign_sub(self, variable, value):
+        """See `keras.optimizers.Optimizer`."""
+        with _device_of(variable):
+            super().assign_sub(variable, value)
+
+
+def adapt_optimizer(
+    optimizer: keras.Optimizer, update: Any, has_slots: bool
+) -> None:
     """Has an optimizer work on a mesh; its configuration stays the same.
 
     Args:
         optimizer: The Keras optimizer.
         update: The `MeshUpdate` by which it does.
+        has_slots: Whether it has made one.
     """
     _UPDATES[optimizer] = update
     in_place.put(optimizer, _class_for(optimizer))
+    if has_slots and update.states.are_on_host:
+        in_place.put(optimizer, HostOptimizer)
 
 
 @contextlib.contextmanager
@@ -183,6 +223,12 @@ def _class_for(optimizer):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return MeshLossScaleOptimizer
     return MeshOptimizer
+
+
+def _device_of(variable):
+    if isinstance(variable, keras.Variable):
+        variable = variable.value
+    return tf.device(variable.device)
 
 
 def _on_shards(optimizer):

@@ -93,6 +93,15 @@ def rows_of_worker(
     return grid[worker * each : (worker + 1) * each]
 
 
+def host_of(device: str) -> str:
+    """The host of a device: the first CPU of its task.
+
+    Args:
+        device: A canonical name.
+    """
+    return symbols.device_util.canonicalize("/device:CPU:0", device)
+
+
 def _task(name):
     spec = tf.DeviceSpec.from_string(name)
     return spec.job, spec.task

@@ -54,7 +54,10 @@ class MeshExtended(ModelRanks):
         self.gradient_noise: Any = None
         self._num_stages = len(config.devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
-            config.zero_stage, config.num_replicas, config.num_model_ranks
+            config.zero_stage,
+            config.num_replicas,
+            config.num_model_ranks,
+            config.offloads_slots,
         )
         self.variable_creator = VariableCreator(
             config.devices, config.layouts, self.optimizer_states
@@ -162,14 +165,16 @@ class MeshExtended(ModelRanks):
         graph = tf.compat.v1.get_default_graph()
         count = len(self._devices)
         # Ranks of a replica meet in one function, replicas have one each.
+        offloads = self.optimizer_states.are_on_host
         is_compiled = symbols.is_compiled_by_xla(graph) or (
-            (self.num_model_ranks > 1 or self.gathers_weights)
+            (self.num_model_ranks > 1 or self.gathers_weights or offloads)
             and attributes.asks_for_xla(fn)
         )
-        if count > 1 and is_compiled:
+        if (count > 1 or offloads) and is_compiled:
             raise ValueError(
                 "XLA compiles a function for one device. Received: "
-                f"`strategy.run`, on a mesh of {count} devices, in or of a "
+                f"`strategy.run`, on a mesh of {count} devices"
+                f"{' with slots on the host' * offloads}, in or of a "
                 "function with jit_compile=True. Pass jit_compile=False to "
                 "`compile` or `tf.function`, or leave it out; on a mesh "
                 "without a 'model' axis XLA can compile the stages of a "

@@ -15,6 +15,7 @@ class MeshConfig:
         layouts: They say which variables are sharded.
         zero_stage: 1 if replicas divide the slots of optimizers, else 0.
         sequence_parallel: Whether activations are sharded along the sequence.
+        offloads_slots: Whether slots of optimizers are on the host.
         workers: The workers, or None if there is one process.
     """
 
@@ -22,6 +23,7 @@ class MeshConfig:
     layouts: Layouts
     zero_stage: int
     sequence_parallel: bool
+    offloads_slots: bool
     workers: Workers | None
 
     @property

@@ -64,9 +64,18 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             them and the next that is sharded along its outputs. Without
             effect, and with a warning, for a sequence of a length that the
             ranks do not divide, and for models with a `call` of their own.
+        offload: None, or `"slots"` to have the slots of optimizers on the host
+            of each device (the first CPU of its task) and to update there:
+            the gradient goes down and the change of the weight goes up, 8
+            bytes for each float32 weight and step. It goes with any
+            `zero_stage` and any axis; with 1 and 3 the host has each slot
+            once, with 0 once for each replica. Not tried on a GPU yet; on
+            CPUs it saves nothing.
 
     Source of `sequence_parallel`: Korthikanti et al., Reducing Activation
     Recomputation in Large Transformer Models (2022), section 4.2.2.
+
+    Source of `offload`: Ren et al., ZeRO-Offload (2021), section 3.
 
     Source of `zero_stage`: Rajbhandari et al., ZeRO: Memory Optimizations
     Toward Training Trillion Parameter Models (2020), sections 5.1 and 5.3.
@@ -75,7 +84,8 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         TypeError: If `mesh` is no `DeviceMesh`, `layout_map` no map, or
             `sequence_parallel` no bool.
         ValueError: If `zero_stage` is neither 0, 1 nor 3, or 3 with one
-            replica or stages, if the mesh has an axis of another name, or if
+            replica or stages, if `offload` is neither None nor "slots", if the
+            mesh has an axis of another name, or if
             it names a device twice or one that TensorFlow does not have. In
             the first run: if the `"model"` axis is larger than 1 and there is
             neither a `layout_map` nor a layer that divides its own variables,
@@ -101,8 +111,10 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         *,
         zero_stage: int = 0,
         sequence_parallel: bool = False,
+        offload: str | None = None,
     ):
         _check_zero_stage(zero_stage)
+        _check_offload(offload)
         if not isinstance(sequence_parallel, bool):
             raise TypeError(
                 "`sequence_parallel` must be True or False. Received: "
@@ -117,13 +129,20 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             grid = rows_of_worker(grid, found.index, found.count)
             fact = f"{dict(zip(mesh.axis_names, mesh.shape))}, {zero_stage=}"
             found.coordination.check_same(
-                "mesh", f"{fact}, {sequence_parallel=}"
+                "mesh", f"{fact}, {sequence_parallel=}, {offload=}"
             )
         self._device_grid = grid
         if zero_stage == 3:
             _check_divides_weights(mesh, grid)
         layouts = Layouts(layout_map, mesh, zero_stage == 3)
-        config = MeshConfig(grid, layouts, zero_stage, sequence_parallel, found)
+        config = MeshConfig(
+            grid,
+            layouts,
+            zero_stage,
+            sequence_parallel,
+            offload == "slots",
+            found,
+        )
         # Its parent's constructor would join a cluster once more.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
 
@@ -201,6 +220,17 @@ def _check_zero_stage(zero_stage):
         "Received: "
         f"zero_stage={zero_stage!r}. Stage 2 is no stage of its own here: "
         "with stage 1 a replica sums up only its part of the gradients."
+    )
+
+
+def _check_offload(offload):
+    if offload is None or (isinstance(offload, str) and offload == "slots"):
+        return
+    raise ValueError(
+        "`offload` must be None, or 'slots', which puts optimizer slots on the "
+        f"host. Received: offload={offload!r}. Weights and activations stay on "
+        "their devices: divide weights by zero_stage=3 or a 'pipeline' axis, "
+        "and make activations small by GradientAccumulation or recomputation."
     )
 
 

@@ -19,6 +19,7 @@ from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.stage_memory import variables_at_home
 from tfscale.pipeline.stages.plan import LARGE
 from tfscale.pipeline.stages.plan import PipelinePlan
+from tfscale.sharding.of_variable import are_states_on_host
 from tfscale.sharding.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
@@ -94,7 +95,8 @@ def _render(console, plan, devices, rows, optimizer, line_length):
         (
             "Memory",
             f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
-            " per variable, and activations: microbatches in flight x one of "
+            f" per variable{_on_host(plan)}, and activations: microbatches in "
+            "flight x one of "
             f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
             f"{', undivided' * _has_ranks(plan)}",
         ),
@@ -200,6 +202,11 @@ def _tied(plan):
 def _has_ranks(plan):
     """Whether model ranks divide variables, and so may divide activations."""
     return any(sharding_of(v).is_sharded for v in plan.variables)
+
+
+def _on_host(plan):
+    is_there = any(are_states_on_host(v) for v in plan.variables)
+    return " (on the host)" * is_there
 
 
 def _num_slots(optimizer, plan):

@@ -24,6 +24,15 @@ def state_sharding_of(variable) -> Sharding:
     return getattr(value, "state_sharding", None) or _whole(variable)
 
 
+def are_states_on_host(variable) -> bool:
+    """Whether the optimizer's states of a variable are on the host.
+
+    Args:
+        variable: See `sharding_of`.
+    """
+    return getattr(_value_of(variable), "are_states_on_host", False)
+
+
 def _value_of(variable):
     if isinstance(variable, keras.Variable):
         return attributes.value_of(variable)

@@ -40,9 +40,9 @@ def sharding_summary(
 
     Args:
         model: A built model, made in the scope of a `tfscale.MeshStrategy`
-            with a model axis, or with a `zero_stage`. Layers that have not
-            been called on ranks yet are analysed now, with the warnings that
-            this may give.
+            with a model axis, or with a `zero_stage` or `offload`. Layers that
+            have not been called on ranks yet are analysed now, with the
+            warnings that this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
         print_fn: What to call with the text, as in `keras.Model.summary`.
@@ -90,14 +90,17 @@ def _extended(model):
         extended = getattr(strategy, "extended", None)
         if getattr(extended, "num_model_ranks", 1) > 1 or (
             hasattr(extended, "optimizer_states")
-            and extended.optimizer_states.are_sharded
+            and (
+                extended.optimizer_states.are_sharded
+                or extended.optimizer_states.are_on_host
+            )
         ):
             return extended
     raise ValueError(
         "A sharding summary is of a built model on a mesh with a 'model' axis, "
-        f"or with a zero_stage. Received: {model.name!r}, whose variables have "
-        "no model ranks. Build it in the scope of a `tfscale.MeshStrategy` "
-        "whose mesh has a 'model' axis larger than 1."
+        f"or with a zero_stage or offload. Received: {model.name!r}, whose "
+        "variables have no model ranks. Build it in the scope of a "
+        "`tfscale.MeshStrategy` whose mesh has a 'model' axis larger than 1."
     )
 
 
@@ -121,7 +124,8 @@ def _render(console, model, extended, line_length):
     rows = sharding_rows.rows(model, plan)
     on = f"{colored(ranks)} model ranks"
     if ranks == 1:
-        on = f"{colored(extended.num_replicas)} replicas"
+        count = extended.num_replicas
+        on = f"{colored(count)} replica{'s' * (count > 1)}"
     name = rich.markup.escape(model.name)
     console.print(f'[bold]Sharding: "{name}"[/] on {on}')
     console.print(_table(rows, line_length))
@@ -157,7 +161,10 @@ def _render(console, model, extended, line_length):
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
         slots = [sharding_of(v) for v in optimizer.variables]
-        line("Optimizer", _totals(slots, ranks, states.num_replicas))
+        line(
+            f"Optimizer{', on the host (CPU:0)' * states.are_on_host}",
+            _totals(slots, ranks, states.num_replicas),
+        )
 
 
 def _sent_text(shardings, states):

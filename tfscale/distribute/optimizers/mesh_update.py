@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import rank_context
+from tfscale.distribute import device_grid
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_checks
 from tfscale.distribute.variables import zero
@@ -42,6 +43,10 @@ class MeshUpdate:
     def is_sharded(self) -> bool:
         """Whether slots may be, over model ranks or over replicas."""
         return self.extended.num_model_ranks > 1 or self.states.are_sharded
+
+    def host_of(self, variable) -> str:
+        """The host of the device of a component, or of a part of it."""
+        return device_grid.host_of(variable.device)
 
     def apply(
         self,
@@ -162,12 +167,14 @@ class MeshUpdate:
             for variable, average in zip(variables, averages):
                 if average is None:
                     continue
-                of_before = tf.cast(momentum, average.dtype)
                 value = tf.convert_to_tensor(self.states.local_shard(variable))
-                average.value.assign(
-                    of_before * tf.convert_to_tensor(average)
-                    + (1 - of_before) * value
-                )
+                # Another one than the variable's, if slots are on the host.
+                with tf.device(average.value.device):
+                    of_before = tf.cast(momentum, average.dtype)
+                    average.value.assign(
+                        of_before * tf.convert_to_tensor(average)
+                        + (1 - of_before) * value
+                    )
 
     def gather_updated(self, all_variables, updated) -> None:
         """Gives replicas the parts that others updated; None: of any."""

@@ -93,6 +93,12 @@ class MeshVariable(_Common, symbols.MirroredVariable):
             self
         )
 
+    @property
+    def are_states_on_host(self) -> bool:
+        """Whether an optimizer's states of it are on the host."""
+        states = self.distribute_strategy.extended.optimizer_states
+        return states.are_on_host
+
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():

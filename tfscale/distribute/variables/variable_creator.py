@@ -11,6 +11,7 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.layer import adapt_layer
 from tfscale.adapters.optimizer import adapt_optimizer
+from tfscale.distribute.device_grid import host_of
 from tfscale.distribute.optimizers.mesh_update import MeshUpdate
 from tfscale.distribute.variables.late_variables import late_variable
 from tfscale.distribute.variables.late_variables import layers_around
@@ -77,6 +78,8 @@ class VariableCreator:
         """Makes a variable, where and as `colocate_with` is if given."""
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
+        if self._optimizer_states.are_on_host and _is_optimizer(callers):
+            devices = [host_of(device) for device in devices]
         if _is_layer(callers):
             self.paths.append(path)
         is_weight = _is_layer(callers) and kwargs.get("trainable")
@@ -89,7 +92,7 @@ class VariableCreator:
             or (self._optimizer_states.are_sharded and _is_optimizer(callers))
             or (self._optimizer_states.are_weights_sharded and is_weight)
         ):
-            with tf.init_scope(), tf.device(_host_of(devices[0])):
+            with tf.init_scope(), tf.device(host_of(devices[0])):
                 initial = _as_tensor(**kwargs)
                 if is_first:
                     initial = strategy.extended.from_first_worker(initial, path)
@@ -138,7 +141,11 @@ class VariableCreator:
         if callers and isinstance(callers[-1], keras.random.SeedGenerator):
             rank_seeds.attach(callers[-1])
         if _is_optimizer(callers):
-            adapt_optimizer(callers[-1], MeshUpdate(strategy.extended))
+            adapt_optimizer(
+                callers[-1],
+                MeshUpdate(strategy.extended),
+                has_slots=colocate_with is not None,
+            )
         elif callers and values and sharding.model_dim is not None:
             is_found = self._layouts.is_found(path)
             _prepare_layers(callers, strategy.extended, is_found)
@@ -156,7 +163,7 @@ class VariableCreator:
         ]
         if rank is not None or len(self._device_grid[0]) == 1:
             return devices
-        return [_host_of(device) for device in devices]
+        return [host_of(device) for device in devices]
 
     def _sharding(self, callers, path, initial, colocate_with, kwargs):
         """How a new variable is sharded."""
@@ -242,10 +249,6 @@ def _prepare_layers(callers, extended, is_found):
         sharded_call.attach(layer, apply_decision)
         layer.sharded_call.is_found &= is_found
         extended.sharded_calls.add(layer.sharded_call)
-
-
-def _host_of(device):
-    return symbols.device_util.canonicalize("/device:CPU:0", device)
 
 
 def _as_tensor(initial_value, dtype=None, **_):

@@ -50,10 +50,18 @@ class OptimizerStateSharding:
             weights too.
         num_replicas: Number of replicas.
         num_ranks: Number of model ranks of each replica.
+        are_on_host: Whether slots are on the host of their variable's device.
     """
 
-    def __init__(self, stage: int, num_replicas: int, num_ranks: int):
+    def __init__(
+        self,
+        stage: int,
+        num_replicas: int,
+        num_ranks: int,
+        are_on_host: bool = False,
+    ):
         self.stage = stage
+        self.are_on_host = are_on_host
         self.num_replicas = num_replicas if stage else 1
         self._num_ranks = num_ranks
         self._largest = [0, 0]
@@ -255,10 +263,11 @@ class LocalShard:
         """The part as it is now."""
         value = rank_context.current().update.new_parts.get(self._key)
         if value is None:
-            value = tf.raw_ops.StridedSlice(
-                input=self._component.read_value(), **self._slice
-            )
-            value = tf.ensure_shape(value, self.shape)
+            with tf.device(self.device):
+                value = tf.raw_ops.StridedSlice(
+                    input=self._component.read_value(), **self._slice
+                )
+                value = tf.ensure_shape(value, self.shape)
         return value if dtype is None else tf.cast(value, dtype, name=name)
 
     def assign(self, value):

@@ -21,6 +21,7 @@ from tfscale.pipeline.stages.single_call import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.trace import TracedStage
+from tfscale.sharding.of_variable import are_states_on_host
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.of_variable import state_sharding_of
 
@@ -75,7 +76,7 @@ def training_bytes(
     """Bytes of variables, of their gradients and of their optimizer slots.
 
     They are what one device has of them, if model ranks divide variables, or
-    replicas slots.
+    replicas slots. It has no slots that are on the host.
 
     Args:
         variables: Those that are not trainable have no gradient and no slots.
@@ -92,7 +93,12 @@ def training_bytes(
             for v in trainable
         ),
         int(
-            num_slots * sum(state_sharding_of(v).local_bytes for v in trainable)
+            num_slots
+            * sum(
+                state_sharding_of(v).local_bytes
+                for v in trainable
+                if not are_states_on_host(v)
+            )
         ),
     )
 
