@@ -5,8 +5,8 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
-from tfscale.tensor_parallel.layouts import pairing
 from tfscale.tensor_parallel.rules import rules
 
 OPS = keras.ops
@@ -91,8 +91,10 @@ class SwappedTest(absltest.TestCase):
         ]
         (up, _), _, (again, _), _ = calls
         reasons = {up: "Sort needs all", again: "Sort needs all"}
-        self.assertNotIn("swapped", pairing.complaint(calls, reasons))
-        swapped = pairing.complaint(calls[1:], {again: "Sort needs all"})
+        self.assertNotIn("swapped", analysis.missing_partners(calls, reasons))
+        swapped = analysis.missing_partners(
+            calls[1:], {again: "Sort needs all"}
+        )
         self.assertIn("'down' is sharded along its inputs", swapped)
         self.assertIn("they are swapped", swapped)
 
