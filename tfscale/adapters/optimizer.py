@@ -199,12 +199,9 @@ class HostOptimizer(in_place.Mixin):
 def adapt_optimizer(
     optimizer: keras.Optimizer, update: Any, has_slots: bool
 ) -> None:
-    """Has an optimizer work on a mesh; its configuration stays the same.
+    """Has an optimizer work by a `MeshUpdate`; its configuration stays.
 
-    Args:
-        optimizer: The Keras optimizer.
-        update: The `MeshUpdate` by which it does.
-        has_slots: Whether it has made one.
+    `has_slots` says whether it has made one.
     """
     _UPDATES[optimizer] = update
     in_place.put(optimizer, _class_for(optimizer))

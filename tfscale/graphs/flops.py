@@ -54,12 +54,8 @@ def trace_call(
 ) -> tf.types.experimental.ConcreteFunction:
     """The function of a call, for one example; see `operation_flops`.
 
-    Args:
-        operation: A layer, a model or an operation of `keras.ops`.
-        args: What it is called with.
-        kwargs: Its keyword arguments.
-        scope: What variables are read from and assigned to. By default they
-            are read where they are, and nothing is assigned.
+    Variables are read from and assigned to in `scope`; by default they are read
+    where they are, and nothing is assigned.
     """
     tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_tensor(x)]
 
@@ -126,13 +122,8 @@ def _is_tensor(x) -> bool:
 def _multiply_adds(nodes, roots, shapes_of, library) -> int:
     """Multiply-adds of a graph or the body of a function.
 
-    Args:
-        nodes: Its `NodeDef`s, with shapes.
-        roots: Names of the nodes (or arguments) that make its outputs. What
-            they do not need is left out, as TensorFlow does: Keras calls RNN
-            cells once just for the shape.
-        shapes_of: The output shapes of each name; arguments of the function.
-        library: All `FunctionDef`s by name.
+    What `roots`, the names that make its outputs, do not need is left out, as
+    TensorFlow does: Keras calls RNN cells once just for the shape.
     """
     by_name = {node.name: node for node in nodes}
     shapes_of = shapes_of | {

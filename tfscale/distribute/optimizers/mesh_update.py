@@ -58,12 +58,8 @@ class MeshUpdate:
     ) -> Any:
         """Calls `apply` of Keras, or of a user's class, with sums.
 
-        Args:
-            optimizer: The Keras optimizer.
-            apply: Its own method.
-            grads: Gradients of this replica.
-            given_variables: The variables that `apply` was given, or None.
-            variables: The variables that the gradients are of.
+        It is given `given_variables`, or None, as the user gave them;
+        `variables` are those that the gradients are of.
         """
         if not tf.distribute.has_strategy():
             raise ValueError(
