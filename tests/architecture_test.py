@@ -92,7 +92,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
-    ("tfscale/whole_batch/metric_trial.py", "in_place.putting of metric"),
+    ("tfscale/adapters/metric.py", "in_place.putting of metric"),
     ("tfscale/adapters/optimizer.py", "in_place.put of optimizer"),
     ("tfscale/adapters/optimizer.py", "in_place.putting of optimizer"),
     (
@@ -147,7 +147,7 @@ LAYERS = (
     ("tfscale/collectives/", "tfscale/optimizers/"),
     ("tfscale/adapters/",),
     ("tfscale/tensor_parallel/",),
-    ("tfscale/whole_batch/",),
+    ("tfscale/whole_batch/", "tfscale/adapters/metric.py"),
     ("tfscale/distribute/",),
     ("tfscale/data/sources/", "tfscale/data/single_device.py"),
     ("tfscale/data/caches/",),

@@ -9,58 +9,24 @@ looked at, on small made-up inputs: what it adds must be the same.
     a maximum     0 ─► 3     100 ─► 100    -100 ─► 3      3, 0, 103
 """
 
-import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import in_place
-from tfscale._internals import layers
 from tfscale.whole_batch import trial
 
 # Metrics of users' own that were tried: each is once.
 _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def checking(metrics: Iterable[keras.Metric]) -> Iterator[None]:
-    """Within it, metrics of users' own are tried before they are updated."""
-    with contextlib.ExitStack() as stack:
-        for metric in _own(metrics):
-            if metric not in _TRIED:
-                stack.enter_context(in_place.putting(metric, _Checked))
-        yield
-
-
-def _own(metrics):
-    """Those with an `update_state` of a user's own."""
-    for metric in metrics:
-        if layers.is_of_keras(metric.__class__.update_state):
-            # What `compile` was given is in one.
-            yield from _own(getattr(metric, "metrics", ()))
-        else:
-            yield metric
-
-
-class _Checked(in_place.Mixin):
-    """What is put in front of the class of a metric."""
-
-    def update_state(self, *args, **kwargs):
-        """See `keras.Metric.update_state`; refuses what is no sum."""
-        update_state = super().update_state
-        if self not in _TRIED:
-            _check(self, update_state, args, kwargs)
-            _TRIED.add(self)
-        return update_state(*args, **kwargs)
-
-
-def _check(metric, update_state, args, kwargs):
+def check(metric, update_state, args, kwargs) -> None:
+    """Raises if an update of a metric is no sum; warns if it can't be tried."""
+    if metric in _TRIED:
+        return
     kind = metric.__class__.__name__
     rule = (
         "Each replica updates a metric's variables of its own, which are added "
@@ -81,13 +47,14 @@ def _check(metric, update_state, args, kwargs):
             f"({type(error).__name__}: {error}).{remedy}",
             stacklevel=2,
         )
-        return
+        variable = None
     if variable is not None:
         raise ValueError(
             f"{rule}{metric.name!r}, a {kind}, whose variable "
             f"{variable.name!r} is no sum: a maximum, a last value or an "
             f"average, say.{remedy}"
         )
+    _TRIED.add(metric)
 
 
 def no_sum(

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.adapters.metric import adapted_metrics
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import losses
-from tfscale.whole_batch import metric_trial
 from tfscale.whole_batch import model_loss
 from tfscale.whole_batch import own_state
 from tfscale.whole_batch.part import BatchPart
@@ -42,7 +42,7 @@ def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
     with contextlib.ExitStack() as stack:
         if model is not None:
             _check_metrics(model)
-            stack.enter_context(metric_trial.checking(model.metrics))
+            stack.enter_context(adapted_metrics(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
             # Of what `fit` builds nobody knows which layer makes a variable.
             batch_norm.adapt(attributes.flatten_layers(model))
