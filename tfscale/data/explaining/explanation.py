@@ -47,11 +47,12 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A change, and how much faster the pipeline was with it.
+    """A change, and how much faster the pipeline is with it.
 
     Attributes:
         text: String.
-        gain: Float, rate with the change over rate without.
+        gain: Float, rate with the change over rate without: measured for
+            prefetching, else estimated from the times of the stages.
     """
 
     text: str
