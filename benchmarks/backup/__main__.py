@@ -28,8 +28,8 @@ _LAYERS = flags.DEFINE_integer("layers", 16, "Matrices.")
 _ROWS = flags.DEFINE_integer("rows", 64, "Rows of a batch.")
 _STEPS = flags.DEFINE_integer("steps", 120, "Steps of a turn: stall.")
 _EVERY = flags.DEFINE_integer("every", 30, "Steps between two saves: stall.")
-_ROUNDS = flags.DEFINE_integer("rounds", 2, "Turns: overhead.")
-_SECONDS = flags.DEFINE_float("seconds", 40.0, "Of a turn: overhead.")
+_ROUNDS = flags.DEFINE_integer("rounds", 1, "Turns: overhead.")
+_SECONDS = flags.DEFINE_float("seconds", 150.0, "Of a turn: overhead.")
 _OVERHEAD_WIDTH = flags.DEFINE_integer(
     "overhead_width", 512, "Rows and columns of a matrix: overhead."
 )

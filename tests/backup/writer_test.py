@@ -1,9 +1,8 @@
-"""Backups are written a little later, unless somebody waits for them."""
+"""Backups are written beside the training, and completed."""
 
 import subprocess
 import sys
 import threading
-import time
 
 from absl.testing import absltest
 
@@ -12,34 +11,39 @@ from tfscale.backup.files.writer import Writer
 
 
 class WriterTest(absltest.TestCase):
-    def test_the_step_that_copies_what_is_held_is_over_first(self):
-        """It was longer by what it copies, and by what was written beside."""
-        begun, writer, start = [], Writer(), time.monotonic()
-        written = threading.Event()
+    def test_a_job_runs_beside_who_started_it(self):
+        writer, go_on, done = Writer(), threading.Event(), []
 
         def job():
-            begun.append(time.monotonic() - start)
-            written.set()
+            go_on.wait(10.0)
+            done.append(1)
 
-        writer.start(job, delay=0.2)
-        self.assertTrue(written.wait(10.0))
-        self.assertGreaterEqual(begun[0], 0.2)
-        writer.wait()
-
-    def test_who_waits_for_a_save_does_not_wait_for_its_delay(self):
-        """A SIGTERM leaves some seconds to be saved in."""
-        writer, done = Writer(), []
-        writer.start(lambda: done.append(1), delay=1e6)
+        writer.start(job)
         self.assertTrue(writer.is_busy)
+        self.assertEmpty(done)
+        go_on.set()
         writer.wait()
         self.assertFalse(writer.is_busy)
         self.assertEqual(done, [1])
 
-    def test_a_program_that_is_over_does_not_wait_for_it_either(self):
-        """It had, after an error in `fit`, until the backup was there."""
+    def test_an_error_is_raised_once(self):
+        def fail():
+            raise OSError("no space left")
+
+        writer = Writer()
+        writer.start(fail)
+        with self.assertRaisesRegex(OSError, "no space left"):
+            writer.wait()
+        writer.check()
+        writer.start(fail)
+        writer.join()  # whatever became of it
+        writer.wait()
+
+    def test_a_program_that_is_over_waits_until_it_is_written(self):
         text = (
+            "import time\n"
             "from tfscale.backup.files.writer import Writer\n"
-            "Writer().start(lambda: print('done'), delay=1e6)"
+            "Writer().start(lambda: (time.sleep(0.3), print('done')))"
         )
         said = subprocess.run(
             [sys.executable, "-c", text],

@@ -82,7 +82,7 @@ class NothingLeftTest(tf.test.TestCase, parameterized.TestCase):
     def test_one_thread_writes_for_all_fits(self):
         for _ in range(NUM_FITS):
             self.fit(self.backup)
-        writing = [t for t in threading.enumerate() if t.name == "backup"]
+        writing = [t for t in threading.enumerate() if "backup" in t.name]
         self.assertLen(writing, 1)
 
     def test_a_step_that_accumulates_is_traced_once(self):

@@ -146,8 +146,8 @@ class Run:
         self._step += count
         self._num_steps += count
         self._data.drawn(count)
-        self._schedule.step_ended(count)
-        self._report.step(self._num_steps)
+        self._schedule.steps_ended(count)
+        self._report.step_ended(count, self._num_steps)
         if not self._is_looked_at:
             self._is_looked_at = True
             traced_step.warn_of_unsaved(self._model)
@@ -178,10 +178,10 @@ class Run:
 
     def end(self) -> str:
         """Ends it well; returns the report."""
-        self._schedule.step_is_over(is_last=True)
+        self._report.step_is_over(is_last=True)
         self._writer.wait()
         self._report.end()
-        return self._report.text(self._schedule.useful_seconds)
+        return self._report.text()
 
     def stop_late(self) -> None:
         """Ends the process if a signal came after the last step.
@@ -246,11 +246,8 @@ class Run:
         """See `fit.epochs.Watcher`; saves if it is due, or ends the run."""
         if self._not_created is not None:
             self._restore_created(iterator)
-        self._schedule.step_is_over(is_last=step == 0)
+        self._report.step_is_over(is_last=step == 0)
         self._writer.check()
-        if self._num_steps and self._schedule.expects_size:  # all is built
-            entries = variables.variables_of(self._model)
-            self._schedule.expect(variables.num_bytes(entries))
         is_due = self._schedule.is_due(is_first=step == 0)
         is_asked = self._signals.received is not None
         is_stopped, is_agreed = self._workers.agree(is_asked, is_due)
@@ -260,7 +257,7 @@ class Run:
             is_due = is_agreed
         if is_due:
             self._save(step)
-        self._schedule.step_begins(self._writer.is_busy)
+        self._report.step_begins()
 
     def _stop(self, step):
         self._save(step)
@@ -281,8 +278,8 @@ class Run:
 
     def _save(self, step):
         start = time.monotonic()
-        # One at a time: waits where the one before is not written yet.
-        self._writer.wait()
+        self._writer.wait()  # for the save before
+        self._schedule.save_begins()
         entries = variables.variables_of(self._model)
         worker, workers = self._workers.index, self._workers
         parts = variables.hold(entries, worker)
@@ -293,15 +290,14 @@ class Run:
             whole = Sharding(array.shape, value.dtype.size)
             parts.append(Part(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
-        # Not in the next step, which copies what is held: that would be two
-        # delays of one step.
-        self._writer.start(
-            lambda: folder.commit(number, parts, state, workers),
-            delay=2 * self._schedule.seconds_per_step,
-        )
-        stall = time.monotonic() - start
-        self._report.saved(stall)
-        self._schedule.saved(stall)
+        schedule = self._schedule
+
+        def write():
+            folder.commit(number, parts, state, workers)
+            schedule.save_ended()
+
+        self._writer.start(write)
+        self._report.saved(time.monotonic() - start)
 
     def _state(self, step):
         validation = self._validation_state
@@ -317,10 +313,10 @@ class Run:
             "place": self._data.state(),
             "order": self._data.order(),
             "validation": validation,
-            "seconds_per_step": self._schedule.seconds_per_step,
+            "seconds_per_step": self._report.seconds_per_step,
             "random": random_states.random_states(),
             "callback_states": callback_states.callback_states(callbacks),
-            "report": self._report.state(self._schedule.useful_seconds),
+            "report": self._report.state,
         }
 
     def _config(self):

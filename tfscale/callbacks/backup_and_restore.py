@@ -43,12 +43,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     Args:
         backup_dir: Folder of the backups; any path of `tf.io.gfile`. Of one
             job at a time.
-        save_freq: `"epoch"`, a number of batches, or `"auto"`: as often as
-            keeps what saves cost under `overhead`.
+        save_freq: `"epoch"`, a number of batches, or `"auto"`: the first save
+            after a minute, later ones as often as `overhead` allows.
         keep: How many backups to keep.
         delete_checkpoint: Whether to remove the backups when `fit` has ended.
-        overhead: With `"auto"`, the share of the steps' time that saves may
-            take.
+        overhead: With `"auto"`, the share of the time that saves may take,
+            from the beginning of each to its last byte.
         signals: Numbers of the signals that ask the run to stop.
         exit_code: With what the process then ends.
 

@@ -1,4 +1,4 @@
-"""Has the batch size and the learning rate of a `fit` go by a noise scale."""
+"""Has the batch size and the learning rate of a `fit` follow a noise scale."""
 
 import math
 from typing import Any
@@ -7,7 +7,6 @@ import keras
 import numpy as np
 
 from tfscale import _internals
-from tfscale.callbacks import adaptive_batch
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.fit.fit import Fit
 
@@ -36,7 +35,7 @@ class BatchAdapter:
                 "`batch_sizes` must be the smallest and the largest global "
                 f"batch size. Received: batch_sizes={batch_sizes!r}."
             )
-        if learning_rate not in (None, *adaptive_batch.LEARNING_RATES):
+        if learning_rate not in (None, "adascale", "sqrt"):
             raise ValueError(
                 '`learning_rate` must be "adascale", "sqrt" or None. '
                 f"Received: learning_rate={learning_rate!r}."
@@ -49,7 +48,7 @@ class BatchAdapter:
             )
         self._range = batch_sizes
         self._rule = learning_rate
-        self._start = 0
+        self._start = 0  # the batch size that the learning rate is for
         self._sizes: list[int] = []
         self._fit: Fit
         self._factor = 1.0  # of the learning rate, since the start
@@ -57,9 +56,7 @@ class BatchAdapter:
     def begin(self, model: keras.Model, fit: Fit) -> None:
         """Finds the batch sizes that a `fit` can have.
 
-        Args:
-            model: The model that is trained.
-            fit: Its `fit`, which runs.
+        They are the first one, halved and doubled: each is traced once.
 
         Raises:
             ValueError: If the batch size, or the learning rate, of this `fit`
@@ -70,62 +67,62 @@ class BatchAdapter:
             return
         if self._rule is not None:
             _check_learning_rate(model.optimizer)
-        plan = _plan_of_pipeline(fit.epochs)
-        start = plan.global_batch * plan.lines
-        if not self._range[0] <= start <= self._range[1]:
+        plan = self._plan()
+        start = self.batch_size()
+        smallest, largest = self._range
+        if not smallest <= start <= largest:
             raise ValueError(
                 "The pipeline must begin with a batch size in the range. "
                 f"Received: batch_size={start}, batch_sizes={self._range}."
             )
-        self._start = start
-        self._factor = 1.0
+        self._start, self._factor = start, 1.0
         multiple = math.lcm(
             plan.lines * plan.num_workers * plan.batches_per_step,
             model.distribute_strategy.num_replicas_in_sync,
         )
-        largest = min(self._range[1], plan.limit * plan.lines)
-        self._sizes = adaptive_batch.sizes_around(
-            start, self._range[0], largest, multiple
-        )
+        largest = min(largest, plan.limit * plan.lines)
+        sizes = [start]
+        while sizes[-1] * 2 <= largest:
+            sizes.append(sizes[-1] * 2)
+        while sizes[0] % (2 * multiple) == 0 and sizes[0] // 2 >= smallest:
+            sizes.insert(0, sizes[0] // 2)
+        self._sizes = sizes
 
-    def adapt(
-        self,
-        model: keras.Model,
-        noise_scale: float,
-        square: float,
-        variance: float,
-    ) -> None:
+    def adapt(self, model: keras.Model, square: float, variance: float) -> None:
         """Changes batch size and learning rate, at an epoch's beginning.
 
         Args:
             model: The model that is trained.
-            noise_scale: In rows; NaN, when none is known, changes nothing.
-            square: |G|^2, see `GradientNoise`; 0 or more.
+            square: |G|^2, see `GradientNoise`; 0 or more. NaN, when it is not
+                known yet, changes nothing.
             variance: S, see `GradientNoise`; 0 or more.
         """
-        if self._range is None or math.isnan(noise_scale):
+        if self._range is None or math.isnan(square):
             return
-        size = adaptive_batch.nearest(self._sizes, noise_scale)
+        size = self._sizes[-1]
+        if square:
+            # The one whose ratio to the noise scale is nearest to 1.
+            target = math.log(max(variance / square, 1.0))
+            size = min(self._sizes, key=lambda s: abs(math.log(s) - target))
         self._set_batch_size(size)
-        if self._rule is None:
-            return
-        factor = adaptive_batch.rate_factor(
-            self._rule, self._start, size, square, variance
-        )
+        factor = 1.0
+        if self._rule == "sqrt":
+            factor = math.sqrt(size / self._start)
+        elif self._rule == "adascale" and (variance or square):
+            factor = variance / self._start + square
+            factor /= variance / size + square
         optimizer = model.optimizer
-        rate = float(np.asarray(optimizer.learning_rate))
-        optimizer.learning_rate = rate * factor / self._factor
-        self._factor = factor
+        if self._rule is not None:
+            rate = float(np.asarray(optimizer.learning_rate))
+            optimizer.learning_rate = rate * factor / self._factor
+            self._factor = factor
 
-    def get_state(self, model: keras.Model) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """What a backup keeps: `batch_size`, or None, and `factor`."""
-        adapts = self._range is not None
-        return {
-            "batch_size": self.batch_size() if adapts else None,
-            "factor": self._factor,
-        }
+        batch_size = None if self._range is None else self.batch_size()
+        return {"batch_size": batch_size, "factor": self._factor}
 
-    def set_state(self, model: keras.Model, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from what `get_state` returned."""
         self._factor = state["factor"]
         if self._range is not None:
@@ -133,7 +130,7 @@ class BatchAdapter:
 
     def batch_size(self) -> int:
         """The global batch size, in rows, of the pipeline that `fit` has."""
-        plan = _plan_of_pipeline(self._fit.epochs)
+        plan = self._plan()
         return plan.global_batch * plan.lines
 
     def _set_batch_size(self, size):
@@ -141,6 +138,23 @@ class BatchAdapter:
             epochs, callbacks = self._fit.epochs, self._fit.callbacks
             dataset = _internals.source_of(epochs).with_batch_size(size)
             _internals.give_data(epochs, callbacks, dataset)
+
+    def _plan(self):
+        epochs = self._fit.epochs
+        source = _internals.source_of(epochs)
+        if (
+            not isinstance(source, ResumableDataset)
+            or epochs.steps_per_epoch is not None
+        ):
+            raise ValueError(
+                "The batch size of what `tfscale.data.pipeline` returned can be"
+                " adapted, in epochs of all of it. Received: "
+                f"{type(source).__name__}, "
+                f"steps_per_epoch={epochs.steps_per_epoch}. Give `fit` the "
+                "pipeline itself, and no `steps_per_epoch` and no "
+                "`class_weight`."
+            )
+        return source.recipe.plan
 
 
 def _check_learning_rate(optimizer):
@@ -151,19 +165,3 @@ def _check_learning_rate(optimizer):
             "`keras.callbacks.LearningRateScheduler`, with a function that "
             "multiplies, or learning_rate=None."
         )
-
-
-def _plan_of_pipeline(epochs):
-    source = _internals.source_of(epochs)
-    if (
-        not isinstance(source, ResumableDataset)
-        or epochs.steps_per_epoch is not None
-    ):
-        raise ValueError(
-            "The batch size of what `tfscale.data.pipeline` returned can be "
-            "adapted, in epochs of all of it. Received: "
-            f"{type(source).__name__}, "
-            f"steps_per_epoch={epochs.steps_per_epoch}. Give `fit` the "
-            "pipeline itself, and no `steps_per_epoch` and no `class_weight`."
-        )
-    return source.recipe.plan

@@ -1,4 +1,4 @@
-"""Measures how noisy gradients are, and has the batch size go by it."""
+"""Measures how noisy gradients are, and adapts the batch size to that."""
 
 import math
 from typing import Any
@@ -91,8 +91,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._measuring: Any = None
         self._function: Any = None
 
-    # --- what is measured ---------------------------------------------------
-
     @property
     def noise_scale(self) -> float:
         """Float, in rows; NaN before a step, infinite of nothing but noise."""
@@ -102,10 +100,10 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return math.nan if math.isnan(square) else math.inf
 
     def _measured(self):
-        """|G|^2, at least 0, and S; NaN before the first step."""
-        if self._noise is None:
-            return math.nan, math.nan
-        square, variance, weight = map(float, self._noise.means)
+        """|G|^2 and S, at least 0; NaN before the first step."""
+        square = variance = weight = 0.0
+        if self._noise is not None:
+            square, variance, weight = map(float, self._noise.means)
         if not weight:
             return math.nan, math.nan
         return max(square / weight, 0.0), max(variance / weight, 0.0)
@@ -115,8 +113,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if self._noise is None or not self._noise.is_of(model):
             self._noise = GradientNoise(model, self.smoothing)
         return self._noise
-
-    # --- of the callback ------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Has the steps of this `fit` measured."""
@@ -135,7 +131,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         if strategy.num_replicas_in_sync > 1:
             strategy.extended.gradient_noise = noise
         if accumulates:
-            return  # it makes a train function that measures
+            return  # `GradientAccumulation` makes a function that measures
         if noise is not before or self._plain is not model.train_function:
             self._plain = model.train_function
             model.make_train_function(force=True)
@@ -182,7 +178,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Changes the batch size and the learning rate, if asked to."""
-        self._adapter.adapt(self.model, self.noise_scale, *self._measured())
+        self._adapter.adapt(self.model, *self._measured())
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -204,9 +200,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def get_state(self) -> dict[str, Any]:
         """What `BackupAndRestore` keeps: numbers and an array."""
         means = self.noise_of(self.model).means
-        return {"means": means, **self._adapter.get_state(self.model)}
+        return {"means": means, **self._adapter.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from what `get_state` returned."""
         self.noise_of(self.model).set(state["means"])
-        self._adapter.set_state(self.model, state)
+        self._adapter.set_state(state)

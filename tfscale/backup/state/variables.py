@@ -10,7 +10,6 @@ only the traced step leads to the key is the name.
 
 import dataclasses
 import logging
-import math
 import random
 import types
 from collections.abc import Iterator
@@ -153,14 +152,6 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
                 yield value.state
             elif isinstance(value, tf.Module):
                 yield from value.variables
-
-
-def num_bytes(entries: list[Entry]) -> int:
-    """Of all values, each once."""
-    return sum(
-        math.prod(entry.sharding.shape) * tf.as_dtype(entry.variable.dtype).size
-        for entry in entries
-    )
 
 
 def hold(entries: list[Entry], worker: int = 0) -> list[Part]:

@@ -1,0 +1,1 @@
+"""What a batch size that follows the noise scale gains."""
