@@ -215,6 +215,18 @@ def zero_data_and_backup():
     same_numbers.assert_same(TEST, expected, found)
 
 
+def slots_on_each_host():
+    """The host of a device is the first CPU of its own machine."""
+    found = same_numbers.on_zero(job(), 2, devices=[A1, B1], offload="slots")
+    same_numbers.assert_same(TEST, one_device(), found)
+    slots = {
+        component.device
+        for slot in found.model.optimizer.variables
+        for component in slot.value.values
+    }
+    TEST.assertEqual(slots, {A0, B0})
+
+
 def sequence_parallel():
     """Norms and residuals sharded over two machines."""
     mesh = tfscale.device_mesh(model=2, devices=[A0, B0])
@@ -268,6 +280,7 @@ ROWS = (
     data_2_model_2,
     python_functions,
     zero_data_and_backup,
+    slots_on_each_host,
     sequence_parallel,
     default_devices,
     lost_server,

@@ -204,6 +204,10 @@ ROWS = {
     "zero in each": Row(
         JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
     ),
+    "slots on the host of each": Row(
+        JOBS["embedding"],
+        lambda job: same_numbers.on_zero(job, 4, offload="slots"),
+    ),
     "weights divided in each": Row(
         JOBS["embedding"], _fully_sharded, predicts=True
     ),
@@ -228,6 +232,7 @@ CROSSED = (
     "loss scaling",
     "bfloat16",
     "data 2 in each",
+    "slots on the host of each",
     "model ranks in each",
     "pipeline in each of four",
 )
