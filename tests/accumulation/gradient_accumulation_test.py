@@ -143,6 +143,7 @@ CROSSED = (
     ("clipped", 4, *ONE),
     ("clipped", "auto", *ONE),
     ("own", "auto", 2, 1),
+    ("clipped", "auto", 2, 2),
     ("masked", 3, *ONE),
     ("masked", 4, 2, 2),
     ("own", 2, 2, 1),

@@ -7,22 +7,21 @@ import tensorflow as tf
 
 
 class Batch:
-    """What a replica has of a batch.
+    """The rows of a replica.
 
     Of N rows in M microbatches each has N // M, the first N % M one more.
 
     Args:
-        data: What `train_step` gets: tensors in any structure, all with the
-            same number of rows; `None` and scalars are in all microbatches.
-        num_microbatches: How many there are to be, or None if the graph does
-            not know it.
-        is_compiled: Whether XLA compiles the step, which has to know how many
-            rows a microbatch has.
+        data: The argument of `train_step`: tensors in any structure, all with
+            the same number of rows; `None` and scalars are in all microbatches.
+        num_microbatches: Their number, or None if the graph does not know it.
+        is_compiled: Whether XLA compiles the step. It has to know the number of
+            rows of a microbatch.
 
     Attributes:
-        more_rows: How many rows more than the last one microbatches have, for
-            each loop over some of them; None where the loop finds out.
-        num_rows: How many rows there are, a scalar of int32.
+        more_rows: For each loop over microbatches, how many rows more they have
+            than the last; None where that is known in the loop only.
+        num_rows: The number of rows, a scalar of int32.
 
     Raises:
         TypeError: If there is a sparse or ragged tensor.
@@ -69,7 +68,7 @@ class Batch:
         """One of the microbatches, in the structure of the data.
 
         Args:
-            index: Which one, a scalar of int32.
+            index: Its number, a scalar of int32.
             count: How many there are, a scalar of int32.
             more_rows: That of its loop.
         """

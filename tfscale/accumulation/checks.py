@@ -1,4 +1,4 @@
-"""What cannot be accumulated, said before anything runs."""
+"""Checks that a model can be accumulated, before anything runs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,14 +21,7 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 def check_rows(element_spec: Any, num_microbatches: int) -> None:
     """Raises if batches are known to have fewer rows than microbatches.
 
-    A last one that is smaller than the others may: it has fewer microbatches.
-
-    Args:
-        element_spec: What a replica gets of a step, as `tf.TypeSpec`s.
-        num_microbatches: How many microbatches a batch is cut into.
-
-    Raises:
-        ValueError: If so.
+    A last batch that is smaller than the others has fewer microbatches.
     """
     for spec in keras.tree.flatten(element_spec):
         shape = getattr(spec, "shape", None)
@@ -42,35 +35,23 @@ def check_rows(element_spec: Any, num_microbatches: int) -> None:
         )
 
 
-def check_can_measure(model: keras.Model) -> None:
-    """Raises if it cannot be found what a step of a model takes.
-
-    Raises:
-        ValueError: If so.
-    """
+def check_can_estimate(model: keras.Model) -> None:
+    """Raises a ValueError if no graph tells what a step of a model takes."""
     for option in ("run_eagerly", "jit_compile"):
         if getattr(model, option):
             raise ValueError(
-                "num_microbatches='auto' tries several numbers with one graph."
-                f" Received: a model that is compiled with {option}=True, "
-                "which has none, or only one for one number. Give a number, "
-                f"or {option}=False."
+                "num_microbatches='auto' estimates the memory of a graph whose "
+                "operations run one by one. Received: a model that is compiled "
+                f"with {option}=True. Give a number, or {option}=False."
             )
 
 
 def check_updates(
     model: keras.Model, changed: Iterable[keras.Variable]
 ) -> None:
-    """Raises if a step has changed weights by itself.
+    """Raises if a step changed weights other than by the optimizer.
 
-    So does an optimizer that is kept where nobody finds it.
-
-    Args:
-        model: The model.
-        changed: What its step assigned to when it was tried.
-
-    Raises:
-        ValueError: If so.
+    Another optimizer does, if it is kept where it is not found before.
     """
     weights = {id(variable) for variable in model.trainable_variables}
     for variable in changed:

@@ -10,7 +10,7 @@ from tfscale.fit.fit import Fit
 
 
 class FitScopedFunction:
-    """What a callback has a model train with, for as long as its `fit` runs.
+    """The train function that a callback sets, for as long as its `fit` runs.
 
     Keras tells callbacks nothing of an exception, and keeps the function.
 
@@ -18,7 +18,7 @@ class FitScopedFunction:
         model: The model.
         fit: The `fit` that runs.
         plain: The train function before.
-        other: The one that stands in its place.
+        other: The one in its place.
     """
 
     def __init__(

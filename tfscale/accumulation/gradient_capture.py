@@ -11,20 +11,20 @@ from tfscale.whole_batch import model_loss
 
 
 class GradientCapture:
-    """What `train_step` gives to the optimizer in one microbatch.
+    """The gradients that `train_step` gives to the optimizer in one microbatch.
 
     They are multiplied by the weight of the microbatch: at once if the loss
-    passes through `optimizer.scale_loss`, or else behind. At once they have the
-    range of numbers that the whole batch has, which half precision may leave.
+    passes through `optimizer.scale_loss`, or else later. At once they have the
+    range of numbers of the whole batch, which half precision may leave.
 
     Args:
         optimizer: That of the model.
-        weight: What the microbatch counts in the batch; 0 if it has no rows.
+        weight: The weight of the microbatch in the batch; 0 without rows.
 
     Attributes:
         gradients: For each variable a dense tensor or None.
-        variables: What `apply` was given as variables, or None.
-        weight: What they are still to be multiplied by.
+        variables: The variables that `apply` was given, or None.
+        weight: What gradients are still to be multiplied by.
         are_paired: Whether `apply_gradients` was called, and not `apply`.
     """
 
@@ -41,7 +41,7 @@ class GradientCapture:
         self._graph = tf.compat.v1.get_default_graph()
 
     def take(self, optimizer, grads, variables) -> None:
-        """Takes them in the place of `optimizer.apply`."""
+        """Takes gradients in the place of `optimizer.apply`."""
         if optimizer is not self._optimizer or self._is_taken:
             raise ValueError(
                 "With GradientAccumulation `train_step` must apply the "
@@ -78,7 +78,7 @@ class GradientCapture:
         self.variables = None if variables is None else list(variables)
 
     def weigh(self, loss) -> tf.Tensor:
-        """The loss, whose gradient counts as that of the microbatch."""
+        """The loss, whose gradient is multiplied by the weight."""
         self.weight = tf.sign(self._whole_weight)
         loss = tf.convert_to_tensor(loss)
         weight = tf.cast(self._whole_weight, loss.dtype)

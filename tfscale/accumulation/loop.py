@@ -1,14 +1,14 @@
 """The microbatches of all replicas, in one loop.
 
-Layers on model ranks, and some losses, meet the other replicas in each
-microbatch, which threads cannot do within a loop of their own. So there is one
-loop, where the replicas have met, and in it they are called anew:
+In each microbatch, layers on model ranks and some losses exchange values with
+other replicas, which threads cannot do from loops of their own. So there is one
+loop, at which the replicas meet, and in it they are called anew:
 
     replica 0   trial ─┐   ┌─ microbatch ─┐   ┌─ update
                        ├─ loop            ├───┤
     replica 1   trial ─┘   └─ microbatch ─┘   └─ update
 
-For XLA there may be two, one behind the other: see `Batch`.
+For XLA there may be two loops, one after the other: see `Batch`.
 """
 
 import itertools
@@ -19,19 +19,14 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.accumulation.microbatches import GivenNumber
-from tfscale.accumulation.microbatches import SmallestNumber
+from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.replica_step import ReplicaStep
 
 
 def run_microbatches(
-    step: ReplicaStep, microbatches: GivenNumber | SmallestNumber
+    step: ReplicaStep, microbatches: GivenNumber | GivenRows
 ) -> None:
-    """Runs them, and sets what they sum up to; in replica context.
-
-    Args:
-        step: That of this replica.
-        microbatches: How many there are, by the replica with the most rows.
-    """
+    """Runs them, and sets the sums of the step; in replica context."""
     if not tf.distribute.has_strategy():
         _loop([step], microbatches, lambda fn: [fn(0)])
         return
@@ -58,7 +53,7 @@ def _loop_of_all(strategy, step, microbatches):
 
 def _loop(
     steps: Sequence[ReplicaStep],
-    microbatches: GivenNumber | SmallestNumber,
+    microbatches: GivenNumber | GivenRows,
     on_each: Callable[[Callable], list],
 ):
     count = microbatches.count(steps[0].most_rows)

@@ -1,122 +1,124 @@
-"""What a step takes of the memory of its devices, and what there is.
+"""How many rows a microbatch may have, by the memory of the devices.
 
-Of a GPU TensorFlow counts what is allocated, and was told what there is. On a
-host it is the process that takes memory, with all that its allocator keeps in
-pieces: its peak is what is looked at, against what is free and against limits
-of its control group and of its address space.
+Memory is estimated from the graphs of a step of one row and of a step of many
+rows, which are traced and never run. Between them the peak is at most that of
+the straight line, because it is the largest of several straight lines: of each
+moment of the step.
 """
 
+import collections
+import math
 import resource
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale import _internals
+from tfscale.accumulation.model import gradients_of_step
+from tfscale.graphs.memory import peak_bytes
+from tfscale.sharding.of_variable import sharding_of
+from tfscale.whole_batch import trial
 
-# For what comes later, and what others on the machine take.
+_MANY_ROWS = 1024
+# The rest is for what operations use while they run, and for other programs.
 _USABLE = 0.9
 
 
-class Memory:
-    """The memory of the devices that a model runs on.
+def rows_that_fit(
+    model: keras.Model, element_spec: Any, memory_limit: float | None
+) -> int:
+    """How many rows a microbatch may have; less than 1 if not even one fits.
 
     Args:
-        devices: Their names. All CPUs of a process have one memory.
-        limit: Bytes that each of them may take, as TensorFlow counts them; by
-            default what there is.
+        model: A compiled model, all of whose variables exist.
+        element_spec: `tf.TypeSpec`s of what a replica gets of a step.
+        memory_limit: Bytes that each device may use, or None for all that it
+            has.
 
     Raises:
-        ValueError: If it is not known what there is.
+        ValueError: If the memory of a step, or of a device, is not known.
     """
-
-    def __init__(self, devices: Iterable[str], limit: float | None = None):
-        self._gauges = [
-            gauge
-            for name in sorted(set(map(_short, devices)))
-            for gauge in _gauges(name, limit)
-        ]
-
-    def reset(self) -> None:
-        """Begins to look for the peak."""
-        for gauge in self._gauges:
-            if not gauge.is_of_process:
-                tf.config.experimental.reset_memory_stats(gauge.device)
-
-    def use(self) -> float:
-        """The peak since then, of what there is of it; 1.0 is all."""
-        return max(gauge.peak() / gauge.limit for gauge in self._gauges)
-
-    def use_with(
-        self, there: Sequence[tf.Variable], more: Sequence[tf.Variable]
-    ) -> float:
-        """What is taken now, and would be with more; 1.0 is all.
-
-        Args:
-            there: Variables; TensorFlow copies some when they are written.
-            more: What there would be as much of.
-        """
-        found = 0.0
-        for gauge in self._gauges:
-            now = gauge.peak()
-            if not gauge.is_of_process:
-                now = max(now, _bytes_on(gauge.device, there))
-            taken = now + _bytes_on(gauge.device, more)
-            found = max(found, taken / gauge.limit)
-        return found
+    one, many = (
+        trial.alone(_bytes_of_step, model, element_spec, rows)
+        for rows in (1, _MANY_ROWS)
+    )
+    by_row = max(many - one, 1) / (_MANY_ROWS - 1)
+    weights = model.trainable_variables
+    sums = sum(4 * math.prod(sharding_of(v).local_shape) for v in weights)
+    free = _free_bytes(weights, memory_limit) - sums
+    rows = 1 + math.floor((free - one) / by_row)
+    return min(rows, tf.int32.max)
 
 
-class _Gauge(NamedTuple):
-    device: str
-    is_of_process: bool
-    peak: Callable[[], float]
-    limit: float
+def _bytes_of_step(model, element_spec, rows):
+    gradients = []
+
+    def placeholder(spec):
+        if spec is None:
+            return None
+        shape = [rows, *spec.shape[1:]] if spec.shape.rank else ()
+        return tf.compat.v1.placeholder(spec.dtype, shape)
+
+    def build():
+        data = keras.tree.map_structure(placeholder, element_spec)
+        gradients.extend(gradients_of_step(model, data))
+
+    try:
+        tf.compat.v1.wrap_function(build, [])
+        return peak_bytes(gradients)
+    except Exception as error:
+        raise ValueError(
+            "num_microbatches='auto' must know what a step of one row takes of "
+            f"the memory. Received: {model.name!r}, of which it is not known "
+            f"({type(error).__name__}: {error}) Give a number of microbatches."
+        ) from error
 
 
-def _gauges(name, limit):
+def _free_bytes(variables, memory_limit):
+    """Bytes that each device of some variables may still take."""
+    devices = {
+        component.device
+        for variable in variables
+        for component in getattr(variable.value, "values", [variable.value])
+    }
+    # All CPU devices of a process have one memory.
+    sharing = collections.Counter(map(_name_of_memory, devices))
+    return min(
+        _USABLE * _free_bytes_of(name, memory_limit) / num_devices
+        for name, num_devices in sharing.items()
+    )
+
+
+def _name_of_memory(device):
+    spec = tf.DeviceSpec.from_string(device)
+    is_cpu = spec.device_type == "CPU"
+    return "CPU:0" if is_cpu else f"{spec.device_type}:{spec.device_index}"
+
+
+def _free_bytes_of(name, limit):
     if name == "CPU:0" and limit is None:
-        yield from _gauges_of_process(name)
-        return
+        return _free_bytes_of_process()
     if limit is None:
         limit = next(
             device.memory_limit
             for device in _internals.list_local_devices()
             if device.name.endswith(name)
         )
-
-    def peak():
-        return tf.config.experimental.get_memory_info(name)["peak"]
-
-    yield _Gauge(name, False, peak, _USABLE * limit)
+    return limit - tf.config.experimental.get_memory_info(name)["current"]
 
 
-def _gauges_of_process(name):
-    resident, size = _of_process("VmRSS"), _of_process("VmSize")
-    free = _kib("/proc/meminfo", "MemAvailable")
+def _free_bytes_of_process():
+    """What its host, control group and address space have for a process."""
+    free = [_kib("/proc/meminfo", "MemAvailable")]
     group = _number("/sys/fs/cgroup/memory.max")
     if group is not None:
         taken = _number("/sys/fs/cgroup/memory.current") or 0
-        free = max(0, min(free, group - taken))
-    yield _Gauge(
-        name,
-        True,
-        lambda: _of_process("VmHWM"),
-        resident + _USABLE * free,
-    )
+        free.append(group - taken)
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY:
-        yield _Gauge(
-            name,
-            True,
-            lambda: _of_process("VmPeak"),
-            size + _USABLE * (allowed - size),
-        )
-
-
-def _of_process(key):
-    return _kib("/proc/self/status", key)
+        free.append(allowed - _kib("/proc/self/status", "VmSize"))
+    return min(free)
 
 
 def _kib(path, key):
@@ -138,18 +140,3 @@ def _number(path):
             return int(file.read())
     except (OSError, ValueError):  # no control group, or "max"
         return None
-
-
-def _short(name):
-    spec = tf.DeviceSpec.from_string(name)
-    if spec.device_type == "CPU":
-        return "CPU:0"
-    return f"{spec.device_type}:{spec.device_index}"
-
-
-def _bytes_on(device, variables):
-    return sum(
-        each.shape.num_elements() * each.dtype.size
-        for each in variables
-        if _short(each.device) == device
-    )

@@ -8,14 +8,14 @@ from tfscale import rank_context
 
 
 class MirroredAsOne(in_place.Mixin):
-    """What is put in front of the class of a strategy's `extended`.
+    """A mixin for the class of the strategy's `extended`.
 
     A `MeshStrategy` has this itself, see `distribute/model_ranks.py`.
     """
 
     @contextlib.contextmanager
     def as_one_replica(self) -> Iterator[None]:
-        """Within it this thread is told that there is one replica."""
+        """Within it Keras in this thread sees one replica."""
         with rank_context.within(is_one_replica=True):
             yield
 

@@ -11,14 +11,17 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale import in_place
+from tfscale import rank_context
 from tfscale.accumulation import checks
+from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.microbatches import GivenNumber
-from tfscale.accumulation.microbatches import SmallestNumber
+from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
+from tfscale.graphs.noting_scope import NotingScope
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
 
@@ -28,17 +31,17 @@ class Accumulation:
 
     Args:
         microbatches: How many microbatches a batch is cut into.
-        noise: What looks at the gradients of microbatches, or None.
+        noise: Measures gradients of microbatches, or None.
         plain: The train function of the model before.
 
     Attributes:
-        function: What the model has as its `train_function` meanwhile.
+        function: The train function of the model meanwhile.
         is_running: Whether steps run in microbatches now.
     """
 
     def __init__(
         self,
-        microbatches: GivenNumber | SmallestNumber,
+        microbatches: GivenNumber | GivenRows,
         noise: GradientNoise | None,
         plain: Callable[[Any], Any] | None,
     ):
@@ -49,13 +52,7 @@ class Accumulation:
         self.is_running = False
 
     def train_step(self, model, train_step, data):
-        """Runs a `train_step` in microbatches; in replica context.
-
-        Args:
-            model: The model.
-            train_step: Its own method.
-            data: The batch of the replica.
-        """
+        """Runs a model's own `train_step`; in replica context."""
         with batch_norm.noting() as noting:
             step = ReplicaStep(
                 model, train_step, data, self.microbatches.number, self.noise
@@ -68,12 +65,7 @@ class Accumulation:
 def accumulating(
     model: keras.Model, accumulation: Accumulation
 ) -> Iterator[None]:
-    """Within it, the steps of a model run in microbatches.
-
-    Args:
-        model: A compiled Keras model.
-        accumulation: How they do; it is kept with the model.
-    """
+    """Within it, the steps of a compiled model run in microbatches."""
     if accumulation_of(model) is not accumulation:
         model.tfscale_accumulation = accumulation
     with contextlib.ExitStack() as stack:
@@ -82,8 +74,7 @@ def accumulating(
             as_one = in_place.putting(strategy.extended, MirroredAsOne)
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
-        for optimizer in checks.optimizers_of(model):
-            stack.enter_context(adapted_optimizer(optimizer))
+        stack.enter_context(_capturing(model))
         batch_norm.adapt(_internals.flatten_layers(model))
         was_running, accumulation.is_running = accumulation.is_running, True
         try:
@@ -92,23 +83,38 @@ def accumulating(
             accumulation.is_running = was_running
 
 
+@contextlib.contextmanager
+def _capturing(model):
+    """Within it, gradients can be taken from the optimizers of a model."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in checks.optimizers_of(model):
+            stack.enter_context(adapted_optimizer(optimizer))
+        yield
+
+
+def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
+    """The gradients of a step, which changes no variable; in a graph."""
+    capture = GradientCapture(model.optimizer)
+    with (
+        _capturing(model),
+        NotingScope(collect_losses=True),
+        rank_context.within(gradient_capture=capture),
+    ):
+        model.train_step(data)
+    return [x for x in capture.gradients if x is not None]
+
+
 def accumulation_of(model: keras.Model) -> Accumulation | None:
-    """How a model accumulated last, if it ever did."""
+    """The last accumulation of a model, if there was one."""
     return getattr(model, "tfscale_accumulation", None)
 
 
 def accumulation_for(
     model: keras.Model,
-    microbatches: GivenNumber | SmallestNumber,
+    microbatches: GivenNumber | GivenRows,
     noise: GradientNoise | None,
 ) -> Accumulation:
-    """How a model accumulates, with a function for it.
-
-    Args:
-        model: A compiled Keras model, of which all variables are made.
-        microbatches: How many microbatches a batch is cut into.
-        noise: What looks at the gradients of microbatches, or None.
-    """
+    """The accumulation of a model that is compiled and built."""
     before = model.train_function
     accumulation = Accumulation(microbatches, noise, before)
     with accumulating(model, accumulation):
@@ -118,7 +124,7 @@ def accumulation_for(
     @functools.wraps(function)
     def run(iterator):
         with accumulating(model, accumulation):
-            return microbatches.run(lambda: function(iterator))
+            return function(iterator)
 
     accumulation.function = run
     return accumulation

@@ -1,15 +1,15 @@
-"""What one replica, or model rank, does in a step of microbatches.
+"""A step of microbatches, for one replica or model rank.
 
-Before the loop it runs the whole `train_step` once where no variable changes:
+Before the loop the whole `train_step` runs once where no variable changes:
 
-    trial   on the whole batch: what losses divide by, how often the optimizer
-            is called, which layers note down moments. Only the divisors are
-            used, so TensorFlow leaves out what they do not need.
+    trial   on the whole batch: the divisors of losses, the gradients that
+            there are, the layers that note moments. Only the divisors are
+            used, so TensorFlow prunes all that they do not need.
     loop    on each microbatch: the sums below
     end     one update
 
-A microbatch counts by its rows: what `train_step` makes of it is multiplied by
-its share of this replica's, and `compute_loss` (whole_batch/model_loss.py)
+A microbatch counts by its rows: gradients of its `train_step` are multiplied by
+its share of this replica's rows, and `compute_loss` (whole_batch/model_loss.py)
 divides by that and counts each loss by its divisor in that of the batch.
 """
 
@@ -36,24 +36,22 @@ from tfscale.whole_batch.part import BatchPart
 
 
 class ReplicaStep:
-    """A step of a replica; made in its thread, in replica context.
+    """A step of a replica; created in its thread, in replica context.
 
     Args:
         model: The Keras model.
         train_step: Its own, or that of Keras.
-        data: What it is to be given.
+        data: The arguments of `train_step`.
         num_microbatches: How many the data is cut into; see `Batch`.
-        noise: What looks at the gradients of microbatches, or None. Where
-            there are replicas, it looks at those of replicas.
+        noise: Measures gradients of microbatches, or None. With replicas, it
+            measures those of replicas.
 
     Attributes:
         batch: The data.
-        most_rows: How many rows the replica has that has the most, a scalar of
-            int32; the same on all replicas, also those of other workers.
-        initial: What is added up, a flat list of tensors, before the first
-            microbatch.
-        sums: The same sums after the last microbatch; set by the caller that
-            runs the loop.
+        most_rows: Rows of the replica that has the most, a scalar of int32;
+            the same on all replicas, also those of other workers.
+        initial: The sums before the first microbatch, a flat list of tensors.
+        sums: The sums after the last microbatch; set by the loop.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class ReplicaStep:
 
     @property
     def shapes(self) -> list[tf.TensorShape]:
-        """Those of the sums."""
+        """The shapes of the sums."""
         known = [x.shape for x in self.initial[: self._num_sums]]
         return known + [x.shape for x in _tensors(self._logs)]
 
@@ -138,13 +136,9 @@ class ReplicaStep:
         more_rows: int | None,
         sums: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Runs one microbatch; returns the sums with its own.
+        """Runs one microbatch; adds its results to `sums`.
 
-        Args:
-            index: Which one, a scalar of int32.
-            count: How many there are, a scalar of int32.
-            more_rows: See `Batch`.
-            sums: What the ones before have made.
+        See `Batch.microbatch` for the other arguments.
         """
         data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)
@@ -179,8 +173,7 @@ class ReplicaStep:
     def end(self, noting: batch_norm.NotedMoments) -> Any:
         """Updates the variables by the sums; returns the logs.
 
-        Args:
-            noting: Takes what layers have noted down, and updates them.
+        The moments of layers are given to `noting`, which updates averages.
         """
         sums = iter(self.sums)
         gradients = [
@@ -218,7 +211,7 @@ class ReplicaStep:
 
 
 def _in_its_place(scalar):
-    """A vector of all replicas, of which the others' places are zero."""
+    """A vector with one entry for each replica; those of others are zero."""
     context = tf.distribute.get_replica_context()
     place = context.replica_id_in_sync_group
     size = context.num_replicas_in_sync
@@ -240,12 +233,12 @@ def _sums_over_replicas(scalars):
 
 
 def _times(tensor, weight):
-    """Nothing times no rows, whatever is made of them."""
+    """The product, which is 0 for a weight of 0 whatever the tensor is."""
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
 
 def _results_of_metrics(model, scope):
-    """The names of what metrics say that were updated in a scope."""
+    """The names of results of metrics that were updated in a scope."""
     names = set()
     for metric in model.metrics:
         if any(id(v) in scope.state_mapping for v in metric.variables):
@@ -255,7 +248,7 @@ def _results_of_metrics(model, scope):
 
 
 def _flat(logs):
-    """Names and tensors of what `train_step` returned."""
+    """Names and tensors of the results of `train_step`."""
     if isinstance(logs, dict):
         return [
             (name, tf.convert_to_tensor(value))

@@ -61,10 +61,10 @@ class MeshOptimizer(in_place.Mixin):
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`; Keras' steps begin with it."""
         capture = rank_context.current().step.gradient_capture
+        update = _UPDATES.get(self)
         if capture is not None:
             loss = capture.weigh(loss)
-        update = _UPDATES.get(self)
-        if update is not None:
+        elif update is not None:
             # An error, where there are no replicas: the gradients that come
             # next are not for those who wrote the step.
             update.extended.replica_and_rank()

@@ -1,14 +1,17 @@
 """Trains a model with batches that are cut into microbatches."""
 
+import warnings
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.accumulation import checks
 from tfscale.accumulation.fit_scoped_function import FitScopedFunction
+from tfscale.accumulation.memory import rows_that_fit
 from tfscale.accumulation.microbatches import GivenNumber
-from tfscale.accumulation.microbatches import SmallestNumber
+from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.model import accumulation_for
 from tfscale.accumulation.model import accumulation_of
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
@@ -42,14 +45,13 @@ class GradientAccumulation(keras.callbacks.Callback):
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
             cut into, an int. Need not divide it. A last batch of fewer rows
-            has as many as rows. Or `"auto"`: the smallest number that fits in
-            memory. It is found by the first steps, whose updates are as ever:
-            with microbatches of one row, then ever larger ones as long as what
-            they took says that the next ones fit. In a graph, without XLA.
+            has as many as rows. Or `"auto"`: the smallest number that is
+            estimated to fit in memory, from the sizes of the tensors of a
+            step, which is traced before training. In a graph, without XLA.
             Workers agree on the largest number that one of them needs.
         memory_limit: With `"auto"`, bytes that each device may take (all CPU
-            devices together). By default nine tenths of what a GPU has, and
-            of what the process may take of the host's memory.
+            devices together). By default what a GPU has, and what the process
+            may take of the host's memory. A tenth of what is free is left.
 
     Raises:
         TypeError: If `num_microbatches` is no int. When `fit` begins, if the
@@ -59,8 +61,9 @@ class GradientAccumulation(keras.callbacks.Callback):
             the model is a `PipelineModel`, if the optimizer accumulates too
             or clips under `MirroredStrategy`, or if all batches have fewer
             rows than microbatches; with `"auto"` if the model is compiled with
-            `run_eagerly` or XLA. In the first step, before any variable is
-            changed: if `train_step` does not call the optimizer once.
+            `run_eagerly` or XLA, or a size of its step is not known (of what a
+            recurrent layer keeps, say). In the first step, before any variable
+            is changed: if `train_step` does not call the optimizer once.
 
     Source: Huang et al., GPipe (2019), section 2.2: "micro-batches".
 
@@ -92,7 +95,7 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     @property
     def found_num_microbatches(self) -> int | None:
-        """With `"auto"` the number that was found; `None` before it is."""
+        """With `"auto"` the number of the largest batch; `None` before it."""
         if self._accumulation is None:
             return None
         return getattr(self._accumulation.microbatches, "found", None)
@@ -112,7 +115,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         # No variable can be made in the loop.
         spec = _internals.element_spec_of(fit.epochs)
         if isinstance(self.num_microbatches, str):
-            checks.check_can_measure(model)
+            checks.check_can_estimate(model)
         else:
             checks.check_rows(spec, self.num_microbatches)
         try:
@@ -130,7 +133,8 @@ class GradientAccumulation(keras.callbacks.Callback):
         )
         before = accumulation_of(model)
         if not self._can_go_on(before, noise):
-            before = accumulation_for(model, self._number_for(model), noise)
+            microbatches = self._microbatches_for(model, spec, workers)
+            before = accumulation_for(model, microbatches, noise)
         self._accumulation = before
         model.train_function = FitScopedFunction(
             model,
@@ -142,7 +146,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     def _can_go_on(self, before, noise):
         """Whether the steps of an earlier fit are traced for this one too.
 
-        The number that is found is of the data of one callback.
+        The number is that of the data of one callback.
         """
         if before is None or before.noise is not noise:
             return False
@@ -152,11 +156,23 @@ class GradientAccumulation(keras.callbacks.Callback):
             return before is self._accumulation
         return before.microbatches.number == self.num_microbatches
 
-    def _number_for(self, model):
-        if isinstance(self.num_microbatches, str):
-            workers = _workers_of(model)
-            return SmallestNumber(model, self.memory_limit, workers)
-        return GivenNumber(self.num_microbatches)
+    def _microbatches_for(self, model, spec, workers):
+        if not isinstance(self.num_microbatches, str):
+            return GivenNumber(self.num_microbatches)
+        rows = rows_that_fit(model, spec, self.memory_limit)
+        if rows < 1:
+            warnings.warn(
+                "Memory should have room for microbatches of one row. "
+                "Received: num_microbatches='auto', and less memory than a "
+                "step of one row is estimated to take. Go on with a larger "
+                "`memory_limit`, or cut the model (`PipelineModel`).",
+                stacklevel=2,
+            )
+            rows = 1
+        if workers is not None:
+            # A step may exchange something in each microbatch.
+            rows = int(tf.reduce_min(workers.all_gather(tf.constant([[rows]]))))
+        return GivenRows(rows)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""

@@ -34,7 +34,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of weights, gradients, slots and activations."""
         fixed = self.weights + self.gradients + self.slots
         return fixed + self.in_flight * self.activations + self.recomputed
 
@@ -42,12 +42,9 @@ class StageMemory:
 def stage_memory(
     plan: PipelinePlan, microbatch_size: int, num_slots: float = 2
 ) -> list[StageMemory]:
-    """What each stage needs, for microbatches of so many rows.
+    """The memory of each stage, for microbatches of some number of rows.
 
-    Args:
-        plan: The model.
-        microbatch_size: Rows of a microbatch.
-        num_slots: Slots that the optimizer has for a variable.
+    The optimizer has `num_slots` slots for a variable.
     """
     graph, rows = plan.graph, microbatch_size
     in_flight = peak_in_flight(plan.schedule)

@@ -1,4 +1,4 @@
-"""The summary of a pipeline: who does what, and what it should cost."""
+"""The summary of a pipeline: the layers of each device, and predicted costs."""
 
 import functools
 import math
@@ -36,16 +36,8 @@ def print_summary(
 ) -> None:
     """Prints a table of the stages, and what is predicted of a step.
 
-    Args:
-        plan: The model.
-        devices: For each replica, the device of each pipeline rank.
-        microbatch_size: Rows of a microbatch, for the estimate of memory.
-            Defaults to that of the plan.
-        optimizer: Says how many slots a variable has, once it has been used;
-            before that two are assumed, as Adam has.
-        line_length: Columns of the table. Defaults to 108, or to the width
-            of the terminal if that is less.
-        print_fn: What to call with the text, as in `keras.Model.summary`.
+    See `PipelineModel.pipeline_summary`. Before the optimizer has slots, it is
+    taken to have two for each variable, as Adam has.
 
     Raises:
         ValueError: If `line_length` is too small for a table.
@@ -163,13 +155,13 @@ def _short(device):
 
 
 def _length(plan):
-    """What sizes that the model leaves open are taken to be."""
+    """The length that unknown sizes are taken to be."""
     if plan.length is not None:
         yield "Unknown lengths", f"taken to be {colored(plan.length)}"
 
 
 def _not_cut(plan):
-    """What a layer that is too large for one stage sets as a limit."""
+    """The limit that a layer sets which is too large for one stage."""
     most, total = max(plan.flops), sum(plan.flops)
     num_stages = len(plan.stages)
     if num_stages > 1 and most * num_stages > LARGE * total:
@@ -184,7 +176,7 @@ def _not_cut(plan):
 
 
 def _tied(plan):
-    """What there is to say of variables that several stages use."""
+    """The variables that several stages use."""
     for number, variable in enumerate(plan.variables):
         users = [
             stage.index

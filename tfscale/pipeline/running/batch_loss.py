@@ -11,17 +11,10 @@ from tfscale.whole_batch import losses
 
 
 class BatchLoss:
-    """The loss of the global batch, out of those of a replica's microbatches.
+    """The loss of the global batch, from those of a replica's microbatches.
 
     See whole_batch/losses.py for what each counts by; what layers gave to
-    `add_loss` counts by rows.
-
-    Args:
-        program: What runs.
-        tensors: All tensors of the step.
-        device: That of the last stage.
-        all_rows: Rows of the global batch.
-        all_sum: Sums a tensor over the replicas.
+    `add_loss` counts by rows. `all_sum` sums a tensor over the replicas.
     """
 
     def __init__(
@@ -41,11 +34,7 @@ class BatchLoss:
         self._shares: list[tf.Tensor] = []
 
     def weigh(self, loss_scale) -> None:
-        """Gives each microbatch what its losses count, before it runs.
-
-        Args:
-            loss_scale: What gradients are multiplied by.
-        """
+        """Sets the weights of each microbatch's losses, before it runs."""
         weights = tf.constant(
             [float(x.weight) for x in self._losses], losses.precision()
         )

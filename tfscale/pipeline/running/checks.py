@@ -1,16 +1,11 @@
-"""What the steps of a pipeline say of the data they are given."""
+"""What the steps of a pipeline check of their data."""
 
 import keras
 import tensorflow as tf
 
 
 def check_built(model: keras.Model, *parts) -> None:
-    """Refuses to run before loss, metrics and optimizer have variables.
-
-    Args:
-        model: The `PipelineModel`.
-        *parts: Its compiled loss and metrics, or None.
-    """
+    """Refuses to run before loss, metrics and optimizer have variables."""
     made = [*parts, model.optimizer]
     if all(part is None or part.built for part in made):
         return
@@ -23,11 +18,7 @@ def check_built(model: keras.Model, *parts) -> None:
 
 
 def check_batch(batch) -> None:
-    """Refuses tensors that cannot be divided into microbatches.
-
-    Args:
-        batch: Inputs, targets and weights.
-    """
+    """Refuses tensors that cannot be divided into microbatches."""
     for tensor in keras.tree.flatten(batch):
         if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
             raise ValueError(
@@ -40,12 +31,7 @@ def check_batch(batch) -> None:
 
 
 def check_preprocessed(model: keras.Model, inputs) -> None:
-    """Refuses strings that a task's own preprocessor should have had.
-
-    Args:
-        model: The model inside of the `PipelineModel`.
-        inputs: What it is given.
-    """
+    """Refuses strings that a task's own preprocessor should have had."""
     if getattr(model, "preprocessor", None) is None:
         return
     if any(

@@ -36,8 +36,7 @@ class Tensors:
 
     Attributes:
         shared: Parameters, which all microbatches use.
-        states: State variables by key. Each forward goes on with what the one
-            before it made of them.
+        states: State variables. Each forward takes those of the one before.
         sums: Sums of gradients, over the microbatches done so far.
         microbatches: For each microbatch all that belongs to it alone.
     """
@@ -62,9 +61,8 @@ def run_schedule(
         actions: In an order in which each comes after all it depends on.
         stages: The phases of each stage, by letter, with keys `(rank, key)`.
         devices: The devices of each stage, one for each model rank.
-        tensors: What each rank has at the start; results are added to it.
-        emit: Calls the function of an action on its arguments; for whoever
-            wants to know when it starts and ends.
+        tensors: Those of each rank; results are added.
+        emit: Calls the function of an action on its arguments.
     """
     last = {}
     for action in _with_weights(actions, stages):
@@ -106,7 +104,6 @@ def _note_states(stage, rank, action, tensors):
 
 
 def _arguments(phase, rank, action, tensors):
-    """What a phase takes of a rank."""
     own = [key for owner, key in phase.inputs if owner == rank]
     microbatch = tensors.microbatches[action.microbatch]
     if action.kind != "F":
@@ -121,7 +118,6 @@ def _arguments(phase, rank, action, tensors):
 
 
 def _keep(key, result, action, tensors):
-    """Adds a result to what a rank has."""
     microbatch = tensors.microbatches[action.microbatch]
     if isinstance(key, keys.GradientSum):
         tensors.sums[key] = result

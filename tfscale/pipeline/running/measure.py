@@ -1,4 +1,4 @@
-"""Measures: how long each call of a model takes, and what a step looks like."""
+"""Measures how long each call of a model takes, and each action of a step."""
 
 import contextlib
 import statistics
@@ -24,21 +24,16 @@ _WINDOWS = 3
 def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
     """Seconds that the forward and backward of each call of a model take.
 
-    Every call runs by itself, with the functions that a stage made of it
-    alone would have, many times in a loop inside TensorFlow. Equal calls are
-    measured once, so they cost the same.
+    Each call runs alone, many times in a loop inside TensorFlow. Equal calls
+    are measured once, so they cost the same. XLA, which compiles whole stages
+    on accelerators, is left out.
 
     Args:
-        graph: The model. Its variables are read where they are, and nothing
-            is changed.
-        device: Where to measure: a device like those of the stages.
-        rows: Examples at a time. Should be the size of a microbatch: with few
-            of them, an accelerator takes as long for a small layer as for a
+        graph: The model. Its variables are read, and nothing is changed.
+        device: A device like those of the stages.
+        rows: Rows of the inputs, which should be those of a microbatch: with
+            few rows an accelerator takes as long for a small layer as for a
             large one. Inputs are 1 where they are floating and else 0.
-
-    Returns:
-        For each call of the graph, the median of a few measurements. XLA,
-        which compiles whole stages on accelerators, is left out.
 
     Raises:
         ValueError: If another size than that of the batch is unknown.
@@ -61,24 +56,21 @@ def measure_step(
 ) -> list[Span]:
     """When each action of a training step begins and ends.
 
-    The schedule runs as in training, on all replicas, but no gradient is
-    applied: neither variables nor statistics nor seeds change. An action
-    begins when its inputs are on its device and the action before it there is
-    over; it ends when all of its results are there.
+    The schedule runs as in training, on all replicas, but no variable changes.
+    An action begins when its inputs are on its device and the action before it
+    there is over; it ends when all of its results are there.
 
     Times are read on the host of each device (those of several machines only
-    compare if their clocks agree). A GPU is given work ahead of time, and to
-    the host it seems done at once; so there, each reading waits until one
-    number that was made after it has been copied to the host. The GPU then
-    gets every action a little late, and a measured step takes longer than one
-    in training. CPU devices need none of this.
+    compare if their clocks agree). A GPU is given work ahead of time, which
+    seems done at once to the host. So there, each reading waits until a number
+    that was made after it has been copied to the host: a measured step takes
+    longer than one in training. CPU devices need none of this.
 
     Args:
         plan: The model.
         programs: Those of the model.
         strategy: The `MeshStrategy`.
-        data: `(x, y, sample_weight)` of one global batch, the last two or the
-            last one of which may be missing.
+        data: `(x, y, sample_weight)` of one global batch, or fewer of them.
         num_steps: How many steps are measured, after two that are not.
 
     Returns:
@@ -126,18 +118,11 @@ def measure_step(
 
 
 def timelines(plan: PipelinePlan, measured: list[Span] | None = None) -> dict:
-    """A predicted step, and a measured one beside it, to be drawn.
+    """A predicted step and a measured one, for `tfscale.pipeline.timeline`.
 
-    Args:
-        plan: The model.
-        measured: What `measure_step` returned, or None.
-
-    Returns:
-        Title to spans, as `tfscale.pipeline.timeline` takes them. Without a
-        measured step, in units of the mean forward of a stage. With one, in
-        seconds: the prediction is scaled to the same amount of work over all
-        devices, so that what differs is how stages share it and how they
-        wait.
+    Without a measured step, times are in units of the mean forward of a stage.
+    With one, they are in seconds: the prediction is scaled to the same work of
+    all devices, so that only its division and the waiting differ.
     """
     predicted = list(plan.simulation.spans)
     if measured is None:
@@ -155,19 +140,14 @@ def _work(spans):
 
 
 def _works_ahead(device_rows):
-    """Whether there are devices that are given work ahead of time."""
     return any("CPU" not in name for row in device_rows for name in row)
 
 
 class _Clock:
     """Reads the time around actions, on the host of their device.
 
-    Args:
-        waits_for_device: Whether devices are given work ahead of time. One
-            number is then copied from the device before each reading.
-
-    Attributes:
-        times: Start and end of each action, as scalars.
+    Where devices are given work ahead of time, one number is copied from the
+    device before each reading. `times` has start and end of each action.
     """
 
     def __init__(self, waits_for_device):
@@ -216,7 +196,6 @@ def _first_number(tensors):
 
 
 def _seconds(single):
-    """Seconds of one forward and backward of a call."""
     phases = single.traced.phases
     tensors = {}
     for phase in phases.values():

@@ -12,14 +12,10 @@ from tfscale.whole_batch import losses
 def divide(
     batch: dict[Hashable, tf.Tensor], count: int
 ) -> list[dict[Hashable, tf.Tensor]]:
-    """Divides a batch into parts whose sizes differ by one row at most.
+    """Divides a batch into microbatches whose sizes differ by one row at most.
 
     Of a batch with fewer rows than there are microbatches, some get a row that
     counts nothing, because many operations fail on no rows.
-
-    Args:
-        batch: Tensors with the same number of rows, by key.
-        count: Number of microbatches.
 
     Returns:
         The tensors of each microbatch, by key, and how many of their rows

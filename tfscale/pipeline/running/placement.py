@@ -10,10 +10,10 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 
 
 def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
-    """Makes every variable anew on its stage's device of every replica.
+    """Creates every variable anew on its stage's device of every replica.
 
-    They were made on the host, because nobody knew then where the model would
-    be cut. One is moved after the other and its first copy let go.
+    They were created on the host, before it was known where the model is cut.
+    One is moved after the other and its first copy freed.
     """
     strategy.extended.pipelined.update((id(v), v) for v in plan.variables)
     if plan.schedule.num_devices == 1:
@@ -27,7 +27,7 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
 
 
 def check_made_in_scope(variables) -> None:
-    """Refuses variables that the strategy knows nothing of."""
+    """Refuses variables that the strategy does not know."""
     for variable in variables:
         if not isinstance(variable.value, MeshVariable | MeshAccumulator):
             raise ValueError(
@@ -39,10 +39,10 @@ def check_made_in_scope(variables) -> None:
 
 
 def on_device_of_inputs():
-    """Within it, what is done to a tensor is done on the tensor's device.
+    """Within it, an operation runs on the device of its inputs.
 
-    For what an optimizer does to gradients before it updates variables:
-    norms, clipping, scaling. Without it, all of them would go to one device.
+    For what an optimizer does to gradients before it updates variables: norms,
+    clipping, scaling. Without it, all of them would go to one device.
     """
 
     def device(operation):

@@ -6,14 +6,10 @@ from tfscale import _internals
 
 
 def compile_arguments(model: keras.Model) -> dict:
-    """What a model was compiled with, for `compile` of its pipeline.
+    """What a compiled model was compiled with, for `compile` of its pipeline.
 
-    Args:
-        model: A compiled model whose variables are where they stay.
-
-    Returns:
-        The arguments; with the optimizer as it is, or, if it has slots, one
-        with slots of the same values beside the variables of today.
+    The variables of the model are where they stay. An optimizer with slots is
+    replaced by one with slots of the same values beside these variables.
     """
     arguments = _internals.compile_arguments(model)
     if not arguments["jit_compile"]:

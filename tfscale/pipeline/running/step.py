@@ -1,8 +1,8 @@
 """One step of one replica: divide the batch, run the schedule, add up.
 
-Everything here runs in replica context, while Keras traces a step. Where layers
-are split over model ranks, each rank does all of it with its shards, but the
-schedule, which is written once for all ranks of a replica.
+Everything here runs in replica context, while Keras traces a step. Each model
+rank does all of it with its shards, but for the schedule, which is written once
+for all ranks of a replica.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ class StepResult:
             weight regularisers, times the replicas' number of rows over its
             own: so that the mean over replicas, by rows, is that loss.
         losses: The same of each loss given to `compile`, not weighted.
-        share: This replica's part of the rows of the global batch.
+        share: This replica's share of the rows of the global batch.
         outputs: Flat outputs of the model, with their Keras masks.
         gradients: Of this replica, by the number of the trainable variable.
         states: New values of seeds and the like, by number.
-        moments: For each call of a BatchNormalization its layer, and what it
-            saw in all microbatches.
+        moments: For each call of a BatchNormalization its layer, and the
+            moments of all microbatches.
     """
 
     loss: tf.Tensor
@@ -60,14 +60,7 @@ class _Rank:
 
 
 class PipelineStep:
-    """Runs a program on a batch in the current replica.
-
-    Args:
-        plan: The model.
-        program: Its functions, for this kind of batch.
-        strategy: The `MeshStrategy`.
-        emit: See `run_schedule`.
-    """
+    """Runs a program on a batch in the current replica."""
 
     def __init__(
         self, plan: PipelinePlan, program: Program, strategy, emit=None
@@ -90,12 +83,12 @@ class PipelineStep:
     def run(
         self, inputs, targets, *, actions, loss_scale=1.0, training=False
     ) -> StepResult:
-        """Runs `actions` on the microbatches of a batch.
+        """Runs `actions`, in an order that respects dependencies, on a batch.
 
         Args:
             inputs: Flat inputs of the model.
             targets: `(y, sample_weight)`, or None to predict.
-            actions: What to do, in an order that respects dependencies.
+            actions: What to do.
             loss_scale: What gradients are multiplied by.
             training: Whether to compute gradients.
         """
@@ -164,8 +157,8 @@ class PipelineStep:
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
         """Gradients of the global batch, by number.
 
-        What layers have noted down goes with them. Of those whose slots the
-        replicas divide they are this replica's part.
+        The moments that layers noted are summed in the same all-reduce. Where
+        replicas divide slots, gradients are this replica's shard.
         """
         sums = self._strategy.extended.sum_gradients(
             list(gradients.values()),
@@ -178,9 +171,7 @@ class PipelineStep:
     ) -> None:
         """Assigns this replica's components of what the layers changed.
 
-        Args:
-            result: That of the step.
-            noting: Updates moving averages, with the sums of gradients.
+        Moving averages are updated by `noting`, with the sums of gradients.
         """
         for layer, moments in result.moments:
             with tf.device(moments.device):
@@ -259,7 +250,6 @@ class PipelineStep:
         return gradients
 
     def _states(self, tensors):
-        """What the microbatches made of seeds and the like, by number."""
         changed = {
             key.number
             for stage in self._program.stages
@@ -269,7 +259,6 @@ class PipelineStep:
         return {n: tensors.states[keys.State(n)] for n in changed}
 
     def _moments(self, tensors):
-        """What BatchNormalization layers saw in all microbatches."""
         found = []
         rows = [m[keys.Rows()] for m in tensors.microbatches]
         may_be_empty = any(tf.get_static_value(x) is None for x in rows)

@@ -26,12 +26,7 @@ from tfscale.whole_batch import losses
 
 
 class PipelineTrainer(WrappedModel):
-    """The steps of a `PipelineModel`, which Keras' loops call.
-
-    Args:
-        model: The plain Keras model.
-        plan: The model, cut.
-    """
+    """The steps of a `PipelineModel`, which Keras' loops call."""
 
     # What Keras' loops call, made by the methods below.
     train_function: Any
@@ -138,7 +133,6 @@ class PipelineTrainer(WrappedModel):
 
     @property
     def _has_own_loss(self):
-        """Whether `compute_loss` is the user's, here or of the model inside."""
         return (
             self.__class__.compute_loss is not PipelineTrainer.compute_loss
             or wrapping.is_own(self.model, "compute_loss")
@@ -158,7 +152,6 @@ class PipelineTrainer(WrappedModel):
         )
 
     def _targets(self, x, y, sample_weight):
-        """What the last stage needs, see stage_graph.py."""
         if self._has_own_loss:
             return y, sample_weight, x
         return y, sample_weight
@@ -208,7 +201,7 @@ class PipelineTrainer(WrappedModel):
         checks.check_built(self, *parts)
 
     def _run(self, x, targets, training, loss_scale=1.0):
-        """Runs a batch; returns the step, its flat inputs and its result."""
+        """Returns the step, its flat inputs and its result."""
         wrapping.check_variables(self._plan)
         checks.check_preprocessed(self.model, x)
         checks.check_batch((x, targets))
@@ -277,7 +270,7 @@ class PipelineTrainer(WrappedModel):
 
 
 def _outermost(function, stages):
-    """What Keras calls once per step, or per several steps."""
+    """The function that Keras calls once per step, or per several steps."""
     if getattr(function, "is_outermost", False):
         return function
 

@@ -1,4 +1,4 @@
-"""What a `PipelineModel` says of its arguments, before any work is done."""
+"""What a `PipelineModel` checks of its arguments, before any work is done."""
 
 import math
 import numbers
@@ -31,12 +31,7 @@ def check_arguments(
     microbatch_size,
     stages_per_device,
 ) -> None:
-    """Refuses arguments of the wrong type or size.
-
-    Raises:
-        TypeError: For one of the wrong type.
-        ValueError: For one of the wrong size.
-    """
+    """Refuses arguments of the wrong type (TypeError) or size (ValueError)."""
     _check_count("num_microbatches", num_microbatches)
     _check_count("microbatch_size", microbatch_size)
     if stages_per_device is not None:
@@ -87,7 +82,7 @@ def is_own(model: keras.Model, name: str) -> bool:
 
 
 def check_steps(model: keras.Model) -> None:
-    """Refuses a model with steps of its own, which would not be taken."""
+    """Refuses a model with steps of its own, which would not be called."""
     if isinstance(model, WrappedModel):
         raise ValueError(
             "A model is wrapped once. Received: "
@@ -133,7 +128,7 @@ def _refuse_own(model, names):
 
 
 def check_variables(plan: PipelinePlan) -> None:
-    """Refuses layers whose variables are others than when they were placed."""
+    """Refuses layers whose variables are others than those that were placed."""
     found = {id(v): v for call in plan.graph.calls for v in call.variables}
     new = [v for number, v in found.items() if number not in plan.numbers]
     if new or len(found) < len(plan.numbers):

@@ -1,8 +1,8 @@
 """A functional model as a flat list of layer calls, in the order of Keras.
 
-Nested models are opened up, so that a cut may go through them; a layer that is
-called twice is there twice. Tensors are numbers ("values"), because what is
-cut later needs to know who makes and who uses them, and nothing else.
+Nested models are opened, so that a cut may go through them; a layer that is
+called twice is there twice. Tensors are numbers ("values"): a cut needs to know
+only which calls make and use them.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ class Call:
     """One call of one layer or operation.
 
     Attributes:
-        name: What users call the layer: its name.
+        name: The name of the layer.
         operation: A layer, a `keras.ops` operation, or another callable.
         args: Positional arguments, with `Value`s where tensors go.
-        kwargs: Keyword arguments, in the same form.
-        outputs: The `Value`s made, in the order of the flattened result.
+        kwargs: Keyword arguments, also with `Value`s.
+        outputs: The `Value`s of the flattened result.
         without: Ids of variables of the layer that only other calls of it use.
     """
 
@@ -89,8 +89,8 @@ class Graph:
         outputs: One value per flattened output of the model.
         calls: In an order in which they can run.
         specs: Shape and dtype of every value, with `None` for the batch.
-        multiples: How many rows a value has for each one of the batch, where
-            that is not one: of frames that were folded into the batch, say.
+        multiples: Rows of a value for each row of the batch, where that is not
+            one: if frames are folded into the batch, say.
     """
 
     functional: keras.Model
@@ -109,11 +109,11 @@ class Graph:
         return keras.KerasTensor((rows, *spec.shape[1:]), spec.dtype)
 
     def flatten_inputs(self, x) -> list[tf.Tensor]:
-        """What a user feeds, as Keras would take it, one per `inputs`."""
+        """One tensor per `inputs` from what a user feeds, as Keras takes it."""
         return attributes.standardize_inputs(self.functional, x)
 
     def pack_outputs(self, outputs):
-        """One tensor per `outputs`, in the structure that the model returns."""
+        """The outputs in the structure that the model returns."""
         structure = attributes.outputs_structure(self.functional)
         packed = keras.tree.pack_sequence_as(structure, outputs)
         if isinstance(packed, (list, tuple)) and len(packed) == 1:
@@ -192,8 +192,8 @@ class _Flattener:
     def _opens(self, nested, args, kwargs):
         """Whether Keras would give `args` to the nested model as they are.
 
-        If not, or if it was called with more than inputs, masks and
-        `training`, the nested model is one call like any other.
+        If not, or with more than inputs, masks and `training`, the nested
+        model is one call like any other.
         """
         inputs = keras.tree.flatten(args)
         return (

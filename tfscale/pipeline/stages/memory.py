@@ -1,7 +1,7 @@
 """What a stage keeps of a microbatch between its forward and its backward.
 
-Exactly, of functions that were traced; and before there are any, of each call
-of a model, so that a cut can be chosen for it.
+Exactly, from functions that were traced; and before that estimated for each
+call of a model, so that a cut can be chosen.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import keras
 
+from tfscale.graphs.memory import buffer_of
+from tfscale.graphs.memory import tensor_bytes
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
@@ -25,20 +27,10 @@ from tfscale.sharding.of_variable import are_states_on_host
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.of_variable import state_sharding_of
 
-# Operations whose result is the buffer that they are given.
-_ALIASES = (
-    "ExpandDims",
-    "Identity",
-    "PreventGradient",
-    "Reshape",
-    "Squeeze",
-    "StopGradient",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Constant:
-    """In the place of a key: a constant of a function."""
+    """A constant of a function, in the place of a key."""
 
 
 # What goes from stage to stage, and what is no microbatch's.
@@ -50,22 +42,14 @@ def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
     """Bytes that each stage keeps of one microbatch until its backward.
 
     They are the results of the forward, and the inputs of the stage, that its
-    backward (or W) takes: `activation_bytes` of
-    `tfscale.pipeline.simulate`, which tells how many microbatches are there at
-    once. Tensors that share a buffer count once; parameters and constants,
-    and the targets of the batch, do not count. Nor does what lives only while
-    a function runs or waits to be sent, nor what a loop keeps of each of its
-    iterations (recurrent layers that are not cuDNN's).
-
-    Args:
-        stages: Traced for training, for batches whose number of rows is
-            known and divided by the number of microbatches.
-
-    Returns:
-        One number per stage.
+    backward (or W) takes. Tensors that share a buffer count once; parameters,
+    constants and targets do not count. Nor does what lives only while a
+    function runs or waits to be sent, nor what a loop keeps of its iterations
+    (recurrent layers that are not cuDNN's).
 
     Raises:
-        ValueError: If a size is not known.
+        ValueError: If a size is not known. Stages must be traced for training,
+            with a number of rows that the number of microbatches divides.
     """
     return tuple(sum(_saved_buffers(stage.phases).values()) for stage in stages)
 
@@ -75,12 +59,9 @@ def training_bytes(
 ) -> tuple[int, int, int]:
     """Bytes of variables, of their gradients and of their optimizer slots.
 
-    They are what one device has of them, if model ranks divide variables, or
-    replicas slots. It has no slots that are on the host.
-
-    Args:
-        variables: Those that are not trainable have no gradient and no slots.
-        num_slots: Slots of each variable; Adam has 2.
+    They are those of one device, if model ranks divide variables, or replicas
+    slots; it has no slots that are on the host. Variables that are not
+    trainable have no gradient and no slots.
     """
     variables = list(variables)
     trainable = [v for v in variables if v.trainable]
@@ -108,9 +89,9 @@ class CallMemory:
     """What a call of a layer keeps of a microbatch, if it is not recomputed.
 
     Attributes:
-        internal: Bytes that nobody else sees: attention weights, say.
-        values: Tensors of the model that its backward reads: inputs and
-            outputs of the call. They may be kept by others too.
+        internal: Bytes that no other call sees: attention weights, say.
+        values: Inputs and outputs of the call that its backward reads. They
+            may be kept by others too.
     """
 
     internal: int
@@ -118,10 +99,7 @@ class CallMemory:
 
 
 def call_memory(graph: Graph, rows: int) -> list[CallMemory]:
-    """What each call of a model keeps of a microbatch of `rows` examples.
-
-    Each call is traced by itself; equal ones once.
-    """
+    """What each call of a model keeps of a microbatch of `rows` examples."""
     found = map_calls(_saved_by_call, graph, rows)
     shares_buffer = {}
     result = []
@@ -151,11 +129,13 @@ def saved_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
 
 def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     """Bytes of tensors of the model with `rows` examples."""
-    return sum(_bytes(tensor_spec(graph, value, rows)) for value in values)
+    return sum(
+        tensor_bytes(tensor_spec(graph, value, rows)) for value in values
+    )
 
 
 def _saved_by_call(single: SingleCall):
-    """Internal bytes, and which values of the call: by place in its values."""
+    """Internal bytes, and the indices of the call's values that are kept."""
     phases = single.traced.phases
     places = {
         keys.Activation(value): place
@@ -193,7 +173,7 @@ def _saved_buffers(phases) -> dict[Hashable, int]:
     }
     buffers = _buffers(phases["F"])
     return {
-        buffers.get(key, key): _bytes(tensor)
+        buffers.get(key, key): tensor_bytes(tensor)
         for key, tensor in later.items()
         if key in buffers or isinstance(key, _PASSED)
         if not isinstance(buffers.get(key, key), _NOT_KEPT)
@@ -203,26 +183,15 @@ def _saved_buffers(phases) -> dict[Hashable, int]:
 def _buffers(phase: Phase) -> dict[Hashable, Hashable]:
     """The buffer of each result of a phase.
 
-    A buffer is named by the key of the argument that it is, or by the tensor
-    of the function that has it first.
+    It is named by the key of the argument that has it, or by the tensor of the
+    function that has it first.
     """
     arguments = dict(zip(map(id, phase.function.inputs), phase.inputs))
     buffers = {}
     for key, tensor in zip(phase.outputs, phase.function.outputs):
-        while tensor.op.type in _ALIASES:
-            tensor = tensor.op.inputs[0]
+        tensor = buffer_of(tensor)
         made = tensor.name
         if tensor.op.type in ("Const", "Placeholder"):
             made = _Constant()  # or what the function captured
         buffers[key] = arguments.get(id(tensor), made)
     return buffers
-
-
-def _bytes(tensor) -> int:
-    if not tensor.shape.is_fully_defined():
-        raise ValueError(
-            "Bytes of activations are known only where all sizes are. "
-            f"Received: a tensor of shape {tensor.shape}. Trace the program "
-            "for a batch that num_microbatches divides."
-        )
-    return math.prod(tensor.shape) * tensor.dtype.size

@@ -1,7 +1,7 @@
-"""Says of a model what microbatches make differ from one device.
+"""Checks where the numbers of microbatches differ from those of one device.
 
-What can be seen when stages are traced is said then, once: a layer that changes
-a variable of its own in every call does so once per microbatch.
+What can be seen when stages are traced is said once: a layer that changes a
+variable of its own in every call does so once per microbatch.
 """
 
 import warnings
@@ -17,16 +17,7 @@ from tfscale.whole_batch import losses
 
 
 def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
-    """Refuses to train or evaluate by nothing.
-
-    Args:
-        plan: The model.
-        stages: Its `TracedStage`s, traced with targets.
-
-    Raises:
-        ValueError: If there is neither a loss of `compile`, nor one that a
-            layer adds, nor a regularizer.
-    """
+    """Refuses to train or evaluate without loss, `add_loss` or regularizer."""
     if (
         stages[-1].losses
         or any(keys.AddedLoss(i) in s.outputs for i, s in enumerate(stages))
@@ -41,16 +32,12 @@ def check_losses(plan: PipelinePlan, stages: Sequence) -> None:
 
 
 def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
-    """Refuses outputs that those of a batch cannot be put together from.
+    """Refuses outputs without a row for each row of several microbatches.
 
     Args:
         plan: The model.
         known: Specs of what its stages make of a microbatch, by key.
         rows: Rows of a microbatch, or None if they are not known.
-
-    Raises:
-        ValueError: If there are several microbatches, and an output has no
-            row for each row.
     """
     num_microbatches = plan.schedule.num_microbatches
     if num_microbatches == 1:
@@ -80,13 +67,7 @@ def _is_without_rows(shape, rows):
 
 
 def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
-    """Warns of what is not what it is on one device.
-
-    Args:
-        plan: The model.
-        stages: Its `TracedStage`s.
-        num_replicas: Size of the data axis.
-    """
+    """Warns of numbers that differ from those of one device."""
     num_microbatches = plan.schedule.num_microbatches
     if num_microbatches * num_replicas > 1:
         losses.warn_of_reduced(stages[-1].losses)
@@ -115,7 +96,7 @@ def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
 
 
 def _expected(plan):
-    """Variables that are to change in every call: seeds, and metrics."""
+    """Ids of variables that every call is to change: seeds, and metrics."""
     variables = []
     for call in plan.graph.calls:
         if isinstance(call.operation, keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""What is decided before a step runs: stages, homes of variables, schedule."""
+"""Decisions before a step runs: stages, homes of variables, schedule."""
 
 import dataclasses
 import functools
@@ -61,10 +61,7 @@ class PipelinePlan:
 
     @functools.cached_property
     def homes(self) -> tuple[int, ...]:
-        """The stage in which each variable lives.
-
-        One that several stages use (tied weights) lives in the first.
-        """
+        """The stage where each variable lives: the first that uses it."""
         homes = {}
         for stage in self.stages:
             for variable in stage.variables:
@@ -78,10 +75,7 @@ class PipelinePlan:
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """What a step will be like, with FLOPs as time.
-
-        The unit is the mean forward of a stage.
-        """
+        """A step with FLOPs as time; the mean forward of a stage takes 1."""
         forward, backward, weight = self.stage_costs
         mean = sum(forward) / len(forward)
         return simulate(
@@ -118,28 +112,18 @@ def make_plan(
     measure=None,
     choose_schedule: bool = False,
 ) -> PipelinePlan:
-    """Cuts a model into the stages of a schedule.
+    """Cuts a model into the stages of a schedule; see `PipelineModel`.
 
     Args:
         model: A built Sequential or functional model.
         schedule: The schedule that it is cut for.
-        balance: `"params"`, `"flops"`, `"time"` or a list with the names of
-            the layers that begin stages 1, 2, ...
+        balance: `"params"`, `"flops"`, `"time"` or a list of layer names.
         recompute: Whether backwards compute their forwards again.
         memory_limit: Bytes of each device, or None.
         microbatch_size: Rows of a microbatch, for estimates of memory.
-        measure: Times the calls of a graph, for `balance="time"`: a function
-            of the `Graph` that returns a number for each of its calls.
+        measure: Gives a time for each call of a `Graph`, for `"time"`.
         choose_schedule: Whether to take the `fastest` schedule for the costs
             of the stages, in place of `schedule`.
-
-    Raises:
-        TypeError: If `model` is no Keras model.
-        ValueError: If the model cannot be cut, has fewer layers than there
-            are stages, or a `BatchNormalization(synchronized=True)`, or a
-            stateful recurrent layer and several microbatches; if
-            `balance` is no known name or names no layers; if nothing fits
-            `memory_limit`.
     """
     graph = flatten_model(model)
     _check_synchronized(graph.calls)
@@ -315,7 +299,7 @@ def parameters(graph: Graph) -> list[int]:
 
 
 def _layer_memory(graph, rows):
-    """Per call, what `partition` wants to know of memory."""
+    """The memory of each call, as `partition` takes it."""
     memory = memory_lib.call_memory(graph, rows)
     kept = set().union(*(each.values for each in memory))
     counted, result = set(), []

@@ -1,4 +1,4 @@
-"""Each call of a model as a stage by itself, for whoever measures calls."""
+"""Each call of a model as a stage by itself, to measure time and memory."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,13 +21,7 @@ from tfscale.pipeline.tracing.stage_graph import TraceOptions
 
 @dataclasses.dataclass(frozen=True)
 class SingleCall:
-    """A call with the functions of its forward and backward.
-
-    Attributes:
-        stage: The stage that has this call only.
-        traced: Its functions.
-        variables: Variable n of the functions.
-    """
+    """A call, with the functions of a stage that has only this call."""
 
     stage: Stage
     traced: trace.TracedStage
@@ -37,12 +31,9 @@ class SingleCall:
 def map_calls(
     function: Callable[[SingleCall], Any], graph: Graph, rows: int
 ) -> list:
-    """`function` of each call of a model; equal calls share one result.
+    """`function` of each call of a model, traced for `rows` examples.
 
-    Args:
-        function: What to do with a call.
-        graph: The model.
-        rows: Examples that the functions of a call are traced for.
+    Equal calls share one result.
     """
     differentiable = _differentiable(graph)
     known, results = {}, []

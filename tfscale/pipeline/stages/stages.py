@@ -16,12 +16,11 @@ class Stage:
     Attributes:
         index: The stage's number, from 0.
         calls: In the order in which they run.
-        inputs: Values made by earlier stages or fed to the model. A value may
-            come from any earlier stage: skip connections go straight to
-            where they are used.
+        inputs: Values of any earlier stage or fed to the model: a skip
+            connection goes straight to where it is used.
         outputs: Values that later stages use; of the last stage, the outputs
             of the model.
-        variables: What the calls use, each once.
+        variables: Those that the calls use, each once.
     """
 
     index: int
@@ -32,7 +31,7 @@ class Stage:
 
     @property
     def trainable(self) -> tuple[keras.Variable, ...]:
-        """The variables that training changes, as things stand now."""
+        """The variables that are trainable now."""
         return tuple(v for v in self.variables if v.trainable)
 
     @property
@@ -47,15 +46,10 @@ class Stage:
 
 
 def cut(graph: Graph, cuts: tuple[int, ...]) -> list[Stage]:
-    """Cuts a model into `len(cuts) + 1` stages.
+    """Cuts a model before each of some increasing indices of `graph.calls`.
 
-    Args:
-        graph: The model.
-        cuts: Increasing indices of `graph.calls`: where stages 1, 2, ... begin.
-
-    Returns:
-        The stages. The last one gets, and gives, every output of the model,
-        wherever it is made, because the loss is computed there.
+    The last stage gets, and gives, every output of the model, wherever it is
+    made, because the loss is computed there.
     """
     starts = (0, *cuts)
     stops = (*cuts, len(graph.calls))

@@ -24,7 +24,7 @@ UNKNOWN_LENGTH = 128
 
 @dataclasses.dataclass(frozen=True)
 class TracedCosts:
-    """What was found.
+    """The sizes and costs of a model.
 
     Attributes:
         graph: The model, with all sizes but that of the batch, and with calls
@@ -60,10 +60,7 @@ def trace_costs(graph: Graph) -> TracedCosts:
 
 
 def described(call: Call, graph: Graph):
-    """Arguments of a call, with `keras.KerasTensor`s where tensors go.
-
-    They are those of one example.
-    """
+    """Arguments of a call for one example, with `keras.KerasTensor`s."""
 
     def fill(x):
         return graph.with_rows(x, 1) if isinstance(x, Value) else x
@@ -108,7 +105,7 @@ def _sized(spec, length):
 
 
 def _traced(spec, shape):
-    """The spec of what a layer made, whatever it had promised."""
+    """The spec of a layer's result, whatever the layer had promised."""
     if len(shape) != len(spec.shape):
         return keras.KerasTensor(shape, spec.dtype)
     sizes = [
@@ -121,10 +118,10 @@ def _traced(spec, shape):
 
 
 def _with_variables(graph):
-    """Calls of a layer that is called more than once, with what each uses.
+    """The calls; of a layer that is called twice, with what each call uses.
 
-    An embedding that is not tied to the head which the same layer computes
-    should live where it is looked up in, and the head where it is.
+    The table of an embedding and an untied head that the same layer computes
+    should each live where it is used.
     """
     by_operation = {}
     for call in graph.calls:

@@ -1,4 +1,4 @@
-"""Says of a failed step which layer of which stage it was."""
+"""Names the layer and the stage in errors of a step."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ _TASK = re.compile(r"/job:\w+(?:/replica:\d+)?/task:\d+")
 
 @contextlib.contextmanager
 def noted(layer: str, stage: int):
-    """Within it, exceptions of a layer's own code get a note where it is."""
+    """Within it, exceptions of a layer's own code name the layer."""
     try:
         yield
     except Exception as error:
@@ -29,13 +29,9 @@ def noted(layer: str, stage: int):
 def explained(stages):
     """Within it, errors of the runtime name the layer and the stage.
 
-    Args:
-        stages: The stages that run.
-
     Raises:
         FloatingPointError: For a loss that is not finite.
-        tf.errors.OpError: For any other failure, of the class that TensorFlow
-            raised.
+        tf.errors.OpError: For any other failure, of TensorFlow's class.
     """
     try:
         yield

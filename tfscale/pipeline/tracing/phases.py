@@ -43,9 +43,9 @@ class Phase:
         function: Takes tensors in the order of `inputs`, returns a list in
             the order of `outputs`, and last a scalar that is there when all
             of them are.
-        inputs: Keys of what it takes: keys given to `split` for the arguments
-            of the traced function, or of results of earlier phases.
-        outputs: Keys of what it returns.
+        inputs: Keys of arguments of the traced function, or of results of
+            earlier phases.
+        outputs: Keys of the results.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -67,8 +67,8 @@ class PhaseSpec:
         results: The tensors that it has to return, by key.
         side_effects: Operations that are to run although nothing needs their
             results: prints, assertions.
-        restart: Whether it computes again what it needs of earlier phases, in
-            place of their keeping it (recomputation).
+        restart: Whether it computes again what it needs of earlier phases
+            (recomputation).
     """
 
     name: str
@@ -92,14 +92,10 @@ def split(
         wrapped: What `tf.compat.v1.wrap_function` returned.
         arguments: The placeholders in its graph, by key.
         parts: The phases, in the order in which they will run.
-        jit_compile: Whether XLA compiles the phases, in place of Grappler
-            optimising them.
+        jit_compile: Whether XLA compiles the phases, in place of Grappler.
         devices: See `Subgraph.run`.
         key_of_saved: Makes the key of a tensor that a phase saves for a later
             one, of a key that no other tensor has, and the tensor.
-
-    Returns:
-        One `Phase` for each of `parts`.
     """
     given = {tensor.ref() for tensor in arguments.values()}
     makes = [dict(part.results) for part in parts]

@@ -23,7 +23,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the executor runs.
+    """The functions that the executor runs.
 
     Attributes:
         stages: The functions of each stage.
@@ -48,14 +48,7 @@ class _Request:
 class Programs:
     """The programs of a model: one for each kind of batch, traced once.
 
-    Iterates over those that there are, of the first model ranks.
-
-    Args:
-        plan: The model.
-        strategy: The `MeshStrategy`.
-        compile_loss: The `CompileLoss` of the model, if it is compiled.
-        jit_compile: Whether XLA compiles the functions.
-        model: The `PipelineModel` if it has a `compute_loss` of its own.
+    Iterates over those of the first model ranks.
     """
 
     def __init__(
@@ -81,8 +74,8 @@ class Programs:
 
         Args:
             inputs: The model's inputs, flat, with the rows of a whole batch.
-            targets: `(y, sample_weight)`, likewise, or None to predict; with
-                `x` in the end where the model has its own `compute_loss`.
+            targets: `(y, sample_weight)`, or None to predict; with `x` in the
+                end where the model has its own `compute_loss`.
             training: Whether there will be backwards.
         """
         specs = keras.tree.map_structure(

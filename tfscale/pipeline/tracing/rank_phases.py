@@ -2,8 +2,8 @@
 
 A stage whose layers are split over ranks is traced for all of them in one
 graph, in which the ranks meet. Each phase is then one function on the devices
-of all ranks, for each replica; what goes in and comes out goes by the rank that
-has it, and its key there:
+of all ranks, for each replica; its tensors go by their rank, and their key
+there:
 
     (0, Activation(v)) ──►┌─────────┐──► (0, Activation(w))
     (1, Activation(v)) ──►│ forward │──► (1, Activation(w))
@@ -35,16 +35,10 @@ def alone(phase: phases.Phase) -> phases.Phase:
 def trace(
     run_rank: Callable[[], None], strategy: MeshStrategy, devices: Sequence[str]
 ):
-    """Runs a function on every rank of one replica, in one graph.
+    """Runs a function on every rank of one replica, in one wrapped graph.
 
-    Args:
-        run_rank: Called once for each rank, one after the other between the
-            places where they meet.
-        strategy: The strategy, outside of whose replicas this is called.
-        devices: Devices of the ranks.
-
-    Returns:
-        What `tf.compat.v1.wrap_function` returns.
+    It is called once for each rank, one after the other between the points
+    where they meet, and outside of the strategy's replicas.
     """
 
     def run():
@@ -63,7 +57,7 @@ def split(
     """Splits what `trace` returned into phases, see `phases.split`.
 
     Args:
-        wrapped: What it returned.
+        wrapped: The result of `trace`.
         arguments: The placeholders of each rank, by key.
         parts: The phases of each rank.
         devices: `devices[replica][rank]`; traced with those of replica 0.

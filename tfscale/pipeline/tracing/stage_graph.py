@@ -1,7 +1,4 @@
-"""Builds the graph of a stage: its layers, losses and gradients.
-
-What goes in and comes out has keys, see keys.py.
-"""
+"""Builds the graph of a stage: its layers, losses and gradients."""
 
 import dataclasses
 from typing import Any
@@ -35,8 +32,7 @@ class Targets:
             go; with a `model` `(y, sample_weight, x)`.
         specs: `tf.TensorSpec`s of these tensors, flattened.
         pack: Puts the model's flattened outputs into their structure.
-        model: The `PipelineModel` if it has a `compute_loss` of its own, which
-            is to be called, or None.
+        model: The `PipelineModel` if it has a `compute_loss` of its own.
     """
 
     compile_loss: Any
@@ -68,30 +64,24 @@ class TraceOptions:
 
 
 class StageGraph:
-    """The graph of a stage, and what is what in it.
+    """The graph of a stage.
 
     Args:
         stage: The stage.
         numbers: The number of each variable, by `id(variable)`.
         inputs: Specs of the stage's input values and of their masks, by key.
-        differentiable: Which inputs are made by parameters, and so need
+        differentiable: The inputs that are made by parameters, and so need
             gradients.
         targets: Given for the last stage.
         options: How to trace.
 
     Attributes:
-        name: Of the stage, in the graph.
-        options: See above.
-        arguments: Placeholders for all that goes in, by key.
-        forward: What the forward makes, by key.
-        input_gradients: What the backward makes for the stages before, by key.
-        weight_gradients: What it makes for the optimizer, by key.
+        arguments: Placeholders for all arguments, by key of keys.py.
+        forward: Results of the forward, by key.
+        input_gradients: Results of the backward for earlier stages, by key.
+        weight_gradients: Results of the backward for the optimizer, by key.
         side_effects: Operations of the forward that run for their own sake.
-        losses: Of the last stage, what its losses are.
-        gathered: Of the last stage, the outputs that are there in parts, and
-            the dim along which model ranks have a part each.
-        batch_norms: The BatchNormalization layers, and numbers of channels,
-            that each of its `Moments` is of.
+        losses, gathered, batch_norms: See `TracedStage`.
         by_added: Of the last stage, the gradient of a `compute_loss` of the
             user's own by what layers add to it; None if there is none.
     """
@@ -154,7 +144,7 @@ class StageGraph:
         return self.arguments[key]
 
     def _forward(self):
-        """Returns what is to be minimised, and what by."""
+        """Returns the total to minimise, parameters and inputs."""
         stage = self._stage
         variables = StageVariables(stage, self._numbers, self._argument)
         tensors = {
@@ -196,7 +186,7 @@ class StageGraph:
         return total, variables.params, inputs
 
     def _note_moments(self, calls):
-        """Returns moments in the place of averages made of a microbatch."""
+        """Returns moments, in the place of averages of a microbatch."""
         found = {}
         for averages, moments in calls:
             layer = averages.layer
@@ -224,7 +214,7 @@ class StageGraph:
         self.forward[keys.Activation(value)] = tf.identity(tensor)
 
     def _losses(self, added, values):
-        """Adds losses to the results, returns what is to be minimised."""
+        """Adds losses to the results, returns the total to minimise."""
         total = tf.zeros((), losses.precision())
         if added:
             added = tf.add_n(
@@ -270,11 +260,11 @@ class StageGraph:
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
 
     def _own_losses(self, *args):
-        """Those of `compile`, then what the user's own `compute_loss` returns.
+        """The losses of `compile`, then the user's `compute_loss`.
 
         It is called as on replicas (whole_batch/model_loss.py): each loss
-        given to `compile` counts by its divisors, all else by rows. What
-        layers add is a zero in whose place the pipeline adds it.
+        given to `compile` counts by its divisors, all else by rows. A zero
+        stands for what layers add, which the pipeline adds.
         """
         targets, compiled = self._targets, []
         totals = self._argument(keys.Totals(), [None], losses.precision())

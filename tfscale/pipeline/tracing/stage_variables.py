@@ -19,15 +19,8 @@ class StageVariables:
     """Arguments of a traced function in the place of a stage's variables.
 
     For a sharded variable the argument has the shape of a rank's shard. Layers
-    with a rule take it as it is, the others see it gathered.
-
-    Args:
-        stage: The stage.
-        numbers: The number of each variable, by `id(variable)`.
-        argument: Makes the argument of a key, a shape and a dtype.
-
-    Attributes:
-        params: The arguments for the trainable variables, in their order.
+    with a rule take it as it is, the others see it gathered. `params` are the
+    arguments for the trainable variables, in their order.
     """
 
     def __init__(
@@ -66,11 +59,11 @@ class StageVariables:
         return self._scope.losses
 
     def new_states(self) -> dict[Any, tf.Tensor]:
-        """What the layers made of variables, by key.
+        """The values that layers assigned to variables, by key.
 
-        Of state variables mostly. A layer may assign to a trainable one too
-        (`SpectralNormalization` does): what the last microbatch makes of it is
-        its value when the optimizer steps.
+        A layer may assign to a trainable variable too
+        (`SpectralNormalization` does): its value when the optimizer steps is
+        that of the last microbatch.
         """
         made, rows = {}, None
         for variable, before in self._wholes:
@@ -99,8 +92,8 @@ class StageVariables:
 class _Scope(keras.StatelessScope):
     """Values in the place of variables, as a rank uses them.
 
-    What is not the stage's has none: it would have no gradient, and what is
-    assigned to it would be lost.
+    A variable of another stage has none: it would have no gradient, and what
+    is assigned to it would be lost.
     """
 
     def __init__(self, stage, numbers, values):

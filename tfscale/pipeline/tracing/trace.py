@@ -1,8 +1,7 @@
 """Traces a stage into pure functions of parameters, state and inputs.
 
 Forward and backward are one graph (stage_graph.py), which is split into the
-phases of a schedule (phases.py). What each takes and returns goes by the keys
-of keys.py.
+phases of a schedule (phases.py).
 """
 
 import dataclasses
@@ -40,9 +39,9 @@ class TracedStage:
             None if they depend on masks.
         outputs: `tf.TensorSpec` of all that the forward returns, by key.
         sums: `tf.TensorSpec` of each `GradientSum` that it makes.
-        losses: Of the last stage, what its losses are.
-        gathered: Of the last stage, the outputs that it returns in parts, and
-            the dim along which model ranks have a part each.
+        losses: Of the last stage, those of `compile`, or of `compute_loss`.
+        gathered: Of the last stage, the outputs that model ranks return in
+            shards, and the dim of these.
         mixes_rows: Describes operations of the forward that mix rows.
         batch_norms: The layers, and numbers of channels, of its `Moments`.
         keeps_added: Whether its loss has what layers add as a summand.
@@ -79,11 +78,7 @@ class TracedStage:
 
 
 def trace_stage(graph: StageGraph) -> TracedStage:
-    """Traces one stage and splits it into the phases of a schedule.
-
-    Args:
-        graph: That of the stage, not built yet.
-    """
+    """Traces one stage and splits it into the phases of a schedule."""
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
     parts = _parts(graph)
     split = phases.split(
@@ -115,7 +110,7 @@ def trace_on_ranks(
         sequence_plan: What of the model is divided along the sequence.
 
     Returns:
-        What each rank has of it.
+        The traced stage of each rank.
     """
     graphs = []
 
@@ -150,12 +145,6 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
     """A function for the divisors of a microbatch where masks decide them.
 
     It is the forward of the whole model, less all that masks do not need.
-
-    Args:
-        stages: The stages of the model.
-        numbers: See `StageGraph`.
-        inputs: Specs of the inputs of the model, by key.
-        targets: Those of the last stage.
     """
     whole = dataclasses.replace(
         stages[-1],
@@ -177,7 +166,7 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
 
 
 def _parts(graph):
-    """What to split a graph into, by the letter of the action.
+    """The phases of a graph, by the letter of the action.
 
     Of the last stage also `"D"`, which makes the divisors of the targets.
     """

@@ -1,0 +1,77 @@
+"""Bytes of the tensors of a graph, known from their shapes."""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.graphs import walks
+
+# Operations whose result is the buffer that they are given.
+_ALIASES = (
+    *("ExpandDims", "Identity", "PreventGradient", "Reshape"),
+    *("Squeeze", "StopGradient"),
+)
+# Operations whose results are there before a graph runs.
+_GIVEN = ("Const", "Placeholder", "ReadVariableOp")
+
+
+def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that first has the buffer of a tensor."""
+    while tensor.op.type in _ALIASES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec) -> int:
+    """Bytes of a tensor.
+
+    Raises:
+        ValueError: If its size is not known.
+    """
+    if tensor.dtype == tf.variant or not tensor.shape.is_fully_defined():
+        raise ValueError(
+            "Bytes of activations are known only where all sizes are. "
+            f"Received: a tensor of shape {tensor.shape} and dtype "
+            f"{tensor.dtype.name}. In a pipeline, trace a batch that "
+            "num_microbatches divides."
+        )
+    return math.prod(tensor.shape) * tensor.dtype.size
+
+
+def peak_bytes(results: Sequence[tf.Tensor]) -> int:
+    """Bytes that are in use at once when tensors are computed.
+
+    Operations run one after the other, in the order of their graph, and a
+    buffer is freed after its last use. Variables, constants and arguments do
+    not count, nor what an operation uses only while it runs. A result of an
+    unknown size counts like the largest argument of its operation.
+
+    Raises:
+        ValueError: If there is a loop that keeps something of its iterations.
+    """
+    needed = walks.ancestors([x.op for x in results], control_inputs=True)
+    operations = [x for x in results[0].graph.get_operations() if x in needed]
+    last_use = {}
+    for index, operation in enumerate(operations):
+        used = [*operation.inputs, *operation.outputs]
+        last_use.update((buffer_of(x).ref(), index) for x in used)
+    for tensor in results:
+        last_use[buffer_of(tensor).ref()] = len(operations)
+    sizes: dict[Any, int] = {}
+    freed_after: dict[int, int] = collections.Counter()
+    in_use = peak = 0
+    for index, operation in enumerate(operations):
+        given = [sizes.get(x.ref(), 0) for x in operation.inputs]
+        for tensor in operation.outputs if operation.type not in _GIVEN else ():
+            is_unknown = None in tensor.shape and tensor.dtype != tf.variant
+            size = max(given) if is_unknown else tensor_bytes(tensor)
+            sizes[tensor.ref()] = size
+            if operation.type not in _ALIASES:
+                in_use += size
+                freed_after[last_use[tensor.ref()]] += size
+        peak = max(peak, in_use)
+        in_use -= freed_after[index]
+    return peak
