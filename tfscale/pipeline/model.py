@@ -7,14 +7,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.running import placement
-from tfscale.pipeline.running import resuming
-from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.trainer import PipelineTrainer
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.tensor_parallel import analysis
@@ -119,8 +119,8 @@ class PipelineModel(PipelineTrainer):
         stages_per_device: int | None = None,
     ):
         strategy = tf.distribute.get_strategy()
-        wrapping.check_strategy(strategy)
-        wrapping.check_arguments(
+        checks.check_strategy(strategy)
+        checks.check_arguments(
             num_microbatches,
             recompute,
             memory_limit,
@@ -128,7 +128,7 @@ class PipelineModel(PipelineTrainer):
             stages_per_device,
         )
         if isinstance(model, keras.Model):
-            wrapping.check_steps(model)
+            checks.check_steps(model)
         plan = make_plan(
             model,
             get_schedule(
@@ -148,7 +148,7 @@ class PipelineModel(PipelineTrainer):
             ),
             choose_schedule=schedule == "auto",
         )
-        placement.check_made_in_scope(plan.variables)
+        checks.check_made_in_scope(plan.variables)
         super().__init__(model, plan)
         self.output_names = plan.graph.functional.output_names
         self.built = True
@@ -160,7 +160,7 @@ class PipelineModel(PipelineTrainer):
             else:
                 analysis.analyse(plan.graph.functional, num_ranks)
         if model.compiled:
-            self.compile(**resuming.compile_arguments(model))
+            self.compile(**_compile_arguments(model))
 
     def _compile_in_scope(self, *, run_eagerly, jit_compile, **arguments):
         num_ranks = self.distribute_strategy.extended.num_model_ranks
@@ -249,3 +249,28 @@ class PipelineModel(PipelineTrainer):
             data,
         )
         return measure.timelines(self._plan, measured)
+
+
+def _compile_arguments(model: keras.Model) -> dict:
+    """What a compiled model was compiled with, for `compile` of its pipeline.
+
+    The variables of the model are where they stay. An optimizer with slots is
+    replaced by one with slots of the same values beside these variables.
+    """
+    arguments = attributes.compile_arguments(model)
+    if not arguments["jit_compile"]:
+        # What Keras makes of "auto" under a strategy.
+        arguments["jit_compile"] = "auto"
+    arguments["optimizer"] = _moved(model.optimizer, model.trainable_variables)
+    arguments["auto_scale_loss"] = False  # it has been, if it was to be
+    return arguments
+
+
+def _moved(optimizer, variables):
+    if optimizer is None or not optimizer.built:
+        return optimizer
+    moved = optimizer.__class__.from_config(optimizer.get_config())
+    moved.build(variables)
+    for new, old in zip(moved.variables, optimizer.variables, strict=True):
+        new.assign(old.numpy())
+    return moved

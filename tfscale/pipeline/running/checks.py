@@ -1,7 +1,160 @@
-"""What the steps of a pipeline check of their data."""
+"""What a `PipelineModel` checks: its arguments, its model and its data."""
+
+import math
+import numbers
 
 import keras
 import tensorflow as tf
+
+from tfscale.distribute import MeshStrategy
+from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.distribute.variables.variable import MeshAccumulator
+from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.pipeline.stages.plan import PipelinePlan
+
+# What of a model Keras' loops would call, and those of a pipeline do not: they
+# call the steps of the pipeline.
+_OWN_STEPS = (
+    "train_step",
+    "test_step",
+    "make_train_function",
+    "make_test_function",
+    "compute_metrics",
+    "get_metrics_result",
+    "reset_metrics",
+    "metrics",
+)
+_OWN_PREDICTIONS = ("predict_step", "make_predict_function")
+
+
+def check_arguments(
+    num_microbatches,
+    recompute,
+    memory_limit,
+    microbatch_size,
+    stages_per_device,
+) -> None:
+    """Refuses arguments of the wrong type (TypeError) or size (ValueError)."""
+    _check_count("num_microbatches", num_microbatches)
+    _check_count("microbatch_size", microbatch_size)
+    if stages_per_device is not None:
+        _check_count("stages_per_device", stages_per_device)
+    if not isinstance(recompute, bool):
+        raise TypeError(
+            "`recompute` must be True or False. Received: "
+            f"recompute={recompute!r}."
+        )
+    if memory_limit is None:
+        return
+    if not isinstance(memory_limit, numbers.Real):
+        raise TypeError(
+            "`memory_limit` must be a number of bytes, or None. Received: "
+            f"memory_limit={memory_limit!r}. 16 GiB are 16 * 2**30."
+        )
+    if not 0 < float(memory_limit) < math.inf:
+        raise ValueError(
+            "`memory_limit` must be a positive number of bytes, or None. "
+            f"Received: memory_limit={memory_limit!r}."
+        )
+
+
+def _check_count(name, value):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(
+            f"`{name}` must be a whole number. Received: {name}={value!r}."
+        )
+    if value < 1:
+        raise ValueError(
+            f"`{name}` must be at least 1. Received: {name}={value}."
+        )
+
+
+def check_strategy(strategy) -> None:
+    """Refuses any but a `MeshStrategy`."""
+    if not isinstance(strategy, MeshStrategy):
+        raise ValueError(
+            "`PipelineModel` must be made in the scope of a "
+            f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}. "
+            "Use `with strategy.scope():`."
+        )
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Whether the model's class has a method of its own for one of Keras'."""
+    return getattr(model.__class__, name) is not getattr(keras.Model, name)
+
+
+def check_steps(model: keras.Model) -> None:
+    """Refuses a model with steps of its own, which would not be called."""
+    if isinstance(model, WrappedModel):
+        raise ValueError(
+            "A model is wrapped once. Received: "
+            f"{model.name!r} of type {type(model).__name__}. Wrap the plain "
+            "model, which is its `model`."
+        )
+    _refuse_own(model, _OWN_STEPS)
+
+
+def check_predictions(model: keras.Model) -> None:
+    """Refuses to predict for a model that does so in its own way."""
+    _refuse_own(model, _OWN_PREDICTIONS)
+
+
+def _refuse_own(model, names):
+    own = [name for name in names if is_own(model, name)]
+    if not own:
+        return
+    if own[0].startswith("predict") or own[0] == "make_predict_function":
+        advice = (
+            "Predict with the model inside: `model.model.predict(...)`, which "
+            "runs it without a pipeline."
+        )
+    elif own[0] in ("train_step", "test_step"):
+        advice = (
+            "A `compute_loss` of its own is called: put there what the step "
+            "does with outputs and targets. A teacher and a student are one "
+            "functional model for that, `Distiller(x, [student(x), "
+            "teacher(x)])` with `teacher.trainable = False`. What else needs "
+            "several forwards in a step cannot be a pipeline; train the model "
+            "itself under `MeshStrategy`."
+        )
+    else:
+        advice = (
+            "Put it into a subclass of `tfscale.PipelineModel`, where it is "
+            "called."
+        )
+    raise ValueError(
+        f"The steps of a pipeline are its own. Received: {model.name!r} of "
+        f"type {type(model).__name__}, with a `{own[0]}` of its own, which "
+        f"would not be called. {advice}"
+    )
+
+
+def check_variables(plan: PipelinePlan) -> None:
+    """Refuses layers whose variables are others than those that were placed."""
+    found = {id(v): v for call in plan.graph.calls for v in call.variables}
+    new = [v for number, v in found.items() if number not in plan.numbers]
+    if new or len(found) < len(plan.numbers):
+        changed = new or [v for v in plan.variables if id(v) not in found]
+        raise ValueError(
+            "A model's layers must keep their variables once it is wrapped, "
+            "because `PipelineModel` places them. Received: the variable "
+            f"{changed[0].path!r}, which was {'made' if new else 'taken away'} "
+            "later. Call `enable_lora`, `quantize` and the like before, or "
+            "wrap the model again."
+        )
+
+
+def check_made_in_scope(variables) -> None:
+    """Refuses variables that the strategy does not know."""
+    for variable in variables:
+        if not isinstance(variable.value, MeshVariable | MeshAccumulator):
+            raise ValueError(
+                "A model must be built in the scope of the strategy that "
+                f"trains it. Received: variable {variable.path!r}, made "
+                "outside. Put the code that builds the model under "
+                "`with strategy.scope():`."
+            )
 
 
 def check_built(model: keras.Model, *parts) -> None:

@@ -4,8 +4,6 @@ import tensorflow as tf
 
 from tfscale import _internals
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.variables.variable import MeshAccumulator
-from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.pipeline.stages.plan import PipelinePlan
 
 
@@ -24,18 +22,6 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
         creator = strategy.extended.variable_creator
         with strategy.scope(), creator.placed_on(rank, like=value):
             _internals.make_value_anew(variable, value.read_value)
-
-
-def check_made_in_scope(variables) -> None:
-    """Refuses variables that the strategy does not know."""
-    for variable in variables:
-        if not isinstance(variable.value, MeshVariable | MeshAccumulator):
-            raise ValueError(
-                "A model must be built in the scope of the strategy that "
-                f"trains it. Received: variable {variable.path!r}, made "
-                "outside. Put the code that builds the model under "
-                "`with strategy.scope():`."
-            )
 
 
 def on_device_of_inputs():

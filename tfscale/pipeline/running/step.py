@@ -51,14 +51,6 @@ class StepResult:
     moments: list[tuple[keras.layers.BatchNormalization, tf.Tensor]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Rank:
-    """What a model rank brings to the schedule of its replica."""
-
-    step: "PipelineStep"
-    tensors: Tensors
-
-
 class PipelineStep:
     """Runs a program on a batch in the current replica."""
 
@@ -131,28 +123,24 @@ class PipelineStep:
             )
 
     def _run(self, actions, tensors):
-        """Runs a schedule: a replica's model ranks each action together."""
-
-        def run(step, tensors_of_ranks):
-            run_schedule(
-                actions,
-                [s.of_replica(step._replica) for s in step._program.stages],
-                step._ranks,
-                tensors_of_ranks,
-                **step._emit,
-            )
-
-        def run_all(strategy, ranks):
-            del strategy
-            ranks = ranks.values
-            for first in range(0, len(ranks), self._num_ranks):
-                of_replica = ranks[first : first + self._num_ranks]
-                run(of_replica[0].step, [each.tensors for each in of_replica])
-
+        """Runs a schedule: a replica's model ranks run each action together."""
         if self._num_ranks == 1:
-            run(self, [tensors])
-        else:
-            self._context.merge_call(run_all, args=(_Rank(self, tensors),))
+            self._run_schedule(actions, [tensors])
+            return
+
+        def run_all(strategy, steps, tensors):
+            del strategy
+            for first in range(0, len(steps.values), self._num_ranks):
+                of_replica = tensors.values[first : first + self._num_ranks]
+                steps.values[first]._run_schedule(actions, of_replica)
+
+        self._context.merge_call(run_all, args=(self, tensors))
+
+    def _run_schedule(self, actions, tensors_of_ranks):
+        stages = [x.of_replica(self._replica) for x in self._program.stages]
+        run_schedule(
+            actions, stages, self._ranks, tensors_of_ranks, **self._emit
+        )
 
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
         """Gradients of the global batch, by number.

@@ -15,7 +15,6 @@ from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
-from tfscale.pipeline.running import wrapping
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
@@ -117,7 +116,7 @@ class PipelineTrainer(WrappedModel):
         A training step calls it for each microbatch, and only where a model
         has its own, or a subclass of this one.
         """
-        if not wrapping.is_own(self.model, "compute_loss"):
+        if not checks.is_own(self.model, "compute_loss"):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         compute_loss = _internals.view(
             self.model,
@@ -135,7 +134,7 @@ class PipelineTrainer(WrappedModel):
     def _has_own_loss(self):
         return (
             self.__class__.compute_loss is not PipelineTrainer.compute_loss
-            or wrapping.is_own(self.model, "compute_loss")
+            or checks.is_own(self.model, "compute_loss")
         )
 
     def _compiled_programs(self, jit_compile):
@@ -158,26 +157,24 @@ class PipelineTrainer(WrappedModel):
 
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
-        wrapping.check_variables(self._plan)
+        checks.check_variables(self._plan)
         super().make_train_function(force)
-        self.train_function = _outermost(self.train_function, self._plan.stages)
+        self.train_function = self._outermost(self.train_function)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
-        wrapping.check_variables(self._plan)
+        checks.check_variables(self._plan)
         super().make_test_function(force)
-        self.test_function = _outermost(self.test_function, self._plan.stages)
+        self.test_function = self._outermost(self.test_function)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
-        wrapping.check_predictions(self.model)
-        wrapping.check_variables(self._plan)
+        checks.check_predictions(self.model)
+        checks.check_variables(self._plan)
         super().make_predict_function(force)
-        self.predict_function = _outermost(
-            self.predict_function, self._plan.stages
-        )
+        self.predict_function = self._outermost(self.predict_function)
         return self.predict_function
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -193,6 +190,19 @@ class PipelineTrainer(WrappedModel):
             return
         super()._maybe_symbolic_build(iterator, data_batch)
 
+    def _outermost(self, function):
+        """The function that Keras calls once per step, or per several."""
+        if getattr(function, "is_outermost", False):
+            return function
+
+        @functools.wraps(function)
+        def call(iterator):
+            with failures.explained(self._plan.stages), no_grappler():
+                return function(iterator)
+
+        call.is_outermost = True
+        return call
+
     def _check_built(self):
         parts = [self._compile_metrics]
         if not self._has_own_loss:
@@ -202,7 +212,7 @@ class PipelineTrainer(WrappedModel):
 
     def _run(self, x, targets, training, loss_scale=1.0):
         """Returns the step, its flat inputs and its result."""
-        wrapping.check_variables(self._plan)
+        checks.check_variables(self._plan)
         checks.check_preprocessed(self.model, x)
         checks.check_batch((x, targets))
         inputs = self._plan.graph.flatten_inputs(x)
@@ -267,17 +277,3 @@ class PipelineTrainer(WrappedModel):
             return self.compute_metrics(
                 x, y, y_pred, sample_weight=sample_weight
             )
-
-
-def _outermost(function, stages):
-    """The function that Keras calls once per step, or per several steps."""
-    if getattr(function, "is_outermost", False):
-        return function
-
-    @functools.wraps(function)
-    def call(iterator):
-        with failures.explained(stages), no_grappler():
-            return function(iterator)
-
-    call.is_outermost = True
-    return call

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -33,16 +32,6 @@ class Program:
 
     stages: tuple[trace.TracedStage, ...]
     divisors: Phase | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Request:
-    """A kind of batch, and one of its batches."""
-
-    kind: str
-    inputs: Any
-    targets: Any
-    training: bool
 
 
 class Programs:
@@ -84,26 +73,19 @@ class Programs:
         )
         trainable = [variable.trainable for variable in self._plan.variables]
         kind = repr((specs, training, trainable))
-        request = _Request(kind, inputs, targets, training)
+
+        def trace_kind():
+            if kind not in self._of_kinds:
+                self._of_kinds[kind] = self._trace(inputs, targets, training)
+
         if collectives.num_ranks() == 1:
-            self._trace_once(request)
+            trace_kind()
         else:
-            # Ranks are traced by whoever runs them. They meet also if this
-            # kind is known: that of another replica may be new.
+            # Ranks are traced by the thread that runs them. They meet also if
+            # this kind is known: that of another replica may be new.
             context = tf.distribute.get_replica_context()
-            context.merge_call(self._trace_all, args=(request,))
+            context.merge_call(_call_all, args=(trace_kind,))
         return self._of_kinds[kind][collectives.rank()]
-
-    def _trace_all(self, strategy, requests):
-        del strategy
-        for request in requests.values:
-            self._trace_once(request)
-
-    def _trace_once(self, request):
-        if request.kind not in self._of_kinds:
-            self._of_kinds[request.kind] = self._trace(
-                request.inputs, request.targets, request.training
-            )
 
     def _trace(self, inputs, targets, training):
         """Traces every stage for microbatches; a program for each rank."""
@@ -231,3 +213,9 @@ class Programs:
         rows, count = tensor.shape[0], self._plan.schedule.num_microbatches
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+
+
+def _call_all(strategy, functions):
+    del strategy
+    for function in functions.values:
+        function()

@@ -1,7 +1,16 @@
 """Traces a stage into pure functions of parameters, state and inputs.
 
 Forward and backward are one graph (stage_graph.py), which is split into the
-phases of a schedule (phases.py).
+phases of a schedule (phases.py). A stage whose layers are split over model
+ranks is traced for all of them in one graph, in which the ranks meet. Each
+phase is one function on the devices of all ranks, for each replica; its tensors
+go by their rank, and their key there:
+
+    (0, Activation(v)) ──►┌─────────┐──► (0, Activation(w))
+    (1, Activation(v)) ──►│ forward │──► (1, Activation(w))
+                         └─────────┘
+
+A stage that one device runs has rank 0 only.
 """
 
 import dataclasses
@@ -17,7 +26,6 @@ from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import phases
-from tfscale.pipeline.tracing import rank_phases
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
@@ -80,17 +88,8 @@ class TracedStage:
 def trace_stage(graph: StageGraph) -> TracedStage:
     """Traces one stage and splits it into the phases of a schedule."""
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
-    parts = _parts(graph)
-    split = phases.split(
-        wrapped,
-        graph.arguments,
-        list(parts.values()),
-        jit_compile=graph.options.jit_compile,
-    )
-    made = dict(zip(parts, split))
-    divisors = made.pop("D", None)
-    joint = {x: rank_phases.alone(phase) for x, phase in made.items()}
-    return _traced(wrapped, graph, (joint,), divisors)
+    (stage,) = _split(wrapped, [graph])
+    return stage
 
 
 def trace_on_ranks(
@@ -119,26 +118,12 @@ def trace_on_ranks(
         with rank_context.within(sequence_plan=sequence_plan, model=model):
             graphs[-1].build()
 
-    wrapped = rank_phases.trace(build_rank, strategy, devices[0])
-    parts = [_parts(graph) for graph in graphs]
-    # In these no rank needs another one.
-    divisors = [
-        phases.split(wrapped, graph.arguments, [of_rank.pop("D")])[0]
-        if "D" in of_rank
-        else None
-        for graph, of_rank in zip(graphs, parts)
-    ]
-    made = rank_phases.split(
-        wrapped,
-        [graph.arguments for graph in graphs],
-        [list(of_rank.values()) for of_rank in parts],
-        devices,
-    )
-    joint = tuple(dict(zip(parts[0], of_replica)) for of_replica in made)
-    return [
-        _traced(wrapped, graph, joint, of_rank)
-        for graph, of_rank in zip(graphs, divisors)
-    ]
+    def build():
+        # One rank after the other, between the points where they meet.
+        with strategy.scope():
+            strategy.extended.call_ranks(build_rank, devices[0])
+
+    return _split(tf.compat.v1.wrap_function(build, []), graphs, devices)
 
 
 def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
@@ -163,6 +148,68 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
         {keys.Divisors(): graph.forward[keys.Divisors()]},
     )
     return phases.split(wrapped, graph.arguments, [part])[0]
+
+
+def _split(wrapped, graphs, devices=((),)):
+    """What each rank has of a stage whose phases all of them run together.
+
+    The stage was traced with the devices of replica 0.
+    """
+    parts = [_parts(graph) for graph in graphs]
+    # In these no rank needs another one.
+    divisors = [
+        phases.split(
+            wrapped,
+            graph.arguments,
+            [of_rank.pop("D")],
+            jit_compile=graph.options.jit_compile,
+        )[0]
+        if "D" in of_rank
+        else None
+        for graph, of_rank in zip(graphs, parts)
+    ]
+    arguments = {
+        (rank, key): tensor
+        for rank, graph in enumerate(graphs)
+        for key, tensor in graph.arguments.items()
+    }
+    joint_parts = [
+        phases.PhaseSpec(
+            of_ranks[0].name,
+            {
+                (rank, key): tensor
+                for rank, part in enumerate(of_ranks)
+                for key, tensor in part.results.items()
+            },
+            [op for part in of_ranks for op in part.side_effects],
+            of_ranks[0].restart,
+        )
+        for of_ranks in zip(*(of_rank.values() for of_rank in parts))
+    ]
+    rank_of = {device: rank for rank, device in enumerate(devices[0])}
+    joint = tuple(
+        dict(
+            zip(
+                parts[0],
+                phases.split(
+                    wrapped,
+                    arguments,
+                    joint_parts,
+                    jit_compile=graphs[0].options.jit_compile,
+                    devices=dict(zip(devices[0], of_replica)),
+                    key_of_saved=lambda saved, x: (
+                        rank_of.get(x.device, 0),
+                        saved,
+                    ),
+                ),
+            )
+        )
+        for of_replica in devices
+    )
+    return [
+        _traced(wrapped, graph, joint, of_rank)
+        for graph, of_rank in zip(graphs, divisors)
+    ]
 
 
 def _parts(graph):
