@@ -17,13 +17,31 @@ from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import GivenRows
-from tfscale.accumulation.mirrored import MirroredAsOne
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
+
+
+class _MirroredAsOne(in_place.Mixin):
+    """A mixin for the class of the strategy's `extended`.
+
+    A `MeshStrategy` has this itself, see `distribute/model_ranks.py`.
+    """
+
+    @contextlib.contextmanager
+    def as_one_replica(self) -> Iterator[None]:
+        """Within it Keras in this thread sees one replica."""
+        with rank_context.within(is_one_replica=True):
+            yield
+
+    @property
+    def _num_replicas_in_sync(self):
+        if rank_context.current().step.is_one_replica:
+            return 1
+        return super()._num_replicas_in_sync
 
 
 class Accumulation:
@@ -71,7 +89,7 @@ def accumulating(
     with contextlib.ExitStack() as stack:
         strategy = model.distribute_strategy
         if type(strategy) is tf.distribute.MirroredStrategy:
-            as_one = in_place.putting(strategy.extended, MirroredAsOne)
+            as_one = in_place.putting(strategy.extended, _MirroredAsOne)
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(_capturing(model))

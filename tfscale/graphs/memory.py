@@ -31,12 +31,11 @@ def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec) -> int:
     Raises:
         ValueError: If its size is not known.
     """
-    if tensor.dtype == tf.variant or not tensor.shape.is_fully_defined():
+    if not tensor.shape.is_fully_defined():
         raise ValueError(
             "Bytes of activations are known only where all sizes are. "
-            f"Received: a tensor of shape {tensor.shape} and dtype "
-            f"{tensor.dtype.name}. In a pipeline, trace a batch that "
-            "num_microbatches divides."
+            f"Received: a tensor of shape {tensor.shape}. Trace the program "
+            "for a batch that num_microbatches divides."
         )
     return math.prod(tensor.shape) * tensor.dtype.size
 
@@ -66,8 +65,14 @@ def peak_bytes(results: Sequence[tf.Tensor]) -> int:
     for index, operation in enumerate(operations):
         given = [sizes.get(x.ref(), 0) for x in operation.inputs]
         for tensor in operation.outputs if operation.type not in _GIVEN else ():
-            is_unknown = None in tensor.shape and tensor.dtype != tf.variant
-            size = max(given) if is_unknown else tensor_bytes(tensor)
+            if tensor.dtype == tf.variant:
+                raise ValueError(
+                    "Memory can be estimated where no loop keeps something of "
+                    f"its iterations. Received: {operation.name!r}, of dtype "
+                    "variant."
+                )
+            is_known = tensor.shape.is_fully_defined()
+            size = tensor_bytes(tensor) if is_known else max(given, default=0)
             sizes[tensor.ref()] = size
             if operation.type not in _ALIASES:
                 in_use += size
