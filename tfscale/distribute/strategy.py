@@ -68,9 +68,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             of each device (the first CPU of its task) and to update there:
             the gradient goes down and the change of the weight goes up, 8
             bytes for each float32 weight and step. It goes with any
-            `zero_stage` and any axis; with 1 and 3 the host has each slot
-            once, with 0 once for each replica. Not tried on a GPU yet; on
-            CPUs it saves nothing.
+            `zero_stage` and any axis; with stage 0 the host has each slot
+            once for each replica. Not tried on a GPU yet; on CPUs it saves
+            nothing.
 
     Source of `sequence_parallel`: Korthikanti et al., Reducing Activation
     Recomputation in Large Transformer Models (2022), section 4.2.2.
