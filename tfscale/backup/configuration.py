@@ -35,9 +35,6 @@ def of_model(model: keras.Model) -> str:
     """JSON of the configuration of a model and of what it is compiled with.
 
     Of a class without one, or that overrides `compile`, there is null.
-
-    Args:
-        model: As a user gave it to `fit`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lambdas, which are not loaded
@@ -76,9 +73,6 @@ def of_dataset(dataset: tf.data.Dataset) -> list[str]:
 
     Such as seeds and sizes. Not what is in its functions, nor the names of its
     files, nor on how many threads it runs.
-
-    Args:
-        dataset: What a user gave to `fit`.
     """
     graph = DatasetGraph(dataset)
     return [
@@ -89,12 +83,7 @@ def of_dataset(dataset: tf.data.Dataset) -> list[str]:
 
 
 def difference(now: str, saved: str | None) -> str | None:
-    """Where two configurations differ, the first place; None if they do not.
-
-    Args:
-        now: What `of_model` returned.
-        saved: The configuration of an earlier process.
-    """
+    """Where two configurations differ, the first place; None if they do not."""
     if now == saved:
         return None
     return _difference(json.loads(now), json.loads(saved or "null"), "")

@@ -10,13 +10,7 @@ from tfscale.dataset_graph import DatasetGraph
 
 
 def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
-    """Warns, once for a `fit`, where a run cannot go on bit for bit.
-
-    Args:
-        epochs: The epoch iterator of Keras.
-        name: What the data is for, "training" or "validation".
-        num_looks: Iterators that Keras makes to look at one batch only.
-    """
+    """Warns, once for a `fit`, where a run cannot go on bit for bit."""
     # Training with `steps_per_epoch` has one iterator for all epochs.
     is_cut_short = name == "validation" and bool(epochs.steps_per_epoch)
     reasons = _reasons(epochs, is_cut_short or num_looks > 0)
@@ -75,9 +69,6 @@ def shuffles_late(source: tf.data.Dataset) -> bool:
     """Whether an iterator takes seeds of a shuffle when it is half read.
 
     Others take them when they are made.
-
-    Args:
-        source: What a user gave.
     """
     graph = DatasetGraph(source)
     return any(_shuffles_late(stage, graph) for stage in graph.all_stages())

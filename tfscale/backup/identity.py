@@ -18,12 +18,6 @@ def identity(
 ) -> dict[str, Any]:
     """What must be alike, beside the variables, for a run to go on.
 
-    Args:
-        model: The model that is fitted, as a user gave it.
-        epochs: The epochs of the `fit` that runs, see `fit.Fit`.
-        callbacks: The callbacks of the `fit`.
-        data: Where it is in its data.
-
     Returns:
         What `configuration`, `data` and `callbacks` are, as JSON.
     """
@@ -47,12 +41,6 @@ def check(
     backup: Backup, model: keras.Model, worker: int, now: dict[str, Any]
 ) -> None:
     """Refuses to go on from a backup of another run.
-
-    Args:
-        backup: The backup.
-        model: The model that is fitted.
-        worker: Which of the workers this is.
-        now: The `identity` of the run.
 
     Raises:
         ValueError: If the backup is of another model, optimizer, other data or

@@ -107,11 +107,7 @@ class Report:
                 os.pwrite(self._note, f"{total:0{_DIGITS}d}".encode(), 0)
 
     def step_is_over(self, is_last: bool) -> None:
-        """Is called before a save, and before the next step.
-
-        Args:
-            is_last: Whether the step was the last one of an epoch.
-        """
+        """Is called before a save or a step; `is_last` in its epoch."""
         if not self._num_running:
             return
         end = self._ended_at if is_last else time.monotonic()

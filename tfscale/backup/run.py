@@ -47,15 +47,6 @@ from tfscale.sharding.sharding import Sharding
 class Run:
     """The `fit` that runs; it is the `Watcher` of its epochs.
 
-    Args:
-        model: The model that is fitted.
-        fit: Its `fit`.
-        folder: The backups, of which this job has the lock.
-        schedule: When to save.
-        signals: What asks the run to stop.
-        exit_code: With what it then ends.
-        workers: The workers that it runs in.
-
     Raises:
         ValueError: If the newest backup is of another model, optimizer, other
             data or callbacks.

@@ -36,11 +36,7 @@ class SaveSchedule:
         self._num_steps += count
 
     def is_due(self, is_first: bool) -> bool:
-        """Whether to save now.
-
-        Args:
-            is_first: Whether an epoch begins.
-        """
+        """Whether to save now; `is_first` where an epoch begins."""
         if not self._num_steps:
             return False
         if not isinstance(self._save_freq, str):

@@ -61,9 +61,6 @@ class StopSignals:
 
         The handler of before gets it; returns if that one does.
 
-        Args:
-            exit_code: With what the process ends if there was no handler.
-
         Raises:
             SystemExit: If there was no handler.
         """

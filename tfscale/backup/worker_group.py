@@ -24,9 +24,6 @@ class WorkerGroup(Coordination):
     """The workers of a `fit`; a process that is alone is one of one.
 
     Worker 0 writes what is written once.
-
-    Args:
-        strategy: That of the model.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -52,11 +49,6 @@ class WorkerGroup(Coordination):
         All stop if one of them is asked to, and save if worker 0 finds it due.
         It is not agreed upon more often than ten times a second, so that it
         costs little where steps are short.
-
-        Args:
-            is_asked: Whether this one is asked to stop.
-            is_due: Whether this one finds a save due.
-            is_last: Whether no step follows, and it is agreed upon now.
         """
         if self._workers is None:
             return is_asked, is_due

@@ -65,13 +65,7 @@ class Coordination:
         subject: str | None = None,
         gives_up: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """What another worker gives; waits for it.
-
-        Args:
-            name: The name of the value.
-            index: Which worker gives it.
-            subject: If it takes long, it is said that this is waited for.
-            gives_up: Whether it is not waited for any more.
+        """What another worker gives; a long wait is logged with a `subject`.
 
         Raises:
             ConnectionError: If a worker is gone.
@@ -103,23 +97,13 @@ class Coordination:
         return f"tfscale/{self.scope}/{name}/{index}"
 
     def from_first(self, name: str, make: Callable[[], Any]) -> Any:
-        """What worker 0 makes, in all workers; JSON.
-
-        Args:
-            name: What it is, once in a scope.
-            make: Called by worker 0. If it raises, all do.
-        """
+        """What worker 0 makes, in all workers; JSON. If it raises, all do."""
         if self.index:
             return self._take_result(name, 0)
         return self._give_result(name, make)
 
     def to_first(self, name: str, make: Callable[[], Any]) -> list[Any]:
-        """What each worker makes, in worker 0; JSON. Its own only in others.
-
-        Args:
-            name: See `from_first`.
-            make: Called by each worker. If it raises, worker 0 does too.
-        """
+        """What each worker makes, in worker 0, which raises what any raises."""
         own = self._give_result(name, make)
         others = range(1, 1 if self.index else self.count)
         return [own, *(self._take_result(name, i) for i in others)]
@@ -145,10 +129,6 @@ class Coordination:
         Workers whose programs differ would wait for each other for ever, or
         add up what does not belong together. Worker 0 compares with all, the
         others with worker 0.
-
-        Args:
-            subject: What it is about, "variables" say.
-            fact: What has to be the same in all workers.
 
         Raises:
             ConnectionError: If another worker is gone.
@@ -200,10 +180,6 @@ class Coordination:
 
         One that ends by an error does not wait for the others, nor one for
         which they wait somewhere else.
-
-        Args:
-            is_missed: Set if the others are not at their end, and wait for it.
-            timeout: Seconds after which the others are not waited for any more.
         """
         if getattr(sys, "last_value", None) is not None:
             return

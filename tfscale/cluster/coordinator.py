@@ -95,9 +95,6 @@ def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
 def serve_with_parameters(cluster: Cluster) -> NoReturn:
     """Serves the chief of parameter servers, in one of its other processes.
 
-    Args:
-        cluster: A cluster with the job "ps".
-
     Raises:
         ConnectionError: If the chief does not come, has failed or is lost.
         SystemExit: With 0, once the chief has ended well.
@@ -122,10 +119,6 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
     """Returns once all workers and parameter servers of a chief are there.
 
     Those that are lost later are taken in when they come back.
-
-    Args:
-        cluster: The cluster; this process is its chief.
-        timeout: Seconds after which a process that is missing is an error.
 
     Raises:
         ConnectionError: If one is missing; says which, and why.

@@ -3,11 +3,14 @@
 import atexit
 import dataclasses
 import os
+import platform
 import signal
 import threading
 
+import keras
 import tensorflow as tf
 
+from tfscale._version import __version__
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordination import Coordination
 from tfscale.cluster.coordinator import cluster_spec
@@ -17,7 +20,6 @@ from tfscale.cluster.coordinator import serve_with_parameters
 from tfscale.cluster.environment import cluster_from_environment
 from tfscale.cluster.liveness.failure_detector import FailureDetector
 from tfscale.cluster.preflight import preflight
-from tfscale.cluster.versions import versions
 from tfscale.virtual_devices import use_virtual_devices
 
 # Set by the launcher where there are no accelerators to give to a worker.
@@ -128,6 +130,16 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
         _joined = Joined(cluster, _join(cluster), detector, coordination)
         atexit.register(coordination.leave, detector.is_missed)
         atexit.register(detector.leave)
+
+
+def versions() -> dict[str, str]:
+    """What has to be equal in all processes, by name."""
+    return {
+        "version of Python": ".".join(platform.python_version_tuple()[:2]),
+        "version of TensorFlow": tf.__version__,
+        "version of Keras": keras.__version__,
+        "version of tfscale": __version__,
+    }
 
 
 def joined() -> Joined | None:

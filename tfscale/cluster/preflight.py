@@ -42,12 +42,7 @@ _WORD_LENGTH = 32
 
 
 class MissingError(ConnectionError):
-    """Processes of a cluster are missing.
-
-    Args:
-        text: Says which, and why.
-        addresses: Theirs.
-    """
+    """Processes of a cluster are missing."""
 
     def __init__(self, text: str, addresses: Sequence[str]):
         super().__init__(text)

@@ -107,12 +107,6 @@ def read_line(
 
     What follows the line is not read.
 
-    Args:
-        connection: A connection.
-        seconds: For all of the line.
-        beginning: That of the lines that are of interest.
-        max_bytes: Of the line.
-
     Raises:
         OSError: If it does not come in time.
         ValueError: If it is longer.

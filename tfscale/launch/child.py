@@ -1,7 +1,6 @@
 """A process of the cluster that the launcher started, and what it printed."""
 
 import collections
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from tfscale.launch import output
 from tfscale.launch.warden import Warden
 
-_PR_SET_PDEATHSIG = 1
 _NUM_LAST_LINES = 15
 # What has no end, such as a progress bar, is printed in pieces of so many.
 _BYTES_OF_A_LINE = 65_536
@@ -24,16 +22,8 @@ _CHARACTERS_OF_A_LAST_LINE = 500
 class Child:
     """Runs a command; its lines are printed behind its name.
 
-    It is killed by the kernel when the launcher dies, however that is
-    (`PR_SET_PDEATHSIG`, see prctl(2); Linux), and has a process group of its
-    own, so that a signal reaches what it has started too. A warden kills that
-    group when the launcher dies.
-
-    Args:
-        name: Printed before each of its lines.
-        command: Program and arguments.
-        environ: All of its environment variables.
-        warden: That of the launcher.
+    It has a process group of its own, so that a signal reaches what it has
+    started too. A warden kills that group when the launcher dies.
 
     Attributes:
         exit_code: What it ended with, minus the signal that killed it; None
@@ -52,14 +42,6 @@ class Child:
         self.name = name
         self._warden = warden
         self.last_lines = collections.deque(maxlen=_NUM_LAST_LINES)
-        parent = os.getpid()
-        libc = ctypes.CDLL(None)
-
-        def die_with_the_launcher():
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # It died in between.
-                os._exit(1)
-
         self._process = subprocess.Popen(
             command,
             env=dict(environ),
@@ -67,7 +49,6 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_the_launcher,
         )
         warden.watch(self._process.pid)
         self.exit_code = None

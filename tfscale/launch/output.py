@@ -11,10 +11,6 @@ def write(stream: TextIO | None, text: str) -> None:
     A character that the stream cannot encode is replaced. Where nobody reads
     any more (`| head`, a terminal that was closed) nothing more is written.
 
-    Args:
-        stream: `sys.stdout` or `sys.stderr`; None if it was closed before.
-        text: The line, without its end.
-
     Example:
 
     >>> write(sys.stdout, "worker 0: epoch 1")

@@ -1,8 +1,7 @@
-"""Kills what workers have started when their launcher is killed.
+"""Kills workers, and what they have started, when their launcher is killed.
 
-The kernel kills the workers then, but not the processes that these have
-started, such as loaders of data. They are in the process group of their worker,
-unless they left it by setsid(2).
+Loaders of data, say, are in the process group of their worker, unless they left
+it by setsid(2).
 
     launcher  "+71" "+72" ... "-71" ... ✗ the pipe closes
                 │     │         │       │

@@ -27,11 +27,7 @@ _SECONDS_WITHOUT_WORDS = 15.0
 
 
 class StepQueue:
-    """Hands steps to whichever worker is free.
-
-    Args:
-        strategy: The `ParameterServerStrategy`.
-    """
+    """Hands steps to whichever worker is free."""
 
     def __init__(self, strategy):
         self._coordinator = strategy.coordinator
@@ -48,12 +44,7 @@ class StepQueue:
         return self._sums
 
     def put(self, function: Callable[..., Any], *args: Any) -> None:
-        """Has a step run; waits while there are many that have not.
-
-        Args:
-            function: A `tf.function` that returns a list of tensors.
-            *args: Its arguments, tensors or an iterator of each worker.
-        """
+        """Has a step run; waits while there are many that have not."""
         self._all_went_well = False
         with explained(self._cluster):
             result = self._coordinator.schedule(function, args=args)
@@ -142,9 +133,6 @@ class StepQueue:
 @contextlib.contextmanager
 def explained(cluster: Cluster) -> Iterator[None]:
     """Says what failed, where TensorFlow says what it met.
-
-    Args:
-        cluster: Whose parameter servers may have failed.
 
     Raises:
         ConnectionError: If a parameter server is lost.

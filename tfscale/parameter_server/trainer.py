@@ -19,11 +19,7 @@ from tfscale.parameter_server.worker_scope import WorkerScope
 
 
 class ParameterServerTrainer(WrappedModel):
-    """The steps of a `ParameterServerModel`, which Keras' loops call.
-
-    Args:
-        model: The plain Keras model.
-    """
+    """The steps of a `ParameterServerModel`, which Keras' loops call."""
 
     # What Keras' loops call, made by the methods below.
     train_function: Any

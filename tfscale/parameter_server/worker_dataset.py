@@ -22,12 +22,7 @@ from tfscale._internals import datasets
 
 
 class WorkersOwnDataset(tf.data.Dataset):
-    """What a function makes for each worker, as Keras takes it.
-
-    Args:
-        function: From a `tf.distribute.InputContext` to a `tf.data.Dataset`.
-        num_workers: How many there are.
-    """
+    """What a function makes for each worker, as Keras takes it."""
 
     def __init__(
         self,
@@ -62,12 +57,7 @@ class WorkersOwnDataset(tf.data.Dataset):
 
 
 class WorkerDataset:
-    """What `experimental_distribute_dataset` returns to Keras.
-
-    Args:
-        strategy: The `ParameterServerStrategy`.
-        dataset: A `tf.data.Dataset`.
-    """
+    """What `experimental_distribute_dataset` returns to Keras."""
 
     def __init__(self, strategy, dataset: tf.data.Dataset):
         self._strategy = strategy
@@ -83,12 +73,7 @@ class WorkerDataset:
 
 
 class WorkerIterator:
-    """What Keras hands to the function that makes a step.
-
-    Args:
-        strategy: The `ParameterServerStrategy`.
-        dataset: A `tf.data.Dataset`.
-    """
+    """What Keras hands to the function that makes a step."""
 
     def __init__(self, strategy, dataset: tf.data.Dataset):
         self._strategy = strategy

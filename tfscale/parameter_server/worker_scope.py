@@ -37,12 +37,7 @@ class WrittenAtOnce(keras.StatelessScope):
 
 
 class WorkerScope(WrittenAtOnce):
-    """Within it a step runs on a worker; see the module.
-
-    Args:
-        metrics: Variables of metrics.
-        counters: Variables of integers.
-    """
+    """Within it a step runs on a worker; see the module."""
 
     def __init__(
         self,

@@ -88,12 +88,7 @@ class Backup:
 
 
 def begin(folder: str, step: int) -> str:
-    """Makes the folder of a backup; returns its path.
-
-    Args:
-        folder: Where backups are.
-        step: Steps that the run has made.
-    """
+    """Makes the folder of a backup; returns its path."""
     name = f"backup-{step:08d}-{uuid.uuid4().hex}"
     path = storage_of(folder).path_of(name)
     storage_of(path).make_folder()
@@ -107,13 +102,7 @@ def write_files(
     state: Mapping[str, Any],
     worker: int = 0,
 ) -> dict[str, Any]:
-    """Writes the files of a worker.
-
-    Args:
-        path: What `begin` returned.
-        parts: Parts of tensors, each once; is empty in the end.
-        state: JSON.
-        worker: Which one of the workers it is.
+    """Writes the files of a worker; empties `parts` as it goes.
 
     Returns:
         What is in them, JSON for `seal`.
@@ -149,11 +138,6 @@ def _name(kind, worker):
 def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
     """Writes the manifest, by which the backup is there.
 
-    Args:
-        path: What `begin` returned.
-        step: Steps that the run has made.
-        contents: What `write_files` returned, of each worker.
-
     Raises:
         FileNotFoundError: If the files of a worker are not there.
     """
@@ -182,11 +166,7 @@ def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
 
 
 def open_backup(path: str, *, is_verified: bool = False) -> Backup:
-    """Reads a backup, and each byte of it once.
-
-    Args:
-        path: Its folder.
-        is_verified: Whether somebody has read all of it already.
+    """Reads a backup, and, unless `is_verified`, each byte of it once.
 
     Raises:
         DamagedBackupError: If it is not what was written; says in which way.

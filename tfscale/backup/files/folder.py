@@ -18,12 +18,7 @@ _SECONDS = 0.1  # between two looks
 
 
 class BackupFolder:
-    """The backups of one run, of which one job at a time writes.
-
-    Args:
-        path: Of the file system or of `tf.io.gfile`.
-        keep: How many backups to keep.
-    """
+    """The backups of one run, of which one job at a time writes."""
 
     def __init__(self, path: str, keep: int):
         self.path = path
@@ -95,15 +90,11 @@ class BackupFolder:
             self._lock = None
 
     def newest(self, *, leave_damaged: bool = False) -> committed.Backup | None:
-        """The newest backup that verifies.
+        """The newest backup that verifies; `leave_damaged` changes no file.
 
         What a kill left unfinished is removed. One that does not verify, or
         cannot be read, is set aside, under a name that begins with `damaged-`,
         and the reason is logged.
-
-        Args:
-            leave_damaged: Whether to leave all that is there as it is, since
-                another job may be writing.
 
         Raises:
             DamagedBackupError: If there are backups and none verifies.
@@ -152,14 +143,7 @@ class BackupFolder:
         state,
         workers: Coordination | None = None,
     ):
-        """Writes a backup, and removes those that are too many after it.
-
-        Args:
-            step: Steps that the run has made.
-            parts: Parts of tensors, each once: of this worker. Is empty in the
-                end.
-            state: JSON, of this worker.
-            workers: The workers that write it together; one by default.
+        """Writes this worker's files; worker 0 removes backups beyond `keep`.
 
         Raises:
             BlockingIOError: If the folder was removed, and made by another job.

@@ -46,12 +46,7 @@ def _split(value, path, arrays):
 
 
 def join(value: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """The nested value that `split` made JSON of.
-
-    Args:
-        value: The JSON.
-        read: Gives the array of a key.
-    """
+    """The nested value that `split` made JSON of."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             return read(value[_ARRAY])

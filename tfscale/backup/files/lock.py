@@ -18,9 +18,6 @@ _held: dict[str, int] = {}
 class FolderLock:
     """Keeps a folder for one job; it ends with its process, however that does.
 
-    Args:
-        folder: The folder, which is there.
-
     Raises:
         BlockingIOError: If another job has it.
         OSError: If LOCK is no file, or cannot be locked.

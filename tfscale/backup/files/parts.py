@@ -86,13 +86,6 @@ def read_part(
 ) -> tf.Tensor:
     """The part of a tensor that a device has, whoever wrote it.
 
-    Args:
-        prefix: As it was written to.
-        key: Name of the tensor.
-        dtype: Its dtype.
-        sharding: How it is sharded now.
-        place: `(replica, rank)` of the device.
-
     Raises:
         tf.errors.DataLossError: If what is read is not what was written.
     """

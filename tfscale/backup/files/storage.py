@@ -23,9 +23,6 @@ _CHUNK = 1 << 20
 class Storage:
     """A folder in an object store, or in whatever else `tf.io.gfile` knows.
 
-    Args:
-        path: That of the folder.
-
     Attributes:
         joins_files: Whether tensors may be written in several files that are
             joined in the end, which copies where files cannot be renamed.

@@ -25,9 +25,6 @@ class Writer:
     def start(self, job: Callable[[], None]) -> None:
         """Starts a job, after the one before has ended.
 
-        Args:
-            job: What is to be done.
-
         Raises:
             Exception: What the job before raised.
         """

@@ -23,11 +23,7 @@ from tfscale.data.order.position import PositionValue
 
 
 class DataPosition:
-    """Counts what epochs take of their data.
-
-    Args:
-        epochs: The epoch iterator of Keras, just made.
-    """
+    """Counts what epochs take of their data."""
 
     def __init__(self, epochs):
         self._epochs = epochs
@@ -137,11 +133,6 @@ class DataPosition:
 
     def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
         """Gets to where a run was, within an epoch that begins.
-
-        Args:
-            state: What `state` returned.
-            epoch: The epoch of `fit`.
-            step: Batches of the epoch that were trained on.
 
         Returns:
             Batches of the epoch that are not to be trained on again; `skip` is

@@ -29,10 +29,6 @@ def captured_variables(
 
     A program that runs again creates them in the same order, also on another
     mesh: several of one name are numbered.
-
-    Args:
-        model: The model that is trained.
-        known: Ids of the handles of variables that are left out.
     """
     found = {}
     for concrete in _traced(model):
@@ -62,12 +58,7 @@ class _OnlyTraced(in_place.Mixin):
 
 
 def trace(model: keras.Model, iterator: Any) -> None:
-    """Traces the step as the call with this iterator would, without running it.
-
-    Args:
-        model: The model that is trained.
-        iterator: What Keras calls the train function with next.
-    """
+    """Traces the step as a call with this iterator would; does not run it."""
     function = attributes.step_function(model)
     kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
     if function is None or not isinstance(iterator, kinds):
@@ -80,11 +71,7 @@ def trace(model: keras.Model, iterator: Any) -> None:
 
 
 def warn_of_unsaved(model: keras.Model) -> None:
-    """Names what the step keeps in operations and in Python.
-
-    Args:
-        model: The model that is trained; its first step is over.
-    """
+    """Names what the step keeps in operations and in Python."""
     if model.run_eagerly:
         logging.warning(
             "BackupAndRestore saves the variables that a traced step uses. "

@@ -155,15 +155,10 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
 
 
 def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
-    """The values of variables as they are now.
+    """The values of variables now; common ones are worker 0's.
 
     Nothing is copied: TensorFlow copies a value that is held when it is
     written next.
-
-    Args:
-        entries: The variables.
-        worker: Which one of the workers this is. What all of them have is
-            worker 0's.
     """
     parts = []
     for entry in entries:
@@ -263,14 +258,7 @@ def not_created(entries: list[Entry], backup: Backup) -> list[str]:
 def restore(
     entries: list[Entry], backup: Backup, worker: int = 0, count: int = 1
 ) -> None:
-    """Gives variables the values of a backup, part by part.
-
-    Args:
-        entries: The variables.
-        backup: The backup.
-        worker: Which one of the workers this is.
-        count: How many there are.
-    """
+    """Gives variables the values of a backup, part by part."""
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if entry.key not in backup.tensors and entry.key.startswith(HELD):

@@ -72,11 +72,6 @@ class FailureDetector:
 
     To be made after the pre-flight, before TensorFlow needs the port.
 
-    Args:
-        cluster: All workers.
-        timeout: Seconds after which a worker that is not there is an error.
-        word: That of the pre-flight.
-
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
         num_collectives: Gives how many exchanges of all workers this one has

@@ -76,10 +76,6 @@ class Roster:
     def wait_for(self, servers: Collection[str], timeout: float) -> None:
         """Returns once all others are there, and ready.
 
-        Args:
-            servers: Their addresses.
-            timeout: Seconds after which a missing one is an error.
-
         Raises:
             ConnectionError: If one is missing; says which, and why.
         """
@@ -171,9 +167,6 @@ class Roster:
 
         One that was lost a moment ago may be starting again: it is waited for,
         for as long as that takes.
-
-        Args:
-            error: What ends it, if it does not end well.
         """
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         words = f"failed {first_line[:1000].rstrip('.')}" if error else "end"
@@ -197,14 +190,9 @@ class Roster:
 
 
 class Presence:
-    """Another process' end of its connection with the chief.
+    """Another process' end of its connection with the chief, see `Roster`.
 
-    Args:
-        address: That of this process. Its port is free again afterwards.
-        chief: The address of the chief.
-        timeout: Seconds in which the chief must call.
-        word: See `Roster`.
-        silence: See `Roster`.
+    The port of the process is free again afterwards.
 
     Attributes:
         connection: With the chief.

@@ -24,13 +24,6 @@ def survivors(
 ) -> Cluster:
     """The cluster of those workers that are there, and know of each other.
 
-    Args:
-        cluster: All workers, and no other job.
-        facts: See `preflight`.
-        least: So many have to be there.
-        timeout: Seconds after which a worker that is missing is left out.
-        say: Is told who is waited for, and who is left out.
-
     Raises:
         ConnectionError: If too few are there, or others have found others.
         OSError: If this process' own port is in use.
