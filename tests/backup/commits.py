@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tests import forked_processes
 from tests.backup import trainings
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.files.parts import Part
 from tfscale.cluster.coordination import Coordination
@@ -57,8 +57,8 @@ def commit(folder, index, point):
 
     backups = BackupFolder(f"{folder}/backups", keep=1)
     with (
-        mock.patch.object(_internals, "put_key_value", share),
-        mock.patch.object(_internals, "get_key_value", shared),
+        mock.patch.object(attributes, "put_key_value", share),
+        mock.patch.object(attributes, "get_key_value", shared),
     ):
         for step in (1, 2):
             if step == 2 and point is not None:

@@ -7,7 +7,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.backup.files import folder
 from tfscale.cluster.coordination import Coordination
 
@@ -34,8 +34,8 @@ class SharedFolderTest(absltest.TestCase):
 
         workers = [Coordination(len(paths), i) for i in range(len(paths))]
         with (
-            mock.patch.object(_internals, "put_key_value", put),
-            mock.patch.object(_internals, "get_key_value", get),
+            mock.patch.object(attributes, "put_key_value", put),
+            mock.patch.object(attributes, "get_key_value", get),
             mock.patch.object(folder, "_SECONDS_TO_SEE", 0.1),
             concurrent.futures.ThreadPoolExecutor(len(paths)) as threads,
         ):

@@ -50,7 +50,7 @@ class FailureDetectorTest(parameterized.TestCase):
         self.assertTrue(first._knows.wait(10.0))
         waiting = coordination.Coordination(2, 0, first.check_all_there)
         with (
-            mock.patch.object(coordination, "_internals") as shared,
+            mock.patch.object(coordination, "attributes") as shared,
             self.assertRaisesRegex(
                 ConnectionError,
                 "worker 1 at .* has ended while others wait for it",
