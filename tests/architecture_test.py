@@ -160,7 +160,12 @@ LAYERS = (
     ("tfscale/parameter_server/",),
     ("tfscale/pipeline/stages/", "tfscale/pipeline/tracing/"),
     ("tfscale/pipeline/running/",),
-    ("tfscale/pipeline/", "tfscale/layers/", "tfscale/losses/"),
+    (
+        "tfscale/pipeline/",
+        "tfscale/layers/",
+        "tfscale/losses/",
+        "tfscale/serving/",
+    ),
     ("tfscale/__init__.py",),
     ("tfscale/launch/",),
 )

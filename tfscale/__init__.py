@@ -17,6 +17,7 @@ from tfscale.mesh import device_mesh
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
+from tfscale.serving import export
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
 from tfscale.virtual_devices import use_virtual_devices
@@ -32,6 +33,7 @@ __all__ = [
     "collectives",
     "data",
     "device_mesh",
+    "export",
     "export_backup",
     "initialize",
     "layers",

@@ -159,7 +159,10 @@ class WrappedModel(keras.Model):
             loading.load_all_or_nothing(load_weights, filepath, **kwargs)
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Exports the plain Keras model, see `keras.Model.export`."""
+        """Exports the plain Keras model, for one device.
+
+        See `keras.Model.export`. `tfscale.export` keeps the devices.
+        """
         self.model.export(filepath, *args, **kwargs)
 
     def to_json(self, **kwargs: Any) -> str:

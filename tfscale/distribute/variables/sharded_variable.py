@@ -176,9 +176,11 @@ class ShardedVariable(MeshVariable):
         # TensorFlow would take the first shard for the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
-            f"{self.path!r}, in {len(self._values)} parts. Save it with "
-            "`model.save(path)`, load it with `keras.models.load_model(path)` "
-            "outside of the strategy's scope, and export what was loaded."
+            f"{self.path!r}, in {len(self._values)} parts. To serve it on the "
+            "devices of its mesh, use `tfscale.export(model, path)`. To serve "
+            "it on one device, save it with `model.save(path)`, load it with "
+            "`keras.models.load_model(path)` outside of the strategy's scope, "
+            "and export what was loaded."
         )
 
     def _whole(self):

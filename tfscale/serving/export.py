@@ -1,0 +1,151 @@
+"""A model on a mesh as a SavedModel that keeps its devices."""
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.distribute import MeshStrategy
+from tfscale.distribute.models.wrapped_model import WrappedModel
+
+
+def export(model: keras.Model, path: str | os.PathLike) -> None:
+    """Writes a SavedModel whose stages and ranks run on devices of their own.
+
+    `keras.Model.export` forgets the devices of a model. This keeps them: the
+    graph names the devices of the mesh, and each variable, or shard of one, is
+    saved as it lies and read where it is used. No value is gathered. What
+    loads a SavedModel serves it, without tfscale and without Keras: TensorFlow
+    Serving, `tf.saved_model.load`. It needs devices of the same names, or
+    `allow_soft_placement`; with `tf.saved_model.load` variables lie on their
+    devices only with `tf.saved_model.LoadOptions(experimental_variable_policy=
+    tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES)`.
+
+    The signature `"serving_default"` is `predict_step`: it takes the model's
+    inputs by name, with any number of rows, and returns what `predict` does:
+    outputs by key, or `output_0`, `output_1`, ...
+
+    Args:
+        model: A functional or Sequential model, or a
+            `tfscale.PipelineModel`, made in the scope of a `MeshStrategy` with
+            one replica.
+        path: The folder to write.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If the model is not on a mesh, on several replicas or on
+            devices of other processes, or says no shape of its inputs.
+
+    Example:
+
+    >>> import tempfile
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+    >>> with strategy.scope():
+    ...     model = keras.Sequential(
+    ...         [keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(4))]
+    ...     )
+    ...     model = tfscale.PipelineModel(model, num_microbatches=2)
+    ...     model.compile()
+    >>> folder = tempfile.mkdtemp()
+    >>> tfscale.export(model, folder)
+    >>> serve = tf.saved_model.load(folder).signatures["serving_default"]
+    >>> [outputs] = serve(tf.ones((3, 8))).values()
+    >>> outputs.shape
+    TensorShape([3, 8])
+    """
+    strategy = _check(model)
+
+    def serve(inputs):
+        outputs = strategy.run(model.predict_step, args=((inputs,),))
+        outputs = tf.nest.map_structure(
+            lambda output: strategy.experimental_local_results(output)[0],
+            outputs,
+        )
+        if isinstance(outputs, dict):
+            return outputs
+        flat = enumerate(keras.tree.flatten(outputs))
+        return {f"output_{number}": output for number, output in flat}
+
+    with strategy.scope():
+        function = tf.function(serve, autograph=False)
+        concrete = function.get_concrete_function(_specs(model))
+    tf.saved_model.save(
+        _Parts(concrete.graph.variables),
+        os.fspath(path),
+        signatures=concrete,
+        options=tf.saved_model.SaveOptions(
+            experimental_variable_policy=(
+                tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES
+            )
+        ),
+    )
+
+
+class _Parts(tf.Module):
+    """Copies and shards of variables, each on its own device."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = list(parts)
+
+
+def _specs(model) -> Any:
+    """What `predict_step` takes, with the names of the inputs."""
+    if isinstance(model, WrappedModel):
+        model = model.model
+    inputs = model.inputs[0]
+    if not isinstance(model, keras.Sequential):
+        inputs = model.input
+    return keras.tree.map_structure(
+        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name),
+        inputs,
+    )
+
+
+def _check(model):
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`tfscale.export` takes a Keras model. Received: "
+            f"{type(model).__name__}."
+        )
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, MeshStrategy):
+        raise ValueError(
+            "`tfscale.export` writes a model that was made in the scope of a "
+            f"`tfscale.MeshStrategy`. Received: {model.name!r}, made under "
+            f"{type(strategy).__name__}. Use `model.export(path)`: there are "
+            "no devices to keep."
+        )
+    replicas = strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise ValueError(
+            "A replica is served by a process of its own. Received: "
+            f"{model.name!r} on a mesh with data={replicas}. Save its weights, "
+            "load them into the model on a mesh with data=1, export that and "
+            f"start {replicas} servers."
+        )
+    remote = [
+        name
+        for row in strategy.device_rows
+        for name in row
+        if "/job:localhost/" not in name
+    ]
+    if remote:
+        raise ValueError(
+            "A SavedModel is served by one process. Received: "
+            f"{model.name!r} on devices of others, {remote[0]!r}. Load its "
+            "weights into the model on a mesh of one machine, and export that."
+        )
+    if not getattr(model, "inputs", None):
+        raise ValueError(
+            "A model has to say the shapes of its inputs to be exported. "
+            f"Received: {model.name!r} of type {type(model).__name__} without "
+            "inputs. Make it a functional or Sequential model that begins "
+            "with `keras.Input`."
+        )
+    return strategy
