@@ -83,7 +83,7 @@ def of_dataset(dataset: tf.data.Dataset) -> list[str]:
 
 
 def difference(now: str, saved: str | None) -> str | None:
-    """Where two configurations differ, the first place; None if they do not."""
+    """Where two configurations differ, the first path; None if they do not."""
     if now == saved:
         return None
     return _difference(json.loads(now), json.loads(saved or "null"), "")

@@ -18,7 +18,7 @@ class Cluster:
             addresses `host:port` of its tasks. They are the same, in the same
             order, in all processes.
         job: The job of this process.
-        index: Its place in the addresses of its job.
+        index: Its index in the addresses of its job.
 
     Raises:
         ValueError: If the jobs make no cluster, or the task is none of them.

@@ -109,8 +109,8 @@ def main(arguments):
         if cluster is not None:
             return [_task(cluster, 0)]
         workers = MAX_WORKERS.value or NUM_WORKERS.value or 1
-        places = [place for place in range(workers) if place not in lost]
-        return _local_tasks(places, NUM_PS.value)
+        local_ranks = [r for r in range(workers) if r not in lost]
+        return _local_tasks(local_ranks, NUM_PS.value)
 
     launcher = Launcher(
         command,
@@ -200,7 +200,7 @@ def _cluster_of_hosts(hosts):
 
 
 def _own_index(addresses):
-    """The place of the one address whose host is this machine."""
+    """The index of the one address whose host is this machine."""
     names = {"localhost", socket.gethostname(), socket.getfqdn()}
     found = []
     for index, address in enumerate(addresses):
@@ -230,8 +230,8 @@ def _is_own_address(host):
     return False
 
 
-def _local_tasks(places, num_ps):
-    jobs = {"worker": len(places)}
+def _local_tasks(local_ranks, num_ps):
+    jobs = {"worker": len(local_ranks)}
     if num_ps:
         jobs = {"chief": 1, **jobs, "ps": num_ps}
     ports = iter(_free_ports(sum(jobs.values())))
@@ -242,14 +242,14 @@ def _local_tasks(places, num_ps):
     return [
         _task(
             Cluster(addresses, job, index),
-            places[index] if job == "worker" else index,
+            local_ranks[index] if job == "worker" else index,
         )
         for job, count in jobs.items()
         for index in range(count)
     ]
 
 
-def _task(cluster, local_index):
+def _task(cluster, local_rank):
     environ = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
@@ -260,20 +260,20 @@ def _task(cluster, local_index):
         gpus = tf.config.list_physical_devices("GPU")
         if not gpus:
             environ["TFSCALE_VIRTUAL_DEVICES"] = str(count)
-        elif (local_index + 1) * count > len(gpus):
+        elif (local_rank + 1) * count > len(gpus):
             raise app.UsageError(
                 "Each worker must have GPUs of its own. Received: "
-                f"--devices_per_worker={count} for worker {local_index}, on a "
+                f"--devices_per_worker={count} for worker {local_rank}, on a "
                 f"machine of {len(gpus)} GPUs."
             )
         else:
-            own = range(local_index * count, (local_index + 1) * count)
+            own = range(local_rank * count, (local_rank + 1) * count)
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             names = visible.split(",") if visible else list(map(str, own))
             if visible:
                 names = [names[i] for i in own]
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    return Task(cluster.job, cluster.index, environ, local_index)
+    return Task(cluster.job, cluster.index, environ, local_rank)
 
 
 def _free_ports(count):

@@ -35,14 +35,14 @@ class Task:
         job: "worker", "chief" or "ps".
         index: Its number in the job.
         environ: All of its environment variables.
-        place: Number of what it has of the machine, such as its GPUs; stays
+        local_rank: Number of its share of the machine, such as its GPUs; stays
             the same if others are left out.
     """
 
     job: str
     index: int
     environ: Mapping[str, str]
-    place: int = 0
+    local_rank: int = 0
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Launcher:
     Args:
         command: Program and arguments, the same for all.
         make_tasks: Called before each start, with the number of the attempt and
-            the places whose workers were lost; returns the tasks. So each
+            the local ranks of lost workers; returns the tasks. So each
             attempt can have ports of its own.
         max_restarts: How often a failure is followed by another start: of all
             tasks or, with parameter servers, of the worker that failed.
@@ -133,7 +133,7 @@ class Launcher:
             return bool(lost) and self._pause(self._first_pause)
         if self._min_workers is None or self._num_workers <= self._min_workers:
             return False
-        self._lost.append(self._first.place)
+        self._lost.append(self._first.local_rank)
         output.say(
             f"starting again in {self._first_pause:g} s without "
             f"{self._first.name}: {self._num_workers - 1} workers, "

@@ -36,8 +36,8 @@ class SummedRows(in_place.Mixin):
 def _summed(gradient):
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, places = tf.unique(gradient.indices)
+    rows, indices = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(
-        gradient.values, places, tf.size(rows)
+        gradient.values, indices, tf.size(rows)
     )
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -70,14 +70,14 @@ class Backup:
             return self.state
         return json.loads(storage_of(self.path).read(name))
 
-    def read(self, key: str, sharding: Sharding, place) -> tf.Tensor:
+    def read(self, key: str, sharding: Sharding, replica_and_rank) -> tf.Tensor:
         """The part of a tensor that a device has; see `read_part`."""
         return read_part(
             storage_of(self.path).path_of(self.tensors[key].get("in", "parts")),
             key,
             tf.as_dtype(self.tensors[key]["dtype"]),
             sharding,
-            place,
+            replica_and_rank,
         )
 
     def read_whole(self, key: str) -> tf.Tensor:

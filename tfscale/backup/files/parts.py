@@ -27,13 +27,13 @@ class Part:
     Args:
         key: Name of the tensor.
         sharding: How the tensor is sharded.
-        place: `(replica, rank)` that has the part.
+        replica_and_rank: `(replica, rank)` that has the part.
         value: Tensor of shape `sharding.local_shape`.
     """
 
     key: str
     sharding: Sharding
-    place: tuple[int, int]
+    replica_and_rank: tuple[int, int]
     value: tf.Tensor
 
 
@@ -76,13 +76,19 @@ def _write(prefix, parts, count):
         tf.raw_ops.SaveV2(
             prefix=prefix,
             tensor_names=[part.key for part in chunk],
-            shape_and_slices=[_slice(p.sharding, p.place) for p in chunk],
+            shape_and_slices=[
+                _slice(p.sharding, p.replica_and_rank) for p in chunk
+            ],
             tensors=[part.value for part in chunk],
         )
 
 
 def read_part(
-    prefix: str, key: str, dtype, sharding: Sharding, place: tuple[int, int]
+    prefix: str,
+    key: str,
+    dtype,
+    sharding: Sharding,
+    replica_and_rank: tuple[int, int],
 ) -> tf.Tensor:
     """The part of a tensor that a device has, whoever wrote it.
 
@@ -93,18 +99,19 @@ def read_part(
         (value,) = tf.raw_ops.RestoreV2(
             prefix=prefix,
             tensor_names=[key],
-            shape_and_slices=[_slice(sharding, place)],
+            shape_and_slices=[_slice(sharding, replica_and_rank)],
             dtypes=[dtype],
         )
     return value
 
 
-def _slice(sharding, place):
+def _slice(sharding, replica_and_rank):
     """As TensorFlow writes it: shape, then start and length of each dim."""
     if not sharding.is_sharded:
         return ""
     shape = " ".join(map(str, sharding.shape))
     slices = ":".join(
-        f"{s.start},{s.stop - s.start}" for s in sharding.slices(*place)
+        f"{s.start},{s.stop - s.start}"
+        for s in sharding.slices(*replica_and_rank)
     )
     return f"{shape} {slices}"

@@ -1,3 +1,3 @@
-"""What a run has to keep: variables, random states, its place in the data."""
+"""The state of a run: variables, random states, its position in the data."""
 
 __all__: list[str] = []

@@ -21,12 +21,12 @@ def random_states() -> dict[str, Any]:
     """
     seeds = attributes.used_seed_generator()
     generator = attributes.global_generator()
-    name, keys, place, has_gauss, gauss = np.random.get_state()
+    name, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "keras": seeds and _values(seeds),
         "tensorflow": generator and _values(generator),
         "python": random.getstate(),
-        "numpy": [name, keys, int(place), int(has_gauss), float(gauss)],
+        "numpy": [name, keys, int(position), int(has_gauss), float(gauss)],
     }
 
 

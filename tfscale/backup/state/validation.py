@@ -21,14 +21,14 @@ class Validation:
 
     def __init__(self, epochs, num_looks):
         self._epochs = epochs
-        self._place = DataPosition(epochs)
+        self._position = DataPosition(epochs)
         self._num_looks = num_looks
         for _ in range(num_looks):
-            self._place.iterator_made()
-            self._place.drawn(1)
+            self._position.iterator_made()
+            self._position.drawn(1)
         self._done = 0
         self._num_epochs = -1
-        self._identity = self._place.identity()
+        self._identity = self._position.identity()
         warn_of_inexact(epochs, "validation", num_looks)
         watch(epochs, self)
 
@@ -49,15 +49,15 @@ class Validation:
                 state["identity"],
             )
             return
-        self._place.resume_after(state, self._num_looks)
+        self._position.resume_after(state, self._num_looks)
 
     def state(self) -> dict[str, Any]:
         """See `DataPosition.state`; with what the data is."""
-        return {**self._place.state(), "identity": self._identity}
+        return {**self._position.state(), "identity": self._identity}
 
     def ended(self, batch: int) -> None:
         """A batch was evaluated."""
-        self._place.drawn(batch + 1 - self._done)
+        self._position.drawn(batch + 1 - self._done)
         self._done = batch + 1
 
     def end(self) -> None:
@@ -66,12 +66,12 @@ class Validation:
 
     def iterator_made(self) -> None:
         """See `fit.epochs.Watcher`."""
-        self._place.iterator_made()
+        self._position.iterator_made()
 
     def begin_epoch(self) -> int:
         """See `fit.epochs.Watcher`."""
         self._done = 0
-        self._place.begin_epoch(self._num_epochs)
+        self._position.begin_epoch(self._num_epochs)
         return 0
 
     def skip(self, iterator: Any) -> None:
@@ -80,4 +80,4 @@ class Validation:
     def between_steps(self, step: int, iterator: Any) -> None:
         """See `fit.epochs.Watcher`; Keras draws a batch that it looks at."""
         if step == 0 and fitting.model_that_looks_at_data() is not None:
-            self._place.drawn(1)
+            self._position.drawn(1)

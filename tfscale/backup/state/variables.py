@@ -2,7 +2,7 @@
 
 What `model.variables` lists, what optimizer and metrics have, and variables
 and generators of TensorFlow that are attributes of layers, which nothing lists.
-A key is a place in the order in which a program makes them, because names
+A key is an index in the order in which a program makes them, because names
 depend on what else was made before. What losses, metrics, nested containers and
 plain objects hold may be made later, and has the way to it as its key. Of what
 only the traced step leads to the key is the name.
@@ -167,14 +167,20 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
             if worker:
                 continue
             held = set()
-            for place, component in zip(sharding.places, components):
+            for replica_and_rank, component in zip(sharding.places, components):
                 slices = tuple(
-                    (s.start, s.stop) for s in sharding.slices(*place)
+                    (s.start, s.stop)
+                    for s in sharding.slices(*replica_and_rank)
                 )
                 if slices not in held:
                     held.add(slices)
                     parts.append(
-                        Part(entry.key, sharding, place, _value(component))
+                        Part(
+                            entry.key,
+                            sharding,
+                            replica_and_rank,
+                            _value(component),
+                        )
                     )
             continue
         # Replicas may differ: each metric counts what its replica has seen.
@@ -265,8 +271,11 @@ def restore(
             logging.warning("%r is not in the backup.", entry.name)
             continue
         if sharding.is_sharded:
-            for place, component in zip(sharding.places, components):
-                _assign(component, backup.read(entry.key, sharding, place))
+            for replica_and_rank, component in zip(sharding.places, components):
+                _assign(
+                    component,
+                    backup.read(entry.key, sharding, replica_and_rank),
+                )
             continue
         first = worker * len(components) // entry.num_ranks
         values = _values(entry, backup, count * len(components))
