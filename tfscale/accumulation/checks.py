@@ -6,12 +6,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import instances
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
     """All that a model has, that of `compile` first."""
-    values = [model.optimizer, *_internals.held_by(model)]
+    values = [model.optimizer, *instances.held_by(model)]
     found = {
         id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
     }
@@ -101,7 +102,7 @@ def check(model: keras.Model) -> None:
             "optimizer. Received: both, gradient_accumulation_steps="
             f"{inner.gradient_accumulation_steps}. Leave that away."
         )
-    for layer in _internals.flatten_layers(model):
+    for layer in attributes.flatten_layers(model):
         if getattr(layer, "synchronized", False):
             raise ValueError(
                 "A layer cannot be synchronized over microbatches, which run "

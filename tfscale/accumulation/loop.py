@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.replica_step import ReplicaStep
@@ -42,7 +42,7 @@ def _loop_of_all(strategy, step, microbatches):
         results = {}
 
         def call():
-            thread = _internals.get_current_replica_id_as_int()
+            thread = symbols.get_current_replica_id_as_int()
             results[thread] = fn(thread)
 
         strategy.extended.call_for_each_replica(call)

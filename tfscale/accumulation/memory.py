@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.accumulation.model import gradients_of_step
 from tfscale.graphs.memory import peak_bytes
 from tfscale.sharding.of_variable import sharding_of
@@ -102,7 +102,7 @@ def _free_bytes_of(name, limit):
     if limit is None:
         limit = next(
             device.memory_limit
-            for device in _internals.list_local_devices()
+            for device in symbols.list_local_devices()
             if device.name.endswith(name)
         )
     return limit - tf.config.experimental.get_memory_info(name)["current"]

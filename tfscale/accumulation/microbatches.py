@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 
 
 class GivenNumber:
@@ -26,7 +26,7 @@ class GivenRows:
         self.number: int | None = None
         self._rows = rows
         with tf.init_scope(), tf.device("CPU:0"):
-            self._largest = _internals.ResourceVariable(
+            self._largest = symbols.ResourceVariable(
                 0, name="tfscale/num_microbatches"
             )
 

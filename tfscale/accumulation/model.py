@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import in_place
 from tfscale import rank_context
+from tfscale._internals import attributes
 from tfscale.accumulation import checks
 from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.accumulation.loop import run_microbatches
@@ -93,7 +93,7 @@ def accumulating(
             stack.enter_context(as_one)
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(_capturing(model))
-        batch_norm.adapt(_internals.flatten_layers(model))
+        batch_norm.adapt(attributes.flatten_layers(model))
         was_running, accumulation.is_running = accumulation.is_running, True
         try:
             yield

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import attributes
 from tfscale.accumulation import checks
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.gradient_capture import GradientCapture
@@ -199,7 +199,7 @@ class ReplicaStep:
             losses.num_rows(data),
             total,
             tf.distribute.get_strategy().num_replicas_in_sync,
-            _internals.flatten_layers(self._model),
+            attributes.flatten_layers(self._model),
             weight,
         )
         taken = GradientCapture(self._model.optimizer, weight)

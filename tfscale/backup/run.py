@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
@@ -94,11 +94,11 @@ class Run:
                 self._report.noted(),
             )
         if self._backup is not None:
-            spec = _internals.element_spec_of(self._epochs)
-            _internals.build(model, spec)
+            spec = fitting.element_spec_of(self._epochs)
+            fitting.build(model, spec)
             identity.check(self._backup, model, workers.index, self._identity)
-            _internals.set_initial_epoch(model, self._backup.state["epoch"])
-        looks = int(_internals.probes_data(model))
+            fitting.set_initial_epoch(model, self._backup.state["epoch"])
+        looks = int(fitting.probes_data(model))
         warn_of_inexact(self._epochs, "training", looks)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
         left_out = variables.left_out(model)
@@ -128,7 +128,7 @@ class Run:
 
     def on_epoch_begin(self, epoch: int) -> None:
         """See `keras.callbacks.Callback`."""
-        _internals.set_initial_epoch(self._model, None)
+        fitting.set_initial_epoch(self._model, None)
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int) -> None:
@@ -145,11 +145,11 @@ class Run:
 
     def on_test_begin(self) -> None:
         """Counts iterators over the validation data of this `fit`."""
-        epochs = _internals.validation_epochs(self._model)
+        epochs = fitting.validation_epochs(self._model)
         if epochs is None:
             return
         if self._validation is None:
-            looks = int(_internals.probes_data(self._model))
+            looks = int(fitting.probes_data(self._model))
             self._validation = Validation(epochs, looks)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)
@@ -222,7 +222,7 @@ class Run:
         if self._step:
             results = self._model.get_metrics_result()
             self._logs_so_far = {k: float(v) for k, v in results.items()}
-            _internals.count_time_from(
+            fitting.count_time_from(
                 self._callbacks,
                 self._step,
                 backup.state["seconds_per_step"],

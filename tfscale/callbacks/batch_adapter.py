@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.fit.fit import Fit
 
@@ -136,12 +136,12 @@ class BatchAdapter:
     def _set_batch_size(self, size):
         if size != self.batch_size():
             epochs, callbacks = self._fit.epochs, self._fit.callbacks
-            dataset = _internals.source_of(epochs).with_batch_size(size)
-            _internals.give_data(epochs, callbacks, dataset)
+            dataset = fitting.source_of(epochs).with_batch_size(size)
+            fitting.give_data(epochs, callbacks, dataset)
 
     def _plan(self):
         epochs = self._fit.epochs
-        source = _internals.source_of(epochs)
+        source = fitting.source_of(epochs)
         if (
             not isinstance(source, ResumableDataset)
             or epochs.steps_per_epoch is not None

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.accumulation import checks
 from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.accumulation.memory import rows_that_fit
@@ -113,13 +113,13 @@ class GradientAccumulation(keras.callbacks.Callback):
         checks.check(model)
         fit = Fit(model)
         # No variable can be made in the loop.
-        spec = _internals.element_spec_of(fit.epochs)
+        spec = fitting.element_spec_of(fit.epochs)
         if isinstance(self.num_microbatches, str):
             checks.check_can_estimate(model)
         else:
             checks.check_rows(spec, self.num_microbatches)
         try:
-            _internals.build(model, spec)
+            fitting.build(model, spec)
         except (RuntimeError, ValueError) as error:
             if not without_call.builds_otherwise(model, error):
                 raise

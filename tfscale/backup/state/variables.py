@@ -19,7 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import instances
+from tfscale._internals import symbols
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.files.parts import Part
 from tfscale.backup.state import random_states
@@ -56,14 +58,14 @@ class Entry:
     @property
     def _value(self):
         if isinstance(self.variable, keras.Variable):
-            return _internals.value_of(self.variable)
+            return attributes.value_of(self.variable)
         return self.variable
 
     @property
     def components(self) -> list[tf.Variable]:
         """A variable of TensorFlow for each device."""
         value = self._value
-        if isinstance(value, _internals.DistributedVariable):
+        if isinstance(value, symbols.DistributedVariable):
             return list(value.values)
         return [value]
 
@@ -99,7 +101,7 @@ def variables_of(model: keras.Model) -> list[Entry]:
                 continue
             seen.add(id(variable))
             if isinstance(variable, keras.Variable):
-                seen.add(id(_internals.value_of(variable)))
+                seen.add(id(attributes.value_of(variable)))
             name = getattr(variable, "path", None) or variable.name
             key = f"{kind}/{len(entries) - begin}"
             # A metric may have other variables, by `aggregation`.
@@ -111,7 +113,7 @@ def variables_of(model: keras.Model) -> list[Entry]:
         add("optimizer", model.optimizer.variables)
     add("metrics", model.metrics_variables, is_sum=True)
     add("tensorflow", _of_tensorflow(model))
-    for path, value in _internals.reachable(model, _is_state):
+    for path, value in instances.reachable(model, _is_state):
         held = _variables_in(value)
         for number, variable in enumerate(held):
             if id(variable) in seen:
@@ -138,14 +140,14 @@ def _variables_in(value):
 
 def left_out(model: keras.Model) -> list[str]:
     """Where a model has what a backup cannot save: generators of Python."""
-    found = _internals.reachable(model, lambda v: isinstance(v, _OF_PYTHON))
+    found = instances.reachable(model, lambda v: isinstance(v, _OF_PYTHON))
     return [f"{path} ({type(value).__name__})" for path, value in found]
 
 
 def _of_tensorflow(model) -> Iterator[tf.Variable]:
     """Variables and states of generators that are attributes of layers."""
-    for layer in _internals.flatten_layers(model):
-        for value in _internals.held_by(layer):
+    for layer in attributes.flatten_layers(model):
+        for value in instances.held_by(layer):
             if isinstance(value, tf.Variable):
                 yield value
             elif isinstance(value, tf.random.Generator):

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.stages.plan import PipelinePlan
 
@@ -21,7 +21,7 @@ def move_variables(plan: PipelinePlan, strategy: MeshStrategy) -> None:
         value = variable.value
         creator = strategy.extended.variable_creator
         with strategy.scope(), creator.placed_on(rank, like=value):
-            _internals.make_value_anew(variable, value.read_value)
+            attributes.make_value_anew(variable, value.read_value)
 
 
 def on_device_of_inputs():

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import symbols
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
@@ -221,7 +221,7 @@ class PipelineStep:
                 # TensorFlow leaves it out if no metric uses it.
                 output = collectives.gather_from_ranks(output, gathered[value])
             if mask is not None:
-                _internals.set_keras_mask(output, mask)
+                symbols.set_keras_mask(output, mask)
             outputs.append(output)
         return outputs
 

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
+from tfscale._internals import attributes
+from tfscale._internals import instances
 from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.graphs.grappler import no_grappler
@@ -37,7 +38,7 @@ class PipelineTrainer(WrappedModel):
         self.model = model
         self._plan = plan
         self._programs = Programs(plan, self.distribute_strategy)
-        batch_norm.adapt(_internals.flatten_layers(model))
+        batch_norm.adapt(attributes.flatten_layers(model))
 
     @property
     def plan(self) -> PipelinePlan:
@@ -118,9 +119,9 @@ class PipelineTrainer(WrappedModel):
         """
         if not checks.is_own(self.model, "compute_loss"):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
-        compute_loss = _internals.view(
+        compute_loss = instances.view(
             self.model,
-            **_internals.with_losses(
+            **attributes.with_losses(
                 lambda: self._compile_loss,
                 lambda: self.losses,
                 lambda loss: self._aggregate_additional_loss(loss),
@@ -184,7 +185,7 @@ class PipelineTrainer(WrappedModel):
         `fit`. Letting go of an iterator may take as long as it has lived:
         tf.data's autotuner can miss the signal and sleep on.
         """
-        parts = [*_internals.flatten_layers(self), self._compile_metrics]
+        parts = [*attributes.flatten_layers(self), self._compile_metrics]
         parts += [self._compile_loss, getattr(self, "optimizer", None)]
         if all(part is None or part.built for part in parts):
             return
