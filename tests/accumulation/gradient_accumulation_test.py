@@ -23,8 +23,10 @@ from tests import same_numbers
 from tests import source_files
 from tests import strategies
 from tests.whole_batch import same_numbers_test as whole_batch
+from tfscale.accumulation import model as accumulation_model
 from tfscale.callbacks import GradientAccumulation
 from tfscale.collectives import operations
+from tfscale.distribute.variables import zero
 
 X, Y, WEIGHTS = whole_batch.X, whole_batch.Y, whole_batch.WEIGHTS
 # Gradients of biases are far from zero, so that they have correct digits.
@@ -63,6 +65,18 @@ class OwnStep(keras.Model):
         return {"mine": own, **self.compute_metrics(x, y, y_pred)}
 
 
+class Unscaled(keras.Model):
+    """Its loss does not pass through `optimizer.scale_loss`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 ROWS = []
 
 
@@ -86,6 +100,11 @@ class OwnCall(keras.Model):
 def own_step():
     plain = whole_batch.dense()
     return OwnStep(plain.input, plain.output)
+
+
+def unscaled():
+    plain = whole_batch.dense()
+    return Unscaled(plain.input, plain.output)
 
 
 def own_call():
@@ -122,6 +141,7 @@ JOBS = {
     ),
     "scaled": same_numbers.Job(whole_batch.dense, DATA, scaled),
     "own_step": same_numbers.Job(own_step, DATA),
+    "unscaled": same_numbers.Job(unscaled, DATA),
     # XLA, as Keras does by itself on a GPU: once it refused microbatches of
     # different sizes, and batches whose rows are counted while they run.
     "compiled": same_numbers.Job(
@@ -154,9 +174,14 @@ CROSSED = (
     ("validated", 3, *ONE),
     ("compiled", 3, *ONE),
 )
-# Slots divided over replicas; a sequence divided over model ranks.
+# Slots, sums and weights divided over replicas; a sequence divided over model
+# ranks.
 DIVIDED = (
     ("clipped", dict(data=2, zero_stage=1)),
+    ("clipped", dict(data=2, zero_stage=2)),
+    ("clipped", dict(data=2, zero_stage=3)),
+    ("scaled", dict(data=2, zero_stage=2)),
+    ("unscaled", dict(data=2, zero_stage=2)),
     ("attending", dict(data=1, model=2, sequence_parallel=True)),
 )
 
@@ -195,8 +220,49 @@ class SameNumbersTest(parameterized.TestCase):
         if options.get("sequence_parallel"):
             layout_map = same_numbers.layout_map_for(job, mesh)
         strategy = tfscale.MeshStrategy(mesh, layout_map, **options)
-        actual = same_numbers.plain(job, strategy)
+        with mock.patch.object(zero, "MIN_ELEMENTS", 2):
+            actual = same_numbers.plain(job, strategy)
         same_numbers.assert_same(self, expected, actual, RTOL)
+
+    @parameterized.parameters((1, (12, 8)), (2, (6, 8)))
+    def test_sums_are_shards_with_stage_2(self, zero_stage, shape):
+        initial = []
+
+        def run(step, microbatches):
+            initial.extend(step.initial)
+            run_microbatches(step, microbatches)
+
+        run_microbatches = accumulation_model.run_microbatches
+        same_numbers.reset()
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=zero_stage
+        )
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((12,)), keras.layers.Dense(8, use_bias=False)]
+            )
+            model.compile("adam", "mse")
+        accumulation = GradientAccumulation(2)
+        with mock.patch.object(accumulation_model, "run_microbatches", run):
+            model.fit(
+                np.ones((8, 12)),
+                np.ones((8, 8)),
+                verbose=0,
+                callbacks=[accumulation],
+            )
+        sums = [tuple(x.shape) for x in initial if x.shape.rank == 2]
+        self.assertEqual(sums, [shape] * 2)
+
+    def test_weights_in_shards_need_a_weighed_loss(self):
+        same_numbers.reset()
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=3
+        )
+        with strategy.scope(), mock.patch.object(zero, "MIN_ELEMENTS", 2):
+            model = unscaled()
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(ValueError, "scale_loss.*or use zero_st"):
+            model.fit(X, Y, verbose=0, callbacks=[GradientAccumulation(2)])
 
     def test_gradients_are_summed_once_for_each_update(self):
         """However many microbatches there are, and in no loop."""

@@ -456,7 +456,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class RefusalTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters(2, 4, -1, 1.0, 3.0, True, "3", None)
+    @parameterized.parameters(4, -1, 1.0, 3.0, True, "3", None)
     def test_a_stage_that_is_not_there(self, stage):
         with self.assertRaisesRegex(
             ValueError, f"`zero_stage` must be 0.*or 1.*zero_stage={stage!r}"

@@ -71,11 +71,26 @@ class GradientCapture:
         )
         extended = tf.distribute.get_strategy().extended
         if getattr(extended, "gathers_weights", False):
+            if self.weight is self._whole_weight:
+                raise ValueError(
+                    "With zero_stage=3 gradients are summed over the replicas "
+                    "as they are computed, by the rows that each has. "
+                    "Received: a `train_step` whose loss does not say so. Take "
+                    "gradients of `self.optimizer.scale_loss(loss)`, or use "
+                    "zero_stage=2."
+                )
             gather_again.gather_again()
         self.gradients = [
             None if g is None else tf.convert_to_tensor(g) for g in grads
         ]
         self.variables = None if variables is None else list(variables)
+        if getattr(extended, "accumulates_shards", False):
+            self.gradients = extended.scatter_microbatch(
+                self.gradients,
+                self.variables or optimizer._trainable_variables,
+                self.weight,
+            )
+            self.weight = 1.0
 
     def weigh(self, loss) -> tf.Tensor:
         """The loss, whose gradient is multiplied by the weight."""

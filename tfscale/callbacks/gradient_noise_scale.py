@@ -161,11 +161,17 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 "accumulation. Add `tfscale.callbacks.GradientAccumulation(2)`,"
                 " or train on a `tfscale.MeshStrategy` with data=2 or more."
             )
-        if getattr(strategy.extended, "gathers_weights", False):
+        extended = strategy.extended
+        gathers = getattr(extended, "gathers_weights", False)
+        if gathers or (
+            accumulates and getattr(extended, "accumulates_shards", False)
+        ):
             raise ValueError(
                 "The noise scale is measured by what the gradients of replicas "
-                "differ in. Received: zero_stage=3, with which a replica has "
-                "its part of their sum only. Measure it with zero_stage=1."
+                "differ in. Received: "
+                f"zero_stage={extended.optimizer_states.stage}, with which a "
+                "replica has its part of their sum only. Measure it with "
+                "zero_stage=1."
             )
         if strategy.num_replicas_in_sync > 1 and not hasattr(strategy, "mesh"):
             raise TypeError(

@@ -187,6 +187,12 @@ class MeshExtended(ModelRanks):
         return self.optimizer_states.are_weights_sharded
 
     @property
+    def accumulates_shards(self) -> bool:
+        """Whether replicas have parts of sums of microbatches' gradients."""
+        states = self.optimizer_states
+        return states.stage >= 2 and states.are_sharded
+
+    @property
     def gradients_are_reduced(self) -> bool:
         """Whether this thread runs inside `reduced_gradients`."""
         return rank_context.current().update.gradients_are_reduced
@@ -236,11 +242,10 @@ class MeshExtended(ModelRanks):
         found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
         for i, total in zip(whole, found):
             sums[i] = total
-        # Gradients of weights that replicas divide are parts already.
         parts = zero.reduce_scatter(
             dense(divided),
             [
-                None if zero.is_divided(variables[i]) else dims[i]
+                None if self._is_part(gradients[i], variables[i]) else dims[i]
                 for i in divided
             ],
         )
@@ -249,6 +254,42 @@ class MeshExtended(ModelRanks):
         if self.gradient_noise is not None:
             self.gradient_noise.of_replicas(gradients, sums, variables, self)
         return sums
+
+    def scatter_microbatch(self, gradients, variables, weight) -> list:
+        """Gradients of a microbatch, reduce-scattered over the replicas.
+
+        With `zero_stage=3` those of sharded weights have been so by the tape.
+
+        Args:
+            gradients: For each variable a dense tensor or None.
+            variables: Trainable Keras variables.
+            weight: What this replica's gradients are multiplied by first.
+        """
+        found, dims = list(gradients), {}
+        for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+            if gradient is None or zero.is_divided(variable):
+                continue
+            factor = tf.cast(weight, gradient.dtype)
+            found[i] = tf.math.multiply_no_nan(gradient, factor)
+            dim = self.optimizer_states.dim_of(variable)
+            if dim is not None:
+                dims[i] = dim
+        shards = zero.reduce_scatter_here(
+            [found[i] for i in dims], list(dims.values())
+        )
+        for i, gradient in zip(dims, shards):
+            shape = self.optimizer_states.sharding_of(variables[i]).local_shape
+            with tf.device(gradient.device):
+                # A slice would keep the buffer of the whole gradient.
+                found[i] = tf.ensure_shape(
+                    tf.raw_ops.DeepCopy(x=gradient), shape
+                )
+        return found
+
+    def _is_part(self, gradient, variable):
+        """Whether a gradient is a part of this worker's sum already."""
+        local_shape = self.optimizer_states.sharding_of(variable).local_shape
+        return zero.is_divided(variable) or gradient.shape == local_shape
 
     def sum_over_workers(self, tensors) -> list[tf.Tensor]:
         """Sums over the workers of tensors that are summed here."""

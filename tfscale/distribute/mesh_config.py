@@ -13,7 +13,7 @@ class MeshConfig:
     Attributes:
         devices: Canonical names, `devices[replica][pipeline_rank][model_rank]`.
         layouts: They say which variables are sharded.
-        zero_stage: 1 if replicas divide the slots of optimizers, else 0.
+        zero_stage: That of the `MeshStrategy`.
         sequence_parallel: Whether activations are sharded along the sequence.
         offloads_slots: Whether slots of optimizers are on the host.
         workers: The workers, or None if there is one process.

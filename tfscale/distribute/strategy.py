@@ -48,12 +48,14 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             variables are sharded over the axis `"model"`. Entries of other
             axes count as replicated. `tfscale.layers` need none.
         zero_stage: 0, 1 to divide the slots of optimizers over the data axis,
-            or 3 to divide weights and gradients too. In stage 1 each of D
-            replicas has 1 / D of a slot (a momentum, an average), along the
-            first dim that D divides; it sums up its part of the gradients,
-            updates its part of the weights, and gets the rest from the other
-            replicas. In stage 3 it has 1 / D of the weights of at least 4096
-            elements: they are gathered where they are read, in the forward
+            2 to divide accumulated gradients too, or 3 to divide weights too.
+            In stage 1 each of D replicas has 1 / D of a slot (a momentum, an
+            average), along the first dim that D divides; it sums up its part
+            of the gradients, updates its part of the weights, and gets the
+            rest from the other replicas. In stage 2 it also has 1 / D of the
+            sums that `GradientAccumulation` keeps; without it stage 2 is
+            stage 1. In stage 3 it also has 1 / D of the weights of at least
+            4096 elements: they are gathered where they are read, in the forward
             and again in the backward, and their gradients are
             reduce-scattered. A layout that names `"data"` chooses the dim. A
             variable with no such dim stays whole. Over several workers each
@@ -83,7 +85,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     Raises:
         TypeError: If `mesh` is no `DeviceMesh`, `layout_map` no map, or
             `sequence_parallel` no bool.
-        ValueError: If `zero_stage` is neither 0, 1 nor 3, or 3 with one
+        ValueError: If `zero_stage` is none of 0 to 3, or 3 with one
             replica or stages, if `offload` is neither None nor "slots", if the
             mesh has an axis of another name, or if
             it names a device twice or one that TensorFlow does not have. In
@@ -212,14 +214,12 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 
 def _check_zero_stage(zero_stage):
-    if type(zero_stage) is int and zero_stage in (0, 1, 3):
+    if type(zero_stage) is int and zero_stage in (0, 1, 2, 3):
         return
     raise ValueError(
         "`zero_stage` must be 0 (each replica has everything), or 1 (the "
-        "replicas divide optimizer slots), or 3 (weights and gradients too). "
-        "Received: "
-        f"zero_stage={zero_stage!r}. Stage 2 is no stage of its own here: "
-        "with stage 1 a replica sums up only its part of the gradients."
+        "replicas divide optimizer slots), or 2 (accumulated gradients too), "
+        f"or 3 (weights too). Received: zero_stage={zero_stage!r}."
     )
 
 

@@ -534,13 +534,18 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         ):
             mlp()
 
-    def test_gradient_noise_scale(self):
+    @parameterized.parameters(
+        (3, []), (2, [tfscale.callbacks.GradientAccumulation(2)])
+    )
+    def test_gradient_noise_scale(self, stage, callbacks):
         strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=3
+            tfscale.device_mesh(data=2), zero_stage=stage
         )
         with strategy.scope(), small_weights_divided():
             model = mlp()
             model.compile("sgd", "mse")
-        noise = tfscale.callbacks.GradientNoiseScale()
-        with self.assertRaisesRegex(ValueError, "zero_stage=3"):
-            model.fit(VECTORS, VECTORS[:, :, :1], callbacks=[noise], verbose=0)
+        callbacks = [*callbacks, tfscale.callbacks.GradientNoiseScale()]
+        with self.assertRaisesRegex(ValueError, f"zero_stage={stage}"):
+            model.fit(
+                VECTORS, VECTORS[:, :, :1], callbacks=callbacks, verbose=0
+            )

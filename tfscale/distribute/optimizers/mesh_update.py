@@ -72,7 +72,7 @@ class MeshUpdate:
         if tf.distribute.in_cross_replica_context():
             if self.states.are_sharded:
                 raise ValueError(
-                    "With zero_stage=1 `optimizer.apply` must be called by the "
+                    "With a zero_stage `optimizer.apply` must be called by the "
                     "replicas. Received: a call outside of `strategy.run`. Put "
                     "it into the function that `strategy.run` is given."
                 )

@@ -47,7 +47,7 @@ def check(
             f"itself. Received: {type(inner).__name__}, which needs the whole "
             "of a variable at once. Use AdamW, Lion, SGD or another one that "
             "is elementwise, or neither a layout map that shards something nor "
-            "zero_stage=1."
+            "a zero_stage."
         )
     if isinstance(inner, LARS) and inner is not optimizer:
         raise ValueError(
@@ -55,11 +55,11 @@ def check(
             "finite. Received: LARS in a LossScaleOptimizer, and variables "
             "that are sharded. Use `mixed_bfloat16`, which needs no loss "
             "scaling, or neither a layout map that shards something nor "
-            "zero_stage=1."
+            "a zero_stage."
         )
     if isinstance(inner, keras.optimizers.MultiOptimizer):
         raise ValueError(
-            "Slots can be sharded, over model ranks or with zero_stage=1, "
+            "Slots can be sharded, over model ranks or by a zero_stage, "
             "under one optimizer for all variables. Received: a "
             "MultiOptimizer, each part of which would clip by itself. Use one "
             "of its optimizers for all."
@@ -67,7 +67,7 @@ def check(
     if inner.gradient_accumulation_steps:
         raise ValueError(
             "`gradient_accumulation_steps` does not work where slots are "
-            "sharded, over model ranks or with zero_stage=1. Received: "
+            "sharded, over model ranks or by a zero_stage. Received: "
             f"{inner.gradient_accumulation_steps}. Leave it out, make batches "
             "so many times as large, and give `fit` the callback "
             "`tfscale.callbacks.GradientAccumulation(num_microbatches="
@@ -81,7 +81,7 @@ def check(
             "Variables with a constraint whose slots are sharded cannot be "
             f"trained with loss scaling. Received: {constrained[0]!r}. Use "
             "`mixed_bfloat16`, or neither divide the variable in the layout "
-            "map nor set zero_stage=1."
+            "map nor set a zero_stage."
         )
     shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
     _check_own(inner, shardings)
@@ -159,6 +159,6 @@ def _check_own(optimizer, shardings):
             "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
             "change gradients in a `train_step` behind "
             "`tfscale.sum_gradients`, or use neither a layout map that shards "
-            "something nor zero_stage=1."
+            "something nor a zero_stage."
         )
     _TRIED.add(optimizer)

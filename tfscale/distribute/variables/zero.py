@@ -46,8 +46,7 @@ class OptimizerStateSharding:
     """Which part of each variable and of its slots a replica has.
 
     Args:
-        stage: 0 if replicas have all, 1 if they divide slots, 3 if they divide
-            weights too.
+        stage: `zero_stage` of the `MeshStrategy`.
         num_replicas: Number of replicas.
         num_ranks: Number of model ranks of each replica.
         are_on_host: Whether slots are on the host of their variable's device.
