@@ -9,9 +9,3 @@ Read against TensorFlow 2.21.0 and Keras 3.15.1.
 """
 
 from tfscale._internals import check as check  # refuses, so first
-from tfscale._internals.fitting import build as build
-from tfscale._internals.fitting import element_spec_of as element_spec_of
-from tfscale._internals.symbols import distribute_utils as distribute_utils
-from tfscale._internals.symbols import (
-    get_current_replica_id_as_int as get_current_replica_id_as_int,
-)

@@ -141,6 +141,11 @@ def direct_variables(layer: keras.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def optimized_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """What an optimizer updates where nobody says what."""
+    return optimizer._trainable_variables
+
+
 def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
     """The seed generators of a layer itself."""
     return list(layer._seed_generators)

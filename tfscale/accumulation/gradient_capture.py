@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.distribute.fully_sharded import gather_again
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import model_loss
@@ -87,7 +88,7 @@ class GradientCapture:
         if getattr(extended, "accumulates_shards", False):
             self.gradients = extended.scatter_microbatch(
                 self.gradients,
-                self.variables or optimizer._trainable_variables,
+                self.variables or attributes.optimized_variables(optimizer),
                 self.weight,
             )
             self.weight = 1.0

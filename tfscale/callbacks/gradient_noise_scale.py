@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfscale import _internals
+from tfscale._internals import fitting
 from tfscale.accumulation import checks
 from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.callbacks.batch_adapter import BatchAdapter
@@ -124,7 +124,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         )
         self._check(model, accumulates)
         self._adapter.begin(model, fit)
-        _internals.build(model, _internals.element_spec_of(fit.epochs))
+        fitting.build(model, fitting.element_spec_of(fit.epochs))
         before, noise = self._noise, self.noise_of(model)
         noise.begin(fit)
         strategy = model.distribute_strategy

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfscale import _internals
 from tfscale import rank_context
+from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.distribute import reducer
 from tfscale.sharding.of_variable import sharding_of
@@ -126,7 +126,7 @@ class OptimizerStateSharding:
         Args:
             variable: A trainable variable, of Keras or distributed.
         """
-        thread = _internals.get_current_replica_id_as_int()
+        thread = symbols.get_current_replica_id_as_int()
         sharding = self.sharding_of(variable)
         if sharding.data_dim is None or is_divided(variable):
             return _distributed(variable).values[thread]
@@ -161,7 +161,7 @@ class OptimizerStateSharding:
             with tf.device(part.device):
                 parts.append(part.take())
         wholes = gather(parts, [dim for dim in dims if dim is not None])
-        thread = _internals.get_current_replica_id_as_int()
+        thread = symbols.get_current_replica_id_as_int()
         for variable, whole in zip(found, wholes):
             component = _distributed(variable).values[thread]
             with tf.device(component.device):
@@ -376,7 +376,7 @@ def _exchange(collective, tensors, dims, over_workers=False):
         if over_workers:
             totals = extended.sum_over_workers(tf.nest.flatten(results))
             results = tf.nest.pack_sequence_as(results, totals)
-        return list(map(_internals.distribute_utils.regroup, results))
+        return list(map(symbols.distribute_utils.regroup, results))
 
     context = tf.distribute.get_replica_context()
     # Of this replica, where all have the same tensor object.
