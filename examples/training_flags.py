@@ -54,9 +54,10 @@ NUM_REPLICAS = flags.DEFINE_integer(
 ZERO_STAGE = flags.DEFINE_integer(
     "zero_stage",
     0,
-    "1 to divide the slots of the optimizer over the replicas.",
+    "1 to divide the slots of the optimizer over the replicas, 2 accumulated "
+    "gradients too, 3 weights too.",
     lower_bound=0,
-    upper_bound=1,
+    upper_bound=3,
 )
 MODEL_PARALLEL = flags.DEFINE_integer(
     "model_parallel",

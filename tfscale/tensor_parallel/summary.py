@@ -177,6 +177,7 @@ def _sent_text(shardings, states):
     return (
         f"{colored(readable_bytes(num_bytes))} over "
         f"{colored(states.num_replicas)} replicas"
+        f"{', in each microbatch' * (states.stage == 3)}"
     )
 
 
