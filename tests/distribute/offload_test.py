@@ -139,7 +139,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("averaged", 3),
         ("loss_scale", 3),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_as_with_slots_on_devices(self, name, stage):
         self.check(name, stage)
 
@@ -153,7 +153,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("loss_scale", 1, 2, 2, 1),
         ("averaged", 0, 1, 2, 2),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_with_stages_and_ranks(self, name, stage, data, pipeline, model):
         self.check(name, stage, data=data, pipeline=pipeline, model=model)
 
@@ -174,7 +174,8 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         )
         same_numbers.assert_equal(self, expected, actual)
 
-    @parameterized.parameters(0, 1)
+    @parameterized.parameters(1, 0)
+    @pytest.mark.crossing(every=2)
     def test_of_weights_swapped_with_their_averages(self, stage):
         def fit():
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)

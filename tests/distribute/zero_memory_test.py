@@ -6,6 +6,7 @@ were slices that kept the buffer of the whole. Bounds are well above what is
 found, since which operations run at once differs, and well below what it was.
 """
 
+import pytest
 from absl.testing import parameterized
 
 from benchmarks.memory import peaks
@@ -28,6 +29,7 @@ class ZeroMemoryTest(parameterized.TestCase):
         ("weights_of_two", {"data": 2, **STAGE_3}, 3.2, 4.5, 3.8),
         ("in_branches", {"data": 2, **OVERWRITTEN}, 5.5, 8.5, 5.9),
     )
+    @pytest.mark.crossing(every=2)
     def test_replicas_stay_below(self, config, rest, step, evaluate):
         bounds = {"rest": rest, "step": step, "evaluate": evaluate}
         tries = []

@@ -1,6 +1,7 @@
 """Every schedule that has a name gives the numbers of one device."""
 
 import functools
+import re
 
 import keras
 import numpy as np
@@ -90,18 +91,15 @@ class PipelineModelTest(parameterized.TestCase):
         self.assertIn("auto: zb_h1", "\n".join(lines))
 
     def test_auto_takes_what_the_memory_has_room_for(self):
-        limit = 2**30
-        free = self.wrap(schedule="auto", memory_limit=limit)
-        self.assertEqual(free.plan.schedule.name, "auto: zb_h1")
-        # 1F1B holds less on the second device than ZB-H1 does there.
-        while True:
-            limit *= 0.97
-            try:
-                tight = self.wrap(schedule="auto", memory_limit=limit)
-            except ValueError:
-                self.fail("Nothing fitted before 1F1B was taken.")
-            if tight.plan.schedule.name == "auto: 1f1b":
-                break
+        # ZB-H1 holds more on the second device than 1F1B does there.
+        with self.assertRaisesRegex(ValueError, "needs least") as caught:
+            self.wrap(schedule="auto", memory_limit=1)
+        least = re.search(r"needs ([\d,]+) bytes", str(caught.exception))[1]
+        least = int(least.replace(",", ""))
+        tight = self.wrap(schedule="auto", memory_limit=least)
+        self.assertEqual(tight.plan.schedule.name, "auto: 1f1b")
+        roomy = self.wrap(schedule="auto", memory_limit=2 * least)
+        self.assertEqual(roomy.plan.schedule.name, "auto: zb_h1")
 
 
 def half_frozen():

@@ -8,6 +8,7 @@ import sys
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -147,8 +148,9 @@ class ExportTest(parameterized.TestCase):
             )
 
     @parameterized.parameters(
-        ({"pipeline": 2},), ({"model": 2},), ({"pipeline": 2, "model": 2},)
+        ({"pipeline": 2, "model": 2},), ({"pipeline": 2},), ({"model": 2},)
     )
+    @pytest.mark.crossing(every=3)
     def test_runs_on_the_devices_of_its_mesh(self, axes):
         model = on_mesh(**axes)
         targets = {"one": np.ones((7, 3)), "two": np.ones((7, 2))}

@@ -238,7 +238,7 @@ def divided(model):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_of_replicas_that_have_all_weights(self, name):
         whole, outcome = train(JOBS[name], 0), train(JOBS[name], 3)
         self.assertEqual(divided(whole.model), [])
@@ -249,6 +249,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_equal(self, whole, outcome)
 
     @parameterized.parameters("adam", "clipnorm", "loss_scale", "odd")
+    @pytest.mark.crossing(every=2)
     def test_of_one_device(self, name):
         job = zero_test.JOBS[name]
         expected = zero_test.one_device(name)

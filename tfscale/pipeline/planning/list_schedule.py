@@ -88,7 +88,7 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
     are the times at which devices start and end.
 
     >>> [str(action) for action in zb_h2(1, 2).actions[0]]
-    ['F0.0', 'B0.0', 'F0.1', 'B0.1', 'W0.0', 'W0.1']
+    ['F0.0', 'B0.0', 'W0.0', 'F0.1', 'B0.1', 'W0.1']
     """
     check_sizes(num_devices, num_microbatches)
     return list_schedule(
