@@ -5,6 +5,20 @@ import tensorflow as tf
 import tfscale
 from tfscale.cluster import cluster_from_environment
 
+# What `tfscale.PipelineModel` takes as its `schedule`.
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped_bfs",
+    "zb_h1",
+    "zb_h2",
+    "zb1p",
+    "zb_v",
+    "dualpipev",
+    "auto",
+)
+
 
 def make_mesh(*, data=1, pipeline=1, model=1):
     """A mesh over all accelerators or, without any, over virtual CPU devices.

@@ -63,18 +63,7 @@ NUM_MICROBATCHES = flags.DEFINE_integer(
 SCHEDULE = flags.DEFINE_enum(
     "schedule",
     "1f1b",
-    [
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "looped_bfs",
-        "zb_h1",
-        "zb_h2",
-        "zb1p",
-        "zb_v",
-        "dualpipev",
-        "auto",
-    ],
+    meshes.SCHEDULES,
     "Order of the microbatches.",
 )
 BALANCE = flags.DEFINE_enum(

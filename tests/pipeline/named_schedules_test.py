@@ -12,13 +12,13 @@ import tfscale
 from tests import same_numbers
 from tfscale.pipeline.planning.named_schedules import SCHEDULES
 
-# Rows of an epoch in batches of 16: the last one has less than a row for each
+# Rows of an epoch in batches of 16: the last batch has less than a row for each
 # microbatch.
 ROWS = 36
 
 
 def build():
-    """Nine layers with weights, a skip over several stages, and dropout."""
+    """Dense and frozen layers, and a skip over several stages."""
     x = skip = inputs = keras.Input((6,))
     for _ in range(8):
         x = keras.layers.Dense(6, "tanh")(x)

@@ -192,14 +192,29 @@ class ExportTest(parameterized.TestCase):
                 [keras.Input((8,)), hidden, keras.layers.Dense(3)]
             )
 
-        model = on_mesh(build, pipeline=2)
+        self.assert_served(on_mesh(build, pipeline=2), self.feeds["a"])
+
+    def test_loops_in_a_stage(self):
+        # TensorFlow traced their gradients again, under names that were taken.
+        def build():
+            return keras.Sequential(
+                [
+                    keras.Input((None, 4)),
+                    keras.layers.LSTM(5, return_sequences=True),
+                    keras.layers.GlobalAveragePooling1D(),
+                    keras.layers.Dense(3),
+                ]
+            )
+
+        rows = self.feeds["a"].reshape(7, 2, 4)
+        self.assert_served(on_mesh(build, pipeline=2), rows)
+
+    def assert_served(self, model, x):
         tfscale.export(model, self.path)
         loaded = tf.saved_model.load(self.path)
         serve = loaded.signatures["serving_default"]
-        [results] = serve(tf.constant(self.feeds["a"])).values()
-        np.testing.assert_array_equal(
-            results, model.predict(self.feeds["a"], verbose=0)
-        )
+        [results] = serve(tf.constant(x)).values()
+        np.testing.assert_array_equal(results, model.predict(x, verbose=0))
 
     def refuse(self, error, text, model):
         with self.assertRaisesRegex(error, text):

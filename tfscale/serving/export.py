@@ -81,7 +81,9 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         options=tf.saved_model.SaveOptions(
             experimental_variable_policy=(
                 tf.saved_model.experimental.VariablePolicy.SAVE_VARIABLE_DEVICES
-            )
+            ),
+            # A server needs none, and loops of a stage are in a process twice.
+            experimental_custom_gradients=False,
         ),
     )
 
