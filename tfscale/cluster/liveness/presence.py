@@ -41,6 +41,7 @@ _SECONDS_TO_HEAR = 10.0
 _SECONDS_TO_GET_READY = 60.0
 _SECONDS_BETWEEN_CALLS = 0.1
 _SECONDS_BETWEEN_LOOKS = 0.02
+_NOT_CALLED = "not called yet"
 _SECONDS_TO_COME_BACK = 10.0
 # After how many it is said who is waited for.
 _SECONDS_WITHOUT_WORDS = 10.0
@@ -82,12 +83,13 @@ class Roster:
         start, is_said = time.monotonic(), False
         self._is_over.clear()
         for server in {*servers} - {*self.connections, *self._missing}:
-            self._missing[server] = "not tried yet"
+            self._missing[server] = _NOT_CALLED
             _in_a_thread(self._call_until_ready, server)
         while missing := sorted({*servers} - {*self.connections}):
             waited = time.monotonic() - start
+            is_called = _NOT_CALLED not in self._missing.values()
             found = "; ".join(f"{a} ({self._missing.get(a)})" for a in missing)
-            if waited > timeout:
+            if waited > timeout and is_called:
                 self._is_over.set()
                 self._missing.clear()
                 raise ConnectionError(
@@ -101,10 +103,13 @@ class Roster:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _call_until_ready(self, server):
-        while not self._is_over.wait(_SECONDS_BETWEEN_CALLS):
+        seconds = 0.0
+        while not self._is_over.wait(seconds):
+            seconds = _SECONDS_BETWEEN_CALLS
             connection = None
             try:
                 connection = ports.connect(server)
+                self._missing[server] = "it does not answer"
                 self._greet(server, connection)
             except (OSError, ValueError) as error:
                 if connection is not None:
