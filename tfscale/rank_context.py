@@ -74,7 +74,6 @@ class Update:
         norms: Of weights and gradients that are updated, by variable.
         updates_parts: Whether updates are of a replica's part of variables.
         new_parts: What has been assigned to such parts; see `zero.LocalShard`.
-        assigns_on_trial: Whether what is assigned is only checked.
     """
 
     gradients_are_reduced: bool = False
@@ -85,7 +84,6 @@ class Update:
     new_parts: MutableMapping[Any, Any] = dataclasses.field(
         default_factory=dict
     )
-    assigns_on_trial: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

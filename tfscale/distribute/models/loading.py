@@ -11,9 +11,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfscale.distribute.variables.variable import on_trial
+
+class _NothingAssigned(keras.StatelessScope):
+    """Within it, Keras checks what is assigned, and drops it."""
+
+    def add_update(self, update):
+        """See `keras.StatelessScope`, which would keep all values."""
 
 
 def load_all_or_nothing(
@@ -28,7 +34,11 @@ def load_all_or_nothing(
     """
     try:
         # What is to be warned of will be when it happens.
-        with on_trial(), tf.device("CPU:0"), warnings.catch_warnings():
+        with (
+            _NothingAssigned(),
+            tf.device("CPU:0"),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             load_weights(filepath, **kwargs)
     except FileNotFoundError:

@@ -9,8 +9,6 @@ of lookups come out dense, model ranks of one replica count once, and where
 gradients are summed over the replicas already, each updates its own component.
 """
 
-import contextlib
-
 import tensorflow as tf
 
 from tfscale import rank_context
@@ -20,17 +18,10 @@ from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import collectives
 
 
-@contextlib.contextmanager
-def on_trial():
-    """Within it, in this thread, what is assigned is checked and dropped."""
-    with rank_context.within(assigns_on_trial=True):
-        yield
-
-
 class _Common:
     """What all kinds have in common, beside what TensorFlow has.
 
-    They can be assigned to on trial, and scalars be numbers of Python.
+    Scalars can be numbers of Python.
     """
 
     _primary: tf.Variable
@@ -42,10 +33,7 @@ class _Common:
         return int(self.numpy())
 
     def assign(self, value, *args, **kwargs):
-        """See `tf.Variable.assign`; within `on_trial` it changes nothing."""
-        if rank_context.current().update.assigns_on_trial:
-            self._checked(value)
-            return self
+        """See `tf.Variable.assign`; a part of a batch notes it down."""
         part = rank_context.current().step.part
         if part is not None and part.changes is not None:
             part.changes.note(self, value)
