@@ -140,7 +140,7 @@ LAYERS = (
         "tfscale/virtual_devices.py",
         "tfscale/dataset_graph.py",
         "tfscale/formatting.py",
-        "tfscale/rank_context.py",
+        "tfscale/step_context.py",
     ),
     ("tfscale/fit/",),
     ("tfscale/sharding/",),

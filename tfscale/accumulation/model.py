@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import in_place
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale.accumulation import checks
 from tfscale.accumulation.gradient_capture import GradientCapture
@@ -34,12 +34,12 @@ class _MirroredAsOne(in_place.Mixin):
     @contextlib.contextmanager
     def as_one_replica(self) -> Iterator[None]:
         """Within it Keras in this thread sees one replica."""
-        with rank_context.within(is_one_replica=True):
+        with step_context.within(is_one_replica=True):
             yield
 
     @property
     def _num_replicas_in_sync(self):
-        if rank_context.current().step.is_one_replica:
+        if step_context.current().is_one_replica:
             return 1
         return super()._num_replicas_in_sync
 
@@ -116,7 +116,7 @@ def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
     with (
         _capturing(model),
         NotingScope(collect_losses=True),
-        rank_context.within(gradient_capture=capture),
+        step_context.within(gradient_capture=capture),
     ):
         model.train_step(data)
     return [x for x in capture.gradients if x is not None]

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale.accumulation import checks
 from tfscale.accumulation.batch import Batch
@@ -204,8 +204,9 @@ class ReplicaStep:
         )
         taken = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
-        step = rank_context.Step(part, noted, taken)
-        with rank_context.within(step=step):
+        with step_context.within(
+            part=part, moments=noted, gradient_capture=taken
+        ):
             logs = self._train_step(data)
         return logs, taken, noted
 

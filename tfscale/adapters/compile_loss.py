@@ -3,7 +3,7 @@
 from typing import Any
 
 from tfscale import in_place
-from tfscale import rank_context
+from tfscale import step_context
 
 
 class MeshCompileLoss(in_place.Mixin):
@@ -11,7 +11,7 @@ class MeshCompileLoss(in_place.Mixin):
 
     def call(self, y_true, y_pred, sample_weight=None):
         """See `keras.losses.Loss`: every loss by its divisor."""
-        part = rank_context.current().step.part_here
+        part = step_context.current().part_here
         if part is None:
             return super().call(y_true, y_pred, sample_weight)
         return part.compiled_loss_of(self, y_true, y_pred, sample_weight)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from tfscale import in_place
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import instances
 
 
@@ -77,13 +77,13 @@ class MeshBatchNormalization(MeshLayer):
     """A BatchNormalization, which notes down what it saw of its part."""
 
     def _moments(self, inputs, mask):
-        noted = rank_context.current().step.moments_here
+        noted = step_context.current().moments_here
         if noted is None:
             return super()._moments(inputs, mask)
         return noted.moments_of(self, super()._moments, inputs, mask)
 
     def _update_renorm_statistics(self, mean, variance):
-        noted = rank_context.current().step.moments_here
+        noted = step_context.current().moments_here
         if noted is None or self.synchronized:
             self.update_moving(mean, variance)
 

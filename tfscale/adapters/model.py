@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfscale import in_place
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.adapters.layer import MeshLayer
 
 
@@ -31,7 +31,7 @@ class MeshModel(MeshLayer):
 
     def compute_loss(self, *args, **kwargs):
         """See `keras.Model.compute_loss`; of a part of a batch."""
-        part = rank_context.current().step.part_here
+        part = step_context.current().part_here
         if part is None or part.compiled is not None:
             return super().compute_loss(*args, **kwargs)
         return part.loss_of(self, super().compute_loss, args, kwargs)

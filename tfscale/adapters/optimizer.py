@@ -9,6 +9,7 @@ decide by itself whether its gradients are finite. Here it goes like this:
 """
 
 import contextlib
+import dataclasses
 import weakref
 from typing import Any
 
@@ -16,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import in_place
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.optimizers.lars import LARS
 
 # The `MeshUpdate` of each optimizer of a mesh. It is no attribute: Keras
@@ -31,36 +32,47 @@ class MeshOptimizer(in_place.Mixin):
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`; in replica context."""
-        capture = rank_context.current().step.gradient_capture
+        capture = step_context.current().gradient_capture
         if capture is not None:
             return capture.take(self, grads, trainable_variables)
-        return self._apply_sums(super().apply, grads, trainable_variables)
+        return self._apply(super().apply, grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars):
         """See `keras.optimizers.Optimizer`; a class may have its own."""
         grads, variables = zip(*grads_and_vars)
-        capture = rank_context.current().step.gradient_capture
+        capture = step_context.current().gradient_capture
         if capture is not None:
             capture.take(self, grads, variables)
             capture.are_paired = True
             return self.iterations
         apply = super().apply_gradients
-        return self._apply_sums(
+        return self._apply(
             lambda grads, variables: apply(zip(grads, variables)),
             grads,
             list(variables),
         )
 
-    def _apply_sums(self, apply, grads, trainable_variables):
+    def apply_sums(self, grads, trainable_variables):
+        """As `apply`, of gradients that are summed over the replicas.
+
+        Of each it takes what this replica and rank has.
+        """
+        return self._apply(
+            super().apply, grads, trainable_variables, are_sums=True
+        )
+
+    def _apply(self, apply, grads, trainable_variables, are_sums=False):
         update = _UPDATES.get(self)
         if update is None:
             return apply(grads, trainable_variables)
         variables = trainable_variables or self._trainable_variables
-        return update.apply(self, apply, grads, trainable_variables, variables)
+        return update.apply(
+            self, apply, grads, trainable_variables, variables, are_sums
+        )
 
     def scale_loss(self, loss):
         """See `keras.optimizers.Optimizer`; Keras' steps begin with it."""
-        capture = rank_context.current().step.gradient_capture
+        capture = step_context.current().gradient_capture
         update = _UPDATES.get(self)
         if capture is not None:
             loss = capture.weigh(loss)
@@ -74,7 +86,7 @@ class MeshOptimizer(in_place.Mixin):
         # They are sums. `ReplicaContext.all_reduce` would put them through one
         # operation, and so all stages' gradients on one device, where their
         # slots would be read to and written from in each step.
-        if rank_context.current().update.gradients_are_reduced:
+        if step_context.current().update is not None:
             return list(grads_and_vars)
         return super()._all_reduce_sum_gradients(grads_and_vars)
 
@@ -87,12 +99,7 @@ class MeshOptimizer(in_place.Mixin):
             super()._apply_weight_decay(variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        norms: dict[int, Any] = {}
-        update = _on_shards(self)
-        if update and isinstance(self, LARS):
-            found = update.whole_norms(grads, trainable_variables)
-            norms = {self._get_variable_index(v): pair for v, *pair in found}
-        with rank_context.within(norms=norms), _reading_shards(self):
+        with _reading_shards(self):
             super()._backend_update_step(
                 grads, trainable_variables, learning_rate
             )
@@ -161,6 +168,29 @@ class MeshLossScaleOptimizer(MeshOptimizer):
         return update.holds_everywhere(is_finite) if update else is_finite
 
 
+class MeshLARS(MeshOptimizer):
+    """LARS, by norms of whole variables and gradients."""
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        step, shards = step_context.current().update, _on_shards(self)
+        if shards:
+            found = shards.whole_norms(grads, trainable_variables)
+            norms = {self._get_variable_index(v): pair for v, *pair in found}
+            step = dataclasses.replace(step, norms=norms)
+        with step_context.within(update=step):
+            super()._backend_update_step(
+                grads, trainable_variables, learning_rate
+            )
+
+    def norms(self, weights, gradient, variable):
+        """See `LARS`; those of the whole, if this is a shard."""
+        update = step_context.current().update
+        index = self._get_variable_index(variable)
+        if update is None or index not in update.norms:
+            return super().norms(weights, gradient, variable)
+        return update.norms[index]
+
+
 class HostOptimizer(in_place.Mixin):
     """One whose slots are on the host, where it computes updates too.
 
@@ -209,6 +239,15 @@ def adapt_optimizer(
         in_place.put(optimizer, HostOptimizer)
 
 
+def apply_sums(optimizer: keras.Optimizer, grads: Any, variables: Any) -> None:
+    """See `MeshOptimizer.apply_sums`."""
+    if isinstance(optimizer, MeshOptimizer):
+        optimizer.apply_sums(grads, variables)
+    else:
+        # Made outside of the scope: Keras' error says so.
+        optimizer.apply(grads, variables)
+
+
 @contextlib.contextmanager
 def adapted_optimizer(optimizer: keras.Optimizer):
     """Within it, an optimizer is adapted; behind it, as it was before."""
@@ -219,7 +258,7 @@ def adapted_optimizer(optimizer: keras.Optimizer):
 def _class_for(optimizer):
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return MeshLossScaleOptimizer
-    return MeshOptimizer
+    return MeshLARS if isinstance(optimizer, LARS) else MeshOptimizer
 
 
 def _device_of(variable):

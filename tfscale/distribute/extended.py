@@ -1,13 +1,12 @@
 """What `MeshStrategy` does: makes variables, sums gradients, updates."""
 
-import contextlib
 import functools
 import weakref
 from typing import Any
 
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.model import adapt_model
@@ -193,22 +192,15 @@ class MeshExtended(ModelRanks):
         return states.stage >= 2 and states.are_sharded
 
     @property
-    def gradients_are_reduced(self) -> bool:
-        """Whether this thread runs inside `reduced_gradients`."""
-        return rank_context.current().update.gradients_are_reduced
-
-    @contextlib.contextmanager
-    def reduced_gradients(self):
-        """Within it, `optimizer.apply` takes gradients summed over replicas.
+    def gradients_are_summed(self) -> bool:
+        """Whether an optimizer applies sums over the replicas in this thread.
 
         Keras sums gradients after it has clipped, unscaled and checked them,
-        which is wrong with more than one replica: whoever owns the training
-        step sums first (`sum_gradients`) and applies in here, in replica
-        context. Every replica then does the same to its own components, with
-        no merge call, so that `apply` may stand inside a `tf.cond`.
+        which is wrong with more than one replica: they are summed before.
+        Every replica then does the same to its own components, with no merge
+        call, so that `apply` may stand inside a `tf.cond`.
         """
-        with rank_context.within(gradients_are_reduced=True):
-            yield
+        return step_context.current().update is not None
 
     def sum_gradients(self, gradients, variables) -> list:
         """Gradients summed over the replicas; in replica context.
@@ -308,7 +300,7 @@ class MeshExtended(ModelRanks):
     def shard_gradient(self, gradient, variable) -> tf.Tensor:
         """This device's part of a gradient that all devices have whole.
 
-        It is what `optimizer.apply` takes within `reduced_gradients`.
+        It is what `apply_sums` takes; see `adapters/optimizer.py`.
         """
         sharding = self.optimizer_states.sharding_of(variable)
         return shard(gradient, sharding, *self.replica_and_rank())
@@ -319,17 +311,17 @@ class MeshExtended(ModelRanks):
         return update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
-        if not self.optimizer_states.are_updated:
+        if not self.optimizer_states.are_parts_read:
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
         part = self.optimizer_states.local_shard(var)
         with tf.device(part.device):
             return fn(part, *args, **kwargs)
 
     def _use_merge_call(self):
-        return not self.gradients_are_reduced and super()._use_merge_call()
+        return not self.gradients_are_summed and super()._use_merge_call()
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
-        if self.gradients_are_reduced:
+        if self.gradients_are_summed:
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
@@ -69,7 +69,7 @@ def sum_gradients(
     >>> history = model.fit(x, x[:, :1], verbose=0)
     """
     gradients, variables = list(gradients), list(variables)
-    if rank_context.current().step.gradient_capture is not None:
+    if step_context.current().gradient_capture is not None:
         raise ValueError(
             "Gradients of a batch can be summed where all of them are there. "
             "Received: `sum_gradients` in a microbatch of "

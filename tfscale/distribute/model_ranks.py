@@ -6,7 +6,7 @@ import weakref
 
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.distribute.inputs.mesh_inputs import MeshInputs
@@ -15,6 +15,7 @@ from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.reducer import Reducer
 from tfscale.distribute.reducer import is_of_threads
 from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
@@ -98,7 +99,7 @@ class ModelRanks(symbols.MirroredExtended):
 
         A call has a thread for each model rank.
         """
-        return rank_context.current().ranks.devices or self._first_ranks
+        return rank_state.current().devices or self._first_ranks
 
     @property
     def _first_ranks(self):
@@ -110,12 +111,12 @@ class ModelRanks(symbols.MirroredExtended):
 
         Keras asks, to divide by it what it takes for a mean.
         """
-        with rank_context.within(is_one_replica=True):
+        with step_context.within(is_one_replica=True):
             yield
 
     @property
     def _num_replicas_in_sync(self):
-        step = rank_context.current().step
+        step = step_context.current()
         if step.is_one_replica:
             return 1
         if step.part is not None:
@@ -180,7 +181,7 @@ class ModelRanks(symbols.MirroredExtended):
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        with rank_context.within(devices=tuple(devices)):
+        with rank_state.within(devices=tuple(devices)):
             return super()._call_for_each_replica(
                 self._with_seeds(_with_collectives(fn)), args, kwargs or {}
             )
@@ -295,7 +296,7 @@ class ModelRanks(symbols.MirroredExtended):
     def _local_results(self, value):
         # Where threads meet there is a value of each rank.
         value = tf.nest.map_structure(self._of_first_ranks, value)
-        with rank_context.within(devices=None):
+        with rank_state.within(devices=None):
             return super()._local_results(value)
 
 
@@ -312,7 +313,7 @@ def _with_collectives(fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with rank_context.within(graph=tf.compat.v1.get_default_graph()):
+        with rank_state.within(graph=tf.compat.v1.get_default_graph()):
             return fn(*args, **kwargs)
 
     return call

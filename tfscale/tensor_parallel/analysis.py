@@ -19,12 +19,12 @@ from collections.abc import Sequence
 
 import keras
 
-from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import propagation
 from tfscale.tensor_parallel.rules import sharded_call
@@ -54,7 +54,7 @@ class ShardingDecision:
 
 def model_in_call():
     """The model whose decision counts for this thread, or None."""
-    model = rank_context.current().calls.model
+    model = rank_state.current().model
     if model is not None:
         return model
     for caller in attributes.name_scope_callers():

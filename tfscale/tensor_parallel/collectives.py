@@ -29,10 +29,10 @@ import weakref
 
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel import rank_state
 
 # What TensorFlow says where a thread is not in the graph in which all began.
 _IN_BRANCH = "while defining a new graph"
@@ -61,25 +61,25 @@ def rank() -> int:
 @contextlib.contextmanager
 def local_shards():
     """Within it, a sharded variable is this rank's shard and not the whole."""
-    with rank_context.within(reads_shards=True):
+    with rank_state.within(reads_shards=True):
         yield
 
 
 def reads_shards() -> bool:
     """Whether this thread is inside `local_shards`."""
-    return rank_context.current().shards.reads_shards
+    return rank_state.current().reads_shards
 
 
 def as_used(value):
     """The value of a trainable variable, as this thread uses it."""
-    if rank_context.current().shards.gradients_are_partial and num_ranks() > 1:
+    if rank_state.current().gradients_are_partial and num_ranks() > 1:
         return copy_to_ranks(value)
     return value
 
 
 def graph_of_collectives():
     """A context in that graph: outside of loops and branches."""
-    graph = rank_context.current().ranks.graph
+    graph = rank_state.current().graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
     return graph.as_default()

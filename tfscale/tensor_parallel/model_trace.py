@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.propagation import layer_calls
 from tfscale.tensor_parallel.propagation.graph_facts import Edge
 from tfscale.tensor_parallel.propagation.graph_facts import Span
@@ -142,7 +142,7 @@ def trace_model(
 
     def run():
         # In a graph of its own, also where a replica asks for it.
-        with rank_context.within(replica=None, recorder=records):
+        with rank_state.within(replica=None, recorder=records):
             made.update(_call(model, num_parts, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph

@@ -20,11 +20,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.seed_generator import adapt_generator
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 
@@ -51,14 +52,14 @@ def attach(
 
 def _seed_here(generator, seed):
     """The seed of this replica, and of this rank where it draws a shard."""
-    if rank_context.current().update.applies_gradients:
+    if step_context.current().update is not None:
         return seed  # all replicas make the same update
     seed = _of_replica(seed)
     if collectives.num_ranks() == 1:
         return seed
     plan = sequence.current()
     is_part = (
-        rank_context.current().shards.seeds_are_for_shards
+        rank_state.current().seeds_are_for_shards
         or (plan is not None and id(generator.state) in plan.sharded_generators)
         or generator.is_for_shard()
     )
@@ -113,7 +114,7 @@ class GlobalSeeds:
 
 def _of_replica(seed):
     """The seed of the replica that draws."""
-    replica = rank_context.current().step.replica
+    replica = rank_state.current().replica
     if replica is not None:
         # A tensor, in a function for all replicas.
         return tf.where(replica > 0, _with(replica, seed), seed)

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel.rules import rules
@@ -174,7 +174,7 @@ class NotedMoments:
 def noting() -> Iterator[NotedMoments]:
     """Within it, layers of this replica note down what they saw."""
     moments = NotedMoments()
-    with rank_context.within(moments=moments):
+    with step_context.within(moments=moments):
         yield moments
         all_sums_and_statistics(moments.sums, [])
 
@@ -184,7 +184,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
 
     The moments of all layers on a device are one tensor.
     """
-    step = rank_context.current().step.moments_here
+    step = step_context.current().moments_here
     if step is None or not step.calls:
         return list(all_reduce(tensors)) if tensors else []
     calls = step.take()

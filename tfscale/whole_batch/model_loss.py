@@ -19,7 +19,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.model import adapted_model
@@ -67,7 +67,7 @@ def compiled_loss_of(
     if not compile_loss.built:
         # Of a model that Keras could not call on its data.
         compile_loss.build(y_true, y_pred)
-    with rank_context.within(part=None):
+    with step_context.within(part=None):
         found = losses.compiled_losses(
             compile_loss, y_true, y_pred, sample_weight
         )

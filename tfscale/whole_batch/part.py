@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.whole_batch import model_loss
 from tfscale.whole_batch import own_state
@@ -107,13 +107,13 @@ class BatchPart:
     @contextlib.contextmanager
     def entered(self):
         """Within it, this is the part that this thread works on."""
-        with rank_context.within(part=self):
+        with step_context.within(part=self):
             yield
 
 
 def warn_of_undivided() -> None:
     """Warns if a `train_step` has nowhere divided its loss over the parts."""
-    part = rank_context.current().step.part
+    part = step_context.current().part
     if part is None or part.num_replicas == 1 or part.is_divided:
         return
     warnings.warn(

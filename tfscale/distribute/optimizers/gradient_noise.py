@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import symbols
 from tfscale.distribute.optimizers.clipping import is_sharded
 from tfscale.distribute.optimizers.clipping import squares
@@ -67,7 +67,7 @@ class GradientNoise:
 
     def of_replicas(self, gradients, sums, variables, extended) -> None:
         """Notes a step of replicas; in replica context, where they can meet."""
-        fit, part = self._fit, rank_context.current().step.part_here
+        fit, part = self._fit, step_context.current().part_here
         if (
             fit is None
             or part is None

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale.distribute import device_grid
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import optimizer_checks
@@ -55,11 +55,13 @@ class MeshUpdate:
         grads: Sequence[Any],
         given_variables: Sequence[keras.Variable] | None,
         variables: Sequence[keras.Variable],
+        are_sums: bool,
     ) -> Any:
         """Calls `apply` of Keras, or of a user's class, with sums.
 
         It is given `given_variables`, or None, as the user gave them;
-        `variables` are those that the gradients are of.
+        `variables` are those that the gradients are of. `are_sums` says whether
+        these are sums over the replicas already.
         """
         if not tf.distribute.has_strategy():
             raise ValueError(
@@ -77,22 +79,17 @@ class MeshUpdate:
                     "it into the function that `strategy.run` is given."
                 )
             return apply(grads, given_variables)
-        if rank_context.current().update.applies_gradients:
+        if step_context.current().update is not None:
             return apply(grads, given_variables)
         if not optimizer.built:
             with tf.init_scope():
                 optimizer.build(variables)
-        grads = self._whole_gradients(optimizer, grads, variables)
+        grads = self._whole_gradients(optimizer, grads, variables, are_sums)
         # Within the branch of a step whose gradients are finite no replica
         # meets another one.
         in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        with (
-            rank_context.within(
-                applies_gradients=True, applies_in_branch=in_branch
-            ),
-            self.extended.reduced_gradients(),
-            zero.noting_parts(),
-        ):
+        update = step_context.Update(is_in_branch=in_branch)
+        with step_context.within(update=update):
             graph = tf.compat.v1.get_default_graph()
             before = graph.version
             result = apply(grads, given_variables)
@@ -102,12 +99,12 @@ class MeshUpdate:
             self.states.all_gather(variables)
         return result
 
-    def _whole_gradients(self, optimizer, grads, variables):
+    def _whole_gradients(self, optimizer, grads, variables, are_sums):
         """Gradients as `apply` of Keras is to have them: summed, clipped."""
         extended = self.extended
         if self.is_sharded:
             optimizer_checks.check(optimizer, variables, extended)
-        if not extended.gradients_are_reduced:
+        if not are_sums:
             origins, unsummed = changed_gradients.origins_of(
                 grads, variables, extended.has_several_replicas
             )
@@ -125,7 +122,7 @@ class MeshUpdate:
     @contextlib.contextmanager
     def reading_shards(self):
         """Within it, variables are what this rank and replica has of them."""
-        with collectives.local_shards(), self.states.updated():
+        with collectives.local_shards(), self.states.reading_parts():
             yield
 
     def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
@@ -176,7 +173,8 @@ class MeshUpdate:
         """Gives replicas the parts that others updated; None: of any."""
         if not self.states.are_sharded:
             return
-        if rank_context.current().update.applies_in_branch:
+        update = step_context.current().update
+        if update is not None and update.is_in_branch:
             self.states.write(all_variables)
             return
         self.states.all_gather(all_variables if updated is None else updated)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfscale import step_context
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.distribute.variables.zero import OptimizerStateSharding
@@ -36,12 +37,13 @@ def of_parts(
             args, kwargs = tf.nest.map_structure(part, (args, kwargs))
             return fn(component, *args, **kwargs)
 
-        with zero.noting_parts() as new_parts:
+        noted = step_context.Update()
+        with step_context.within(update=noted):
             result = update(var, fn_of_shards, args, kwargs, group)
         for weight in weights:
             keys = [zero.part_key(weight, i) for i in range(len(weight.values))]
-            if keys[0] in new_parts:
-                parts = [new_parts[key] for key in keys]
+            if keys[0] in noted.new_parts:
+                parts = [noted.new_parts[key] for key in keys]
                 optimizer_states.all_gather_outside(weight, parts)
         return result
 

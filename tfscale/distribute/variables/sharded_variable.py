@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import symbols
 from tfscale.distribute.fully_sharded import weight_gather
 from tfscale.distribute.variables import zero
@@ -13,6 +12,7 @@ from tfscale.sharding.shards import shard
 from tfscale.sharding.shards import shards
 from tfscale.sharding.shards import unshard
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 
 # Under which a checkpoint of TensorFlow has the value of any variable.
 _CHECKPOINT_KEY = "VARIABLE_VALUE"
@@ -86,7 +86,8 @@ class ShardedVariable(MeshVariable):
         if tf.distribute.in_cross_replica_context():
             return symbols.get_update_replica_id() is not None
         if self._is_divided_weight():
-            return rank_context.current().update.updates_parts
+            extended = self.distribute_strategy.extended
+            return extended.optimizer_states.are_parts_read
         return collectives.reads_shards()
 
     def _is_divided_weight(self):
@@ -108,7 +109,7 @@ class ShardedVariable(MeshVariable):
             # Threads meet outside of loops and branches only.
             with (
                 collectives.graph_of_collectives(),
-                rank_context.within(gradients_are_partial=False),
+                rank_state.within(gradients_are_partial=False),
             ):
                 value = self._gathered()
             if self.trainable:

@@ -11,7 +11,7 @@ gradients are summed over the replicas already, each updates its own component.
 
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.sharding.sharding import Sharding
@@ -34,7 +34,7 @@ class _Common:
 
     def assign(self, value, *args, **kwargs):
         """See `tf.Variable.assign`; a part of a batch notes it down."""
-        part = rank_context.current().step.part
+        part = step_context.current().part
         if part is not None and part.changes is not None:
             part.changes.note(self, value)
         return super().assign(value, *args, **kwargs)
@@ -94,7 +94,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
         return value
 
     def _update_replica(self, update_fn, value, **kwargs):
-        if self.distribute_strategy.extended.gradients_are_reduced:
+        if self.distribute_strategy.extended.gradients_are_summed:
             # Every replica computes the same value: nothing to aggregate.
             component = self._get_on_device_or_primary()
             with tf.device(component.device):

@@ -24,13 +24,12 @@ Parameter Models (2020), section 5.1 (P_os) and section 7.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.distribute import reducer
@@ -134,17 +133,21 @@ class OptimizerStateSharding:
         return LocalShard(variable, thread, sharding, replica)
 
     @property
-    def are_updated(self) -> bool:
-        """Whether this thread runs inside `updated`."""
-        return rank_context.current().update.updates_parts
+    def are_parts_read(self) -> bool:
+        """Whether this thread runs inside `reading_parts`."""
+        update = step_context.current().update
+        return update is not None and update.are_parts_read
 
     @contextlib.contextmanager
-    def updated(self):
+    def reading_parts(self):
         """Within it, a strategy's `update` is given parts.
 
         Components are as the step before left them, until `all_gather`.
         """
-        with rank_context.within(updates_parts=True):
+        update = step_context.current().update
+        if update is not None:
+            update = dataclasses.replace(update, are_parts_read=True)
+        with step_context.within(update=update):
             yield
 
     def all_gather(self, variables: Sequence[keras.Variable]) -> None:
@@ -201,25 +204,13 @@ def is_divided(variable) -> bool:
 
 
 def part_key(variable, thread: int) -> tuple[int, int]:
-    """By what `noting_parts` has the new part of a component.
+    """By what an `Update` has the new part of a component.
 
     Args:
         variable: Of Keras or distributed.
         thread: That of the component's replica and rank.
     """
     return id(_distributed(variable)), thread
-
-
-@contextlib.contextmanager
-def noting_parts() -> Iterator[dict]:
-    """Within it, what is assigned to each `LocalShard` is noted.
-
-    Yields:
-        The new parts, by `part_key`.
-    """
-    new_parts: dict = {}
-    with rank_context.within(new_parts=new_parts):
-        yield new_parts
 
 
 class LocalShard:
@@ -255,12 +246,17 @@ class LocalShard:
         self.name = self._variable.name
         self.device = component.device
 
+    @property
+    def _new_parts(self):
+        update = step_context.current().update
+        return {} if update is None else update.new_parts
+
     def _distributed_container(self):
         return self._variable
 
     def __tf_tensor__(self, dtype=None, name=None):
         """The part as it is now."""
-        value = rank_context.current().update.new_parts.get(self._key)
+        value = self._new_parts.get(self._key)
         if value is None:
             with tf.device(self.device):
                 value = tf.raw_ops.StridedSlice(
@@ -272,17 +268,17 @@ class LocalShard:
     def assign(self, value):
         """Changes the part; see the class."""
         value = tf.convert_to_tensor(value, self.dtype)
-        rank_context.current().update.new_parts[self._key] = value
+        self._new_parts[self._key] = value
 
     def take(self):
         """The part as it is now, which is no longer noted."""
         value = tf.convert_to_tensor(self)
-        rank_context.current().update.new_parts.pop(self._key, None)
+        self._new_parts.pop(self._key, None)
         return value
 
     def write(self):
         """Writes the part into the component, if it has been assigned."""
-        value = rank_context.current().update.new_parts.pop(self._key, None)
+        value = self._new_parts.pop(self._key, None)
         if value is not None:
             with tf.device(self.device):
                 whole = tf.raw_ops.TensorStridedSliceUpdate(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.adapters.compile_loss import adapt_compile_loss
+from tfscale.adapters.optimizer import apply_sums
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.running import checks
@@ -252,9 +253,9 @@ class PipelineTrainer(WrappedModel):
     def _apply(self, gradients):
         numbers = self._plan.numbers
         variables = self.trainable_variables
-        extended = self.distribute_strategy.extended
-        with placement.on_device_of_inputs(), extended.reduced_gradients():
-            self.optimizer.apply(
+        with placement.on_device_of_inputs():
+            apply_sums(
+                self.optimizer,
                 [gradients.get(numbers.get(id(v))) for v in variables],
                 variables,
             )

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
@@ -16,6 +16,7 @@ from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
@@ -162,7 +163,8 @@ class StageGraph:
         noted = batch_norm.NotedMoments()
         with (
             variables.replaced(),
-            rank_context.within(replica=replica, moments=noted),
+            rank_state.within(replica=replica),
+            step_context.within(moments=noted),
         ):
             for call in stage.calls:
                 with failures.noted(call.name, stage.index):

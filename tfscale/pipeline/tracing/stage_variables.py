@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import keys
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.whole_batch import losses
 
 
@@ -50,7 +50,7 @@ class StageVariables:
     @contextlib.contextmanager
     def replaced(self):
         """Within it, layers use the tensors, and assign to them."""
-        with self._scope, rank_context.within(given_shards=self._shards):
+        with self._scope, rank_state.within(given_shards=self._shards):
             yield
 
     @property

@@ -21,7 +21,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.tracing import keys
@@ -30,6 +29,7 @@ from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.whole_batch import across_rows
 from tfscale.whole_batch import losses
@@ -115,7 +115,7 @@ def trace_on_ranks(
 
     def build_rank():
         graphs.append(make_graph())
-        with rank_context.within(sequence_plan=sequence_plan, model=model):
+        with rank_state.within(sequence_plan=sequence_plan, model=model):
             graphs[-1].build()
 
     def build():

@@ -18,12 +18,12 @@ import inspect
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -130,7 +130,7 @@ class _Attention(rules.Rule):
             }
             return _call(layer, changed, args, kwargs)
         args, kwargs = self._with_own_mask(args, kwargs)
-        with rank_context.within(seeds_are_for_shards=True):
+        with rank_state.within(seeds_are_for_shards=True):
             outputs = _call(layer, self.own_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
@@ -238,7 +238,7 @@ def _heads_dim(dense):
 
 def _call_for_parts(layer, x):
     # The sequence is whole in here, and it is the heads that are sharded.
-    with rank_context.within(sequence_plan=None, gradients_are_partial=True):
+    with rank_state.within(sequence_plan=None, gradients_are_partial=True):
         return layer(x)
 
 

@@ -12,10 +12,10 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3, figure 3.
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
@@ -137,6 +137,6 @@ class _Row(rules.Rule):
         scatters = sequence.scatters(layer, x)
         x = sequence.sum_over_ranks(layer, x)
         if layer.bias is not None:
-            with rank_context.within(gradients_are_partial=scatters):
+            with rank_state.within(gradients_are_partial=scatters):
                 x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)

@@ -22,11 +22,11 @@ import abc
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale._internals import layers
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 
 
@@ -161,7 +161,7 @@ def runs_as(layer, kinds, *parts: str) -> bool:
 
 def shard_of(variable):
     """This rank's shard of a Keras variable, in the dtype to compute with."""
-    given = rank_context.current().shards.given_shards
+    given = rank_state.current().given_shards
     if id(variable) in given:
         return attributes.autocast(variable, given[id(variable)])
     with collectives.local_shards():
@@ -170,7 +170,7 @@ def shard_of(variable):
 
 def assign_shard(variable, value) -> None:
     """Assigns this rank's shard of a Keras variable."""
-    given = rank_context.current().shards.given_shards
+    given = rank_state.current().given_shards
     if id(variable) in given:
         given[id(variable)] = value
         return

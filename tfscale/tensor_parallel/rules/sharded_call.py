@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import model_trace
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.rules import attention_rules
 from tfscale.tensor_parallel.rules import channel_rules
 from tfscale.tensor_parallel.rules import dense_rules
@@ -95,7 +95,7 @@ class ShardedCall:
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
-        recorder = rank_context.current().calls.recorder
+        recorder = rank_state.current().recorder
         if recorder is not None:
             return self._record(recorder, call, args, kwargs)
         if collectives.num_ranks() == 1:

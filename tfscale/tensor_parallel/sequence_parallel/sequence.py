@@ -28,12 +28,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SequencePlan:
 
 def current() -> SequencePlan | None:
     """The plan by which this thread's model runs, if by one."""
-    return rank_context.current().calls.sequence_plan
+    return rank_state.current().sequence_plan
 
 
 def sum_over_ranks(layer, x: tf.Tensor) -> tf.Tensor:
@@ -138,7 +138,7 @@ class Boundary:
 
     def run(self, method: Callable, args, kwargs):
         """Calls a method, by the plan of this thread if there is one."""
-        recorder = rank_context.current().calls.recorder
+        recorder = rank_state.current().recorder
         if recorder is not None:
             return recorder.run_with_edges(self, method, args, kwargs)
         plan, num_ranks = current(), collectives.num_ranks()
@@ -153,7 +153,7 @@ class Boundary:
 
         args, kwargs = map_inputs(convert, args, kwargs)
         are_partial = id(self) in plan.partial_gradients
-        with rank_context.within(gradients_are_partial=are_partial):
+        with rank_state.within(gradients_are_partial=are_partial):
             outputs = method(*args, **kwargs)
         return map_outputs(convert, outputs)
 

@@ -12,9 +12,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel import retrace
 from tfscale.tensor_parallel.propagation import graph_facts
 from tfscale.tensor_parallel.propagation import layer_calls
@@ -84,7 +84,7 @@ class _Search:
         return self._plan
 
     def _trace(self, plan):
-        with rank_context.within(sequence_plan=plan):
+        with rank_state.within(sequence_plan=plan):
             traced = model_trace.trace_model(
                 self._model,
                 1 if plan is None else self._num_ranks,

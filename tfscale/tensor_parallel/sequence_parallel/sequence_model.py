@@ -13,13 +13,13 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfscale import rank_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.model import MeshModel
 from tfscale.adapters.model import adapt_model
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import collectives
+from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
@@ -43,7 +43,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
 
     @functools.wraps(fn)
     def on_trial(*args, **kwargs):
-        with rank_context.within(prepares_models=True):
+        with rank_state.within(prepares_models=True):
             return fn(*args, **kwargs)
 
     while any(not call.is_decided for call in sharded_calls):
@@ -74,7 +74,7 @@ def apply_decision(num_ranks: int, rule) -> None:
     Raises:
         _Prepared: If this is a trial run and the model was not prepared.
     """
-    if not rank_context.current().calls.prepares_models:
+    if not rank_state.current().prepares_models:
         analysis.apply_decision(num_ranks, rule)
         return
     model = analysis.model_in_call()
@@ -131,7 +131,7 @@ class ModelCall:
     def run(self, call, inputs, *args, **kwargs):
         """Calls the model by its plan on ranks, and as it is elsewhere."""
         if (
-            rank_context.current().calls.recorder is not None
+            rank_state.current().recorder is not None
             or sequence.current() is not None
             or collectives.num_ranks() == 1
         ):
@@ -140,7 +140,7 @@ class ModelCall:
         if plan is None:
             return call(inputs, *args, **kwargs)
         # Also where it is called by another model: the plan is of this one.
-        with rank_context.within(sequence_plan=plan, model=self._model):
+        with rank_state.within(sequence_plan=plan, model=self._model):
             return call(inputs, *args, **kwargs)
 
     def plan_for(self, inputs) -> sequence.SequencePlan | None:
