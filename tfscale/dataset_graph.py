@@ -1,196 +1,191 @@
-"""A dataset's own graph: the chain of its transformations, for who reads it.
+"""The transformations of a dataset, read from the objects of tf.data.
 
-tf.data writes any dataset as a GraphDef (`DatasetToGraphV2`) and makes one of a
-GraphDef (`DatasetFromGraph`). Between the two a prefix can be cut off, which is
-a copy: it has variables and tables of its own.
+Nothing is serialized, so a dataset of large arrays costs no more than others.
 """
 
-import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale._internals import datasets
 from tfscale.graphs import random_operations
 
-# What moves a seed that a variable holds, as Keras' random layers do.
+# Keras' random layers draw from a seed in a variable, and move that seed on.
 _SEED_MOVES = ("AssignAddVariableOp", "AssignVariableOp")
-_PYTHON = ("EagerPyFunc", "PyFunc")
+_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc")
 
 
-@dataclasses.dataclass(frozen=True)
 class DatasetStage:
-    """One transformation of a chain.
+    """One transformation.
 
     Attributes:
-        node: Name of its node in the graph.
-        op: Its operation, such as `"ParallelMapDatasetV2"`.
-        ops: Frozen set of the operations in the functions that it calls.
+        dataset: `tf.data.Dataset`, the chain up to and with this stage.
+        inputs: List of `DatasetStage`.
+        kind: String, such as `"ParallelMap"`.
+        settings: Dict from name to integer, bool or string, such as
+            `{"buffer_size": 2}`.
     """
 
-    node: str
-    op: str
-    ops: frozenset[str]
+    def __init__(
+        self, dataset: tf.data.Dataset, inputs: "list[DatasetStage]"
+    ) -> None:
+        self.dataset = dataset
+        self.inputs = inputs
+        self.kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        self.settings = datasets.settings_of(dataset)
 
-    def is_a(self, *kinds):
-        """Whether it is one of the kinds, whatever their version."""
-        return any(self.op.startswith(f"{kind}Dataset") for kind in kinds)
+    def is_a(self, *kinds: str) -> bool:
+        """Whether the stage is of one of the kinds."""
+        return self.kind in kinds
 
     @property
-    def seeded_random(self):
-        """Operations in it that draw from a seed they are given, sorted."""
-        return sorted(filter(random_operations.draws_from_seed, self.ops))
+    def name(self) -> str:
+        """The kind in words, such as `"parallel map"`."""
+        words = (f" {c.lower()}" if c.isupper() else c for c in self.kind)
+        return "".join(words).strip()
+
+    @functools.cached_property
+    def functions(self) -> list[Any]:
+        """The nodes of each function of the stage, nested ones included."""
+        return list(datasets.functions_of(self.dataset))
+
+    @functools.cached_property
+    def operations(self) -> list[str]:
+        """Types of the operations in its functions, sorted."""
+        return sorted(
+            {
+                node.op
+                for nodes in self.functions
+                for node in nodes
+                if not datasets.is_asked(node)
+            }
+        )
 
     @property
-    def stateful_random(self):
-        """Operations in it that draw from hidden state, sorted."""
-        drawn = list(filter(random_operations.draws_from_state, self.ops))
+    def seeded_random(self) -> list[str]:
+        """Operations that draw from a seed that they are given."""
+        return list(filter(random_operations.draws_from_seed, self.operations))
+
+    @property
+    def stateful_random(self) -> list[str]:
+        """Operations that draw from hidden state."""
+        drawn = list(
+            filter(random_operations.draws_from_state, self.operations)
+        )
         if self.seeded_random:
-            drawn.extend(op for op in self.ops if op in _SEED_MOVES)
+            drawn.extend(op for op in self.operations if op in _SEED_MOVES)
         return sorted(drawn)
 
     @property
-    def random(self):
-        """Operations in it that draw random numbers, sorted."""
+    def random(self) -> list[str]:
+        """Operations that draw random numbers."""
         return self.stateful_random + self.seeded_random
 
     @property
-    def python(self):
-        """Operations in it that call Python, sorted."""
-        return sorted(op for op in self.ops if op.startswith(_PYTHON))
+    def python(self) -> list[str]:
+        """Operations that call Python."""
+        return [op for op in self.operations if op.startswith(_PYTHON)]
 
 
-class DatasetGraph:
-    """The graph of a dataset."""
+def stages_of(dataset: tf.data.Dataset) -> list[DatasetStage]:
+    """All stages of a dataset; the inputs of a stage come before it."""
+    found: dict[int, DatasetStage] = {}
 
-    def __init__(self, dataset):
-        serialized = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            external_state_policy=1,  # state is copied, silently
-        )
-        self.graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-        self._functions = {
-            function.signature.name: function
-            for function in self.graph.library.function
-        }
+    def visit(one):
+        if id(one) not in found:
+            inputs = [visit(each) for each in datasets.inputs_of(one)[::-1]]
+            found[id(one)] = DatasetStage(one, inputs[::-1])
+        return found[id(one)]
 
-    def nodes(self):
-        """Dict from name to node."""
-        return {node.name: node for node in self.graph.node}
-
-    def stages(self):
-        """The chain from its source on, as a list of `DatasetStage`.
-
-        A transformation of several datasets, such as `zip`, counts as a
-        source.
-        """
-        chain, stage = [], self._last()
-        while True:
-            chain.append(stage)
-            inputs = self.inputs(stage)
-            if len(inputs) != 1:
-                return chain[::-1]
-            stage = inputs[0]
-
-    def all_stages(self):
-        """Every stage, also of the branches of a `zip`; inputs come first."""
-        found, todo = {}, [(self._last(), False)]
-        while todo:
-            stage, inputs_are_found = todo.pop()
-            if inputs_are_found:
-                found.setdefault(stage.node, stage)
-            elif stage.node not in found:
-                todo.append((stage, True))
-                todo.extend((one, False) for one in self.inputs(stage))
-        return list(found.values())
-
-    def inputs(self, stage):
-        """The datasets that a stage transforms, as a list of `DatasetStage`."""
-        nodes = self.nodes()
-        names = [_plain(name) for name in nodes[stage.node].input]
-        return [
-            self._stage(nodes[name]) for name in names if _is_stage(nodes[name])
-        ]
-
-    def _last(self):
-        nodes = self.nodes()
-        name = next(n.input[0] for n in self.graph.node if n.op == "_Retval")
-        return self._stage(nodes[_plain(name)])
-
-    def _stage(self, node):
-        return DatasetStage(node.name, node.op, self._ops_of(node))
-
-    def _ops_of(self, node):
-        ops, todo = set(), [node]
-        seen = set()
-        while todo:
-            node = todo.pop()
-            for attr in node.attr.values():
-                for name in [attr.func.name, *(f.name for f in attr.list.func)]:
-                    function = self._functions.get(name)
-                    if function is not None and name not in seen:
-                        seen.add(name)
-                        todo.extend(function.node_def)
-                        ops.update(
-                            n.op
-                            for n in function.node_def
-                            if not datasets.is_asked(n)
-                        )
-        return frozenset(ops)
-
-    def constant(self, stage, position):
-        """The value of a constant input of a stage, or None."""
-        nodes = self.nodes()
-        node = nodes[_plain(nodes[stage.node].input[position])]
-        if node.op != "Const":
-            return None
-        return tf.make_ndarray(node.attr["value"].tensor).item()
-
-    def integers(self, stage):
-        """The inputs of a stage that are an integer constant, as a list."""
-        nodes = self.nodes()
-        tensors = [
-            node.attr["value"].tensor
-            for name in nodes[stage.node].input
-            if (node := nodes[_plain(name)]).op == "Const"
-        ]
-        return [
-            tf.make_ndarray(tensor).item()
-            for tensor in tensors
-            if tensor.dtype == tf.int64.as_datatype_enum
-            and not tensor.tensor_shape.dim
-        ]
-
-    def attribute(self, stage, name):
-        """The value of a boolean attribute of a stage; False without it."""
-        return self.nodes()[stage.node].attr[name].b
-
-    def dataset(self, stage=None):
-        """A dataset of the graph up to a stage."""
-        stage = stage or self.stages()[-1]
-        graph = tf.compat.v1.GraphDef()
-        graph.CopyFrom(self.graph)
-        end = next(node for node in graph.node if node.op == "_Retval")
-        end.input[0] = stage.node
-        node = self.nodes()[stage.node]
-        variant = tf.raw_ops.DatasetFromGraph(
-            graph_def=graph.SerializeToString()
-        )
-        return tf.data.experimental.from_variant(variant, _spec(node))
+    visit(dataset)
+    return list(found.values())
 
 
-def _plain(name):
-    return name.removeprefix("^").split(":")[0]
+def chain_of(dataset: tf.data.Dataset) -> list[DatasetStage]:
+    """The stages from the source to the dataset.
+
+    A transformation of several datasets, such as `zip`, is a source.
+    """
+    stage = stages_of(dataset)[-1]
+    chain = [stage]
+    while len(stage.inputs) == 1:
+        (stage,) = stage.inputs
+        chain.append(stage)
+    return chain[::-1]
 
 
-def _is_stage(node):
-    return "Dataset" in node.op
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
+    """The seeds of all random orders, such as those of shuffles.
+
+    A shuffle without a seed has `(0, 0)`. Shuffles in functions count.
+    """
+    seeds = []
+    for stage in stages_of(dataset):
+        if "seed2" in stage.settings:
+            seeds.append((stage.settings["seed"], stage.settings["seed2"]))
+        for nodes in stage.functions:
+            seeds += _seeds_in(nodes)
+    return seeds
 
 
-def _spec(node):
-    types = node.attr["output_types"].list.type
-    types = types or node.attr["Toutput_types"].list.type
-    shapes = node.attr["output_shapes"].list.shape
-    return tuple(
-        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(dtype))
-        for shape, dtype in zip(shapes, types)
-    )
+def batch_sizes(dataset: tf.data.Dataset) -> list[int]:
+    """The sizes of batches, and the shapes given to `reshape` in functions.
+
+    Keras batches arrays by `reshape`.
+    """
+    sizes = []
+    for stage in stages_of(dataset):
+        if "batch_size" in stage.settings:
+            sizes.append(stage.settings["batch_size"])
+        for nodes in stage.functions:
+            sizes += _shapes_in(nodes)
+    return sizes
+
+
+def without_order(dataset: tf.data.Dataset) -> str | None:
+    """The transformation that may change the order of the records, or None.
+
+    Only generators, and maps with `deterministic=False`, are known to do so.
+    """
+    for stage in stages_of(dataset):
+        if stage.settings.get("deterministic") == "false":
+            return "a map with deterministic=False"
+        if "GeneratorDataset" in stage.operations:
+            return "a generator of Python"
+    return None
+
+
+def calls_python(dataset: tf.data.Dataset) -> bool:
+    """Whether functions of Python compute what is in the records."""
+    return any(stage.python for stage in stages_of(dataset))
+
+
+def _constants_in(nodes):
+    return {
+        node.name: tf.make_ndarray(node.attr["value"].tensor)
+        for node in nodes
+        if node.op == "Const"
+    }
+
+
+def _shapes_in(nodes) -> Iterator[int]:
+    known = _constants_in(nodes)
+    for node in nodes:
+        if node.op == "Reshape":
+            shape = known.get(node.input[1].partition(":")[0])
+            if shape is not None:
+                yield from shape.ravel().tolist()
+
+
+def _seeds_in(nodes) -> Iterator[tuple[int, int]]:
+    known = _constants_in(nodes)
+    for node in nodes:
+        if node.op == "RandomShuffle":
+            yield node.attr["seed"].i, node.attr["seed2"].i
+        elif node.op.startswith("Shuffle"):
+            # The inputs of a dataset: a dataset, the buffer's size, two seeds.
+            seeds = [known.get(x.partition(":")[0]) for x in node.input[2:4]]
+            if None not in seeds:
+                yield int(seeds[0]), int(seeds[1])

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tests._internals.contracts import holds
+from tfscale import dataset_graph
 from tfscale._internals import attributes
 from tfscale._internals import datasets
 from tfscale._internals import symbols
@@ -183,6 +184,31 @@ class GraphTest(tf.test.TestCase):
 
 
 class DatasetTest(tf.test.TestCase):
+    @holds("_ParallelMapDataset.__init__", "_num_parallel_calls")
+    @holds("_ParallelInterleaveDataset.__init__", "_num_parallel_calls")
+    @holds("_PrefetchDataset.__init__", "_buffer_size")
+    @holds("_RepeatDataset.__init__", "_count")
+    @holds(
+        "_ShuffleDataset.__init__", "_buffer_size", "_reshuffle_each_iteration"
+    )
+    def test_settings_of_a_dataset_are_known(self):
+        numbers = tf.data.Dataset.range(3)
+        for dataset, name, setting in (
+            (numbers.map(lambda x: x, 2), "num_parallel_calls", 2),
+            (
+                numbers.interleave(
+                    tf.data.Dataset.from_tensors, num_parallel_calls=2
+                ),
+                "num_parallel_calls",
+                2,
+            ),
+            (numbers.prefetch(3), "buffer_size", 3),
+            (numbers.repeat(2), "count", 2),
+            (numbers.shuffle(4), "buffer_size", 4),
+            (numbers.shuffle(4), "reshuffle_each_iteration", True),
+        ):
+            self.assertEqual(datasets.settings_of(dataset)[name], setting)
+
     @holds("_ParallelMapDataset.__init__", "_deterministic")
     def test_what_has_no_order_is_known(self):
         numbers = tf.data.Dataset.range(3)
@@ -194,13 +220,13 @@ class DatasetTest(tf.test.TestCase):
             (numbers.map(lambda x: x, 2, deterministic=False), "determ"),
             (generated.batch(2), "generator"),
         ):
-            found = datasets.without_order(dataset)
+            found = dataset_graph.without_order(dataset)
             self.assertIn(reason, str(found))
 
     @holds("_ShuffleDataset.__init__", "_seed", "_seed2")
     def test_seeds_of_shuffles_are_known(self):
         numbers = tf.data.Dataset.range(3)
-        seeds = datasets.shuffle_seeds
+        seeds = dataset_graph.shuffle_seeds
 
         def within(**seed):
             return numbers.interleave(
@@ -238,10 +264,10 @@ class DatasetTest(tf.test.TestCase):
                 )
             ),
         ):
-            six, seven = (datasets.batch_sizes(made(n)) for n in (6, 7))
+            six, seven = (dataset_graph.batch_sizes(made(n)) for n in (6, 7))
             self.assertIn(6, six)
             self.assertIn(7, seven)
-            self.assertEqual(datasets.batch_sizes(made(6)), six)
+            self.assertEqual(dataset_graph.batch_sizes(made(6)), six)
 
     @holds(
         "DatasetV2", "_inputs", "_variant_tensor", "_functions", "_common_args"
@@ -266,7 +292,7 @@ class DatasetTest(tf.test.TestCase):
             def element_spec(self):
                 return self.dataset.element_spec
 
-        self.assertEqual(datasets.shuffle_seeds(doubled), [])
+        self.assertEqual(dataset_graph.shuffle_seeds(doubled), [])
         same = Same(doubled)
         self.assertEqual([int(x) for x in same], [0, 2, 4])
         self.assertEqual(datasets.inputs_of(same.batch(2)), [same])

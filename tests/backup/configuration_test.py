@@ -64,9 +64,9 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(
             configuration.of_dataset(rows.repeat(2))[1:],
             [
-                "ShuffleDatasetV3[5, 1, 3]",
-                "BatchDatasetV2[4]",
-                "RepeatDataset[2]",
+                "Shuffle[5, 1, 3]",
+                "Batch[4]",
+                "Repeat[2]",
             ],
         )
 
@@ -82,8 +82,8 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
             return configuration.of_dataset(rows.prefetch(threads))
 
         self.assertEqual(described(2), described(4))
-        self.assertIn("ParallelBatchDataset[2]", described(2))
-        self.assertIn("ParallelInterleaveDatasetV4[4, 1]", described(2))
+        self.assertIn("ParallelBatch[2]", described(2))
+        self.assertIn("ParallelInterleave[4, 1]", described(2))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Backups are written beside the training, and completed."""
 
+import functools
 import subprocess
 import sys
 import threading
@@ -25,6 +26,14 @@ class WriterTest(absltest.TestCase):
         writer.wait()
         self.assertFalse(writer.is_busy)
         self.assertEqual(done, [1])
+
+    def test_a_job_that_is_waited_for_is_not_delayed(self):
+        for end in (Writer.wait, Writer.join):
+            writer, done = Writer(), []
+            writer.start(functools.partial(done.append, 1), delay=3600.0)
+            self.assertTrue(writer.is_busy)
+            end(writer)
+            self.assertEqual(done, [1])
 
     def test_an_error_is_raised_once(self):
         def fail():

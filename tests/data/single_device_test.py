@@ -5,12 +5,15 @@ import tensorflow as tf
 
 from tfscale import data
 from tfscale.data import single_device
-from tfscale.dataset_graph import DatasetGraph
 
 
 def _marked(dataset):
     """Dict from a transformation's name to whether its function is marked."""
-    graph = DatasetGraph(dataset).graph
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=1,  # state is copied, silently
+    )
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     functions = {f.signature.name: f for f in graph.library.function}
     marked = {}
     for node in graph.node:

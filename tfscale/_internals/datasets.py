@@ -1,7 +1,4 @@
-"""What a dataset of TensorFlow is made of: of others, and of functions.
-
-The attributes that are read here are in the tables beside, with why.
-"""
+"""What a dataset of tf.data holds: other datasets, functions and settings."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -13,8 +10,8 @@ from tfscale._internals.symbols import DistributedIterator
 from tfscale._internals.symbols import DistributedIteratorSpec
 from tfscale._internals.symbols import InputWorkers
 
-_OF_PYTHON = ("EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless")
 _ASKED = "tfscale_asks_python"
+_NUMBERS = (tf.int64, tf.bool)
 
 
 def asked_of_python(
@@ -46,100 +43,24 @@ def inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return dataset._inputs()
 
 
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
-    """The seeds of all that puts the records of a dataset in a random order.
-
-    Of shuffles and random choices between datasets, and of shuffles in
-    functions. `(0, 0)` is of one without a seed.
-    """
-    seeds = []
-    if hasattr(dataset, "_seed2"):
-        seeds.append((int(dataset._seed), int(dataset._seed2)))
-    for nodes in _functions_of(dataset):
-        seeds += _seeds_of(nodes)
-    for source in dataset._inputs():
-        seeds += shuffle_seeds(source)
-    return seeds
+def settings_of(dataset: tf.data.Dataset) -> dict[str, Any]:
+    """The integers, bools and strings that a dataset was created with."""
+    found = {}
+    for name, value in vars(dataset).items():
+        if isinstance(value, tf.Tensor) and value.shape.rank == 0:
+            value = value.numpy().item() if value.dtype in _NUMBERS else None
+        if isinstance(value, int | str):
+            found[name.removeprefix("_")] = value
+    return found
 
 
-def batch_sizes(dataset: tf.data.Dataset) -> list[int]:
-    """The numbers by which the records of a dataset are put into batches.
-
-    Those of `batch`; and the shapes that functions give to what they reshape,
-    by which Keras batches arrays.
-    """
-    sizes = []
-    if hasattr(dataset, "_batch_size"):
-        sizes.append(int(dataset._batch_size))
-    for nodes in _functions_of(dataset):
-        sizes += _shapes_given(nodes)
-    for source in dataset._inputs():
-        sizes += batch_sizes(source)
-    return sizes
-
-
-def without_order(dataset: tf.data.Dataset) -> str | None:
-    """What may give the records of a dataset in another order each time.
-
-    A function of Python that makes them, or a map that takes them as they come;
-    None if there is neither. Of other operations it cannot be known.
-    """
-    if getattr(dataset, "_deterministic", "") == "false":
-        return "a map with deterministic=False"
-    for function in dataset._functions():
-        graph = function.function.graph.as_graph_def()
-        if any(node.op == "GeneratorDataset" for node in graph.node):
-            return "a generator of Python"
-    found = (without_order(source) for source in dataset._inputs())
-    return next((each for each in found if each), None)
-
-
-def calls_python(dataset: tf.data.Dataset) -> bool:
-    """Whether functions of Python give a dataset what is in its records."""
-    return any(
-        node.op in _OF_PYTHON and not is_asked(node)
-        for nodes in _functions_of(dataset)
-        for node in nodes
-    ) or any(map(calls_python, dataset._inputs()))
-
-
-def _functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
+def functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
     """The nodes of each function of a dataset, and of those that it calls."""
     for function in dataset._functions():
         graph = function.function.graph.as_graph_def()
         yield graph.node
         for each in graph.library.function:
             yield each.node_def
-
-
-def _constants_among(nodes):
-    return {
-        node.name: node.attr["value"] for node in nodes if node.op == "Const"
-    }
-
-
-def _shapes_given(nodes):
-    """The shapes that are known, of reshapes among the nodes of a function."""
-    known = _constants_among(nodes)
-    for node in nodes:
-        if node.op == "Reshape":
-            shape = known.get(node.input[1].partition(":")[0])
-            if shape is not None:
-                yield from tf.make_ndarray(shape.tensor).ravel().tolist()
-
-
-def _seeds_of(nodes):
-    """The seeds of shuffles among the nodes of a function."""
-    known = _constants_among(nodes)
-    for node in nodes:
-        if node.op == "RandomShuffle":
-            yield node.attr["seed"].i, node.attr["seed2"].i
-        elif node.op.startswith("Shuffle"):
-            # Of a dataset: its input, the size of the buffer, two seeds.
-            values = [known.get(x.partition(":")[0]) for x in node.input[2:4]]
-            if None not in values:
-                first, second = (tf.make_ndarray(v.tensor) for v in values)
-                yield int(first), int(second)
 
 
 class SharedIterator(DistributedIterator):

@@ -224,6 +224,8 @@ TENSORFLOW = {
         "_variant_tensor": "a dataset made of the same operation",
     },
     "tensorflow.python.data.ops.shuffle_op._ShuffleDataset.__init__": {
+        "_buffer_size": "whether a shuffle's buffer fits the memory",
+        "_reshuffle_each_iteration": "whether each iteration has an order",
         "_seed": "whether all workers shuffle in the same way",
         "_seed2": "whether all workers shuffle in the same way",
     },
@@ -235,6 +237,17 @@ TENSORFLOW = {
     },
     "tensorflow.python.data.ops.map_op._ParallelMapDataset.__init__": {
         "_deterministic": "whether records may overtake each other",
+        "_num_parallel_calls": "how many processors a map uses",
+    },
+    "tensorflow.python.data.ops.interleave_op"
+    "._ParallelInterleaveDataset.__init__": {
+        "_num_parallel_calls": "how many processors an interleave uses",
+    },
+    "tensorflow.python.data.ops.prefetch_op._PrefetchDataset.__init__": {
+        "_buffer_size": "how far a dataset reads ahead",
+    },
+    "tensorflow.python.data.ops.repeat_op._RepeatDataset.__init__": {
+        "_count": "whether a dataset begins its records again",
     },
     f"{_DATASET}._metadata": {
         "_name": "the name of an operation of a dataset",

@@ -15,20 +15,18 @@ import keras
 import tensorflow as tf
 
 from tfscale.backup.export import config_of
-from tfscale.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import stages_of
 
 _LEFT_OUT = (
     *("build_config", "build_input_shape", "shared_object_id"),
     *("jit_compile", "run_eagerly", "steps_per_execution"),
 )
 _NUMBER = re.compile(r"_\d+$")
-# Of these, how many of their integers say what comes of them; the others say
-# how many threads there are, and what they read ahead.
-_NUM_INTEGERS = {
-    "ParallelBatchDataset": 1,
-    "ParallelInterleaveDatasetV4": 2,
-    "ParallelMapDatasetV2": 0,
-}
+# Settings of a dataset that change its speed, and not its records.
+_SPEED = (
+    *("buffer_output_elements", "num_parallel_calls"),
+    *("prefetch_input_elements",),
+)
 
 
 def of_model(model: keras.Model) -> str:
@@ -69,17 +67,21 @@ def _without_rows(key, value):
 
 
 def of_dataset(dataset: tf.data.Dataset) -> list[str]:
-    """What a dataset does, stage by stage, with the integers of each.
+    """The stages of a dataset with their integers, such as seeds and sizes.
 
-    Such as seeds and sizes. Not what is in its functions, nor the names of its
-    files, nor on how many threads it runs.
+    Functions, names of files and numbers of threads are left out.
     """
-    graph = DatasetGraph(dataset)
     return [
-        f"{stage.op}{graph.integers(stage)[: _NUM_INTEGERS.get(stage.op)]}"
-        for stage in graph.all_stages()
-        if stage.op != "PrefetchDataset"
+        f"{stage.kind}{list(_integers(stage))}"
+        for stage in stages_of(dataset)
+        if not stage.is_a("Prefetch", "Options")
     ]
+
+
+def _integers(stage):
+    for name, value in stage.settings.items():
+        if type(value) is int and name not in _SPEED:
+            yield value
 
 
 def difference(now: str, saved: str | None) -> str | None:

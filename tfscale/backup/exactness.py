@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import stages_of
 
 
 def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
@@ -31,9 +31,9 @@ def _reasons(epochs, is_cut_short):
         return []
     if not isinstance(source, tf.data.Dataset):
         return []
-    graph = DatasetGraph(source)
-    found = [r for stage in graph.all_stages() for r in _of_stage(stage, graph)]
-    if is_cut_short and _shuffles_ahead(source, graph):
+    stages = stages_of(source)
+    found = [reason for stage in stages for reason in _of_stage(stage)]
+    if is_cut_short and _shuffles_ahead(source, stages):
         found.append(
             "a `repeat` or `concatenate` behind a `shuffle` shuffles anew as "
             "soon as it is read ahead that far, which is a matter of luck in "
@@ -45,20 +45,18 @@ def _reasons(epochs, is_cut_short):
     return list(dict.fromkeys(found))
 
 
-def _shuffles_ahead(source, graph):
-    """Whether what is read ahead may take a seed that is then missed.
+def _shuffles_ahead(source, stages):
+    """Whether reading ahead may draw seeds of a shuffle too early.
 
-    The seeds of a shuffle are those of the dataset: an iterator takes the next
-    ones whenever it begins its records again. TensorFlow reads ahead by itself,
-    unless it is told not to.
+    An iterator draws new seeds from the dataset whenever it begins its records
+    again. TensorFlow reads ahead unless an option forbids it.
     """
-    stages = graph.all_stages()
-    starts = [s for s in stages if _shuffles_late(s, graph)]
+    starts = [stage for stage in stages if _shuffles_late(stage)]
     if not starts:
         return False
     reads_ahead = any(
         stage.is_a("Prefetch", "ParallelBatch", "ParallelMap", "MapAndBatch")
-        and any(start in _before(stage, graph) for start in starts)
+        and any(start in _before(stage) for start in starts)
         for stage in stages
     )
     optimization = source.options().experimental_optimization
@@ -66,36 +64,33 @@ def _shuffles_ahead(source, graph):
 
 
 def shuffles_late(source: tf.data.Dataset) -> bool:
-    """Whether an iterator takes seeds of a shuffle when it is half read.
+    """Whether an iterator draws seeds of a shuffle while it is read.
 
-    Others take them when they are made.
+    Other iterators draw seeds when they are created.
     """
-    graph = DatasetGraph(source)
-    return any(_shuffles_late(stage, graph) for stage in graph.all_stages())
+    return any(map(_shuffles_late, stages_of(source)))
 
 
-def _shuffles_late(stage, graph):
-    if stage.is_a("Repeat") and graph.constant(stage, 1) in (0, 1):
+def _shuffles_late(stage):
+    if stage.is_a("Repeat") and stage.settings["count"] in (0, 1):
         return False
     return stage.is_a("Repeat", "Concatenate") and any(
-        one.is_a("Shuffle") and graph.attribute(one, "reshuffle_each_iteration")
-        for one in _before(stage, graph)
+        one.is_a("Shuffle") and one.settings["reshuffle_each_iteration"]
+        for one in _before(stage)
     )
 
 
-def _before(stage, graph):
-    """The stages that a stage gets its elements from."""
-    found = graph.inputs(stage)
+def _before(stage):
+    found = list(stage.inputs)
     for one in found:
-        found.extend(graph.inputs(one))
+        found.extend(one.inputs)
     return found
 
 
-def _of_stage(stage, graph):
-    if stage.is_a("Shuffle", "ShuffleAndRepeat"):
-        seeds = graph.constant(stage, 2), graph.constant(stage, 3)
-        if seeds == (0, 0):
-            yield "a `shuffle` has no seed"
+def _of_stage(stage):
+    is_shuffle = stage.is_a("Shuffle", "ShuffleAndRepeat")
+    if is_shuffle and not (stage.settings["seed"] or stage.settings["seed2"]):
+        yield "a `shuffle` has no seed"
     if stage.python:
         yield "Python functions or generators make it"
     elif stage.stateful_random and not _has_global_seed():

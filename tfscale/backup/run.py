@@ -43,6 +43,9 @@ from tfscale.fit.epochs import watch
 from tfscale.fit.fit import Fit
 from tfscale.sharding.sharding import Sharding
 
+_STEPS_BEFORE_WRITING = 2
+_MOST_SECONDS_BEFORE_WRITING = 1.0
+
 
 class Run:
     """The `fit` that runs; it is the `Watcher` of its epochs.
@@ -287,7 +290,9 @@ class Run:
             folder.commit(number, parts, state, workers)
             schedule.save_ended()
 
-        self._writer.start(write)
+        # The next step copies the held values: writing would slow it down.
+        delay = _STEPS_BEFORE_WRITING * self._report.seconds_per_step
+        self._writer.start(write, min(delay, _MOST_SECONDS_BEFORE_WRITING))
         self._report.saved(time.monotonic() - start)
 
     def _state(self, step):

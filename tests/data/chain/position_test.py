@@ -10,7 +10,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import strategies
 from tfscale import data
-from tfscale._internals import datasets
+from tfscale import dataset_graph
 
 
 class PositionTest(tf.test.TestCase, parameterized.TestCase):
@@ -303,7 +303,7 @@ class LookedAtTest(tf.test.TestCase, parameterized.TestCase):
     def test_it_is_no_function_of_python_to_explain_or_copy(self):
         pipeline = data.pipeline(data.arrays(np.arange(4)), batch_size=4)
         self.assertEqual(data.lint(pipeline), [])
-        self.assertFalse(datasets.calls_python(pipeline))
+        self.assertFalse(dataset_graph.calls_python(pipeline))
 
 
 class ResumeAtTheEndTest(tf.test.TestCase, parameterized.TestCase):

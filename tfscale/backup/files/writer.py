@@ -1,11 +1,12 @@
 """Writes backups beside the training, one at a time; no failure is hidden.
 
-One thread serves all fits: the C library gives each new thread memory of its
-own, which a process of many fits never got back. Python ends after its jobs.
+One thread serves all fits: the C library never returns the memory that it gives
+to each new thread. Python ends after the thread's jobs.
 """
 
 import concurrent.futures
 import os
+import threading
 from collections.abc import Callable
 
 _thread = concurrent.futures.ThreadPoolExecutor(1, "backup")
@@ -16,20 +17,27 @@ class Writer:
 
     def __init__(self):
         self._job: concurrent.futures.Future | None = None
+        self._is_waited_for = threading.Event()
 
     @property
     def is_busy(self) -> bool:
         """Whether a job is under way."""
         return self._job is not None and not self._job.done()
 
-    def start(self, job: Callable[[], None]) -> None:
-        """Starts a job, after the one before has ended.
+    def start(self, job: Callable[[], None], delay: float = 0.0) -> None:
+        """Starts a job `delay` seconds from now, or once it is waited for.
 
         Raises:
-            Exception: What the job before raised.
+            Exception: The error of the job before.
         """
         self.wait()
-        self._job = _thread.submit(job)
+        self._is_waited_for.clear()
+
+        def delayed():
+            self._is_waited_for.wait(delay)
+            job()
+
+        self._job = _thread.submit(delayed)
 
     def check(self) -> None:
         """Raises what a job that has ended raised, once."""
@@ -38,6 +46,7 @@ class Writer:
 
     def join(self) -> None:
         """Returns once no job is under way, and drops its error."""
+        self._is_waited_for.set()
         if self._job is not None:
             concurrent.futures.wait([self._job])
             self._job = None
@@ -46,8 +55,9 @@ class Writer:
         """Returns once no job is under way.
 
         Raises:
-            Exception: What the job raised.
+            Exception: The error of the job.
         """
+        self._is_waited_for.set()
         job, self._job = self._job, None
         if job is not None:
             job.result()

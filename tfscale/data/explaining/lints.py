@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.data.caches import memory
-from tfscale.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import stages_of
 
 _BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
 
@@ -58,31 +58,28 @@ def lint(
     >>> [finding.rule for finding in lint(dataset)]
     ['shuffle-after-batch']
     """
-    graph = DatasetGraph(dataset)
     budget = memory.budget() if ram_budget is None else ram_budget
     findings = []
     random, batched = {}, {}  # by stage: random operations and batching so far
-    for stage in graph.all_stages():
-        inputs = graph.inputs(stage)
-        drawn = [op for one in inputs for op in random[one.node]]
-        in_batches = any(batched[one.node] for one in inputs)
+    for stage in stages_of(dataset):
+        drawn = [op for one in stage.inputs for op in random[one]]
+        in_batches = any(batched[one] for one in stage.inputs)
         findings.extend(_of_functions(stage))
         if stage.is_a("Cache") and drawn:
             findings.append(_cached(drawn))
         if stage.is_a("Shuffle"):
             if in_batches:
                 findings.append(_shuffled_late())
-            findings.extend(_buffer(graph, stage, budget))
-        random[stage.node] = drawn + stage.random
+            findings.extend(_buffer(stage, budget))
+        random[stage] = drawn + stage.random
         if stage.is_a(*_BATCHES):
             in_batches = True
-        batched[stage.node] = in_batches and not stage.is_a("Unbatch")
+        batched[stage] = in_batches and not stage.is_a("Unbatch")
     return findings
 
 
 def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
-    """As `lint`, for a dataset whose order must always be the same."""
-    graph = DatasetGraph(dataset)
+    """Looks for shuffles that change the order with each iteration."""
     return [
         Finding(
             "unstable-order",
@@ -90,9 +87,8 @@ def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
             "in it can be found again.",
             "Leave out its `shuffle`; `tfscale.data.pipeline` shuffles.",
         )
-        for stage in graph.all_stages()
-        if stage.is_a("Shuffle")
-        and graph.attribute(stage, "reshuffle_each_iteration")
+        for stage in stages_of(dataset)
+        if stage.is_a("Shuffle") and stage.settings["reshuffle_each_iteration"]
     ]
 
 
@@ -130,22 +126,21 @@ def check_functions(
 
 
 def _maps(dataset):
-    return [s for s in DatasetGraph(dataset).stages() if s.is_a("Map")]
+    return [stage for stage in stages_of(dataset) if stage.is_a("Map")]
 
 
 def _of_functions(stage):
     if stage.python:
         yield Finding(
             "python-function",
-            f"{stage.op} calls Python ({', '.join(stage.python)}) for every "
-            "element, which holds the interpreter's lock: no two run at a "
-            "time.",
+            f"A {stage.name} calls Python ({', '.join(stage.python)}), which "
+            "holds the interpreter's lock: no two calls run at a time.",
             "Write it in TensorFlow operations, or do it once, beforehand.",
         )
     if stage.stateful_random:
         yield Finding(
             "stateful-random",
-            f"{stage.op} draws from hidden state "
+            f"A {stage.name} draws from hidden state "
             f"({', '.join(stage.stateful_random)}): a resumed run draws other "
             "numbers, and a parallel one draws them in another order.",
             "Use `tf.random.stateless_*` with a seed made of the record's "
@@ -171,13 +166,13 @@ def _shuffled_late():
     )
 
 
-def _buffer(graph, stage, budget):
-    records = graph.constant(stage, 1)
-    if records is None or records < 0:
+def _buffer(stage, budget):
+    records = stage.settings["buffer_size"]
+    if records < 0:
         return
-    # One element, measured: its shape may not be known before.
-    (before,) = graph.inputs(stage)
-    first = next(iter(graph.dataset(before).take(1)), ())
+    # One element is measured: its shape may be unknown.
+    (before,) = stage.inputs
+    first = next(iter(before.dataset.take(1)), ())
     need = records * memory.size_of(first)
     if need > budget:
         yield Finding(

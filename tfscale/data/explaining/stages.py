@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfscale._internals import datasets
 from tfscale.data.caches import memory
 from tfscale.data.chain import chain
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -20,7 +19,7 @@ from tfscale.data.explaining.explanation import Suggestion
 from tfscale.data.order.position import Position
 from tfscale.data.order.position import PositionReadAhead
 from tfscale.data.sources.source import IndexedSource
-from tfscale.dataset_graph import DatasetGraph
+from tfscale.dataset_graph import chain_of
 
 _AUTO = tf.data.AUTOTUNE
 _MOST_SAVED = 0.95  # of a batch's time: something is always left
@@ -33,7 +32,7 @@ def prefixes(dataset: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
     """
     if isinstance(dataset, ResumableDataset):
         return _recipe_prefixes(dataset.recipe)
-    return _graph_prefixes(DatasetGraph(dataset))
+    return _chain_prefixes(dataset)
 
 
 def with_prefetch(
@@ -49,11 +48,10 @@ def with_prefetch(
             return None
         changed = _built(dataclasses.replace(recipe, prefetch=_AUTO))
         return "prefetch=tf.data.AUTOTUNE", changed
-    graph = DatasetGraph(dataset)
-    last, text = _timed(graph)[0], "prefetch(tf.data.AUTOTUNE)"
+    last, text = _timed(dataset)[-1], "prefetch(tf.data.AUTOTUNE)"
     if not last.is_a("Prefetch"):
         text += " at the end"
-    elif graph.constant(last, 1) in (None, _AUTO):
+    elif last.settings["buffer_size"] == _AUTO:
         return None
     return text, dataset.prefetch(_AUTO)
 
@@ -69,7 +67,7 @@ def estimates(
     if isinstance(dataset, ResumableDataset):
         saved = _recipe_savings(dataset.recipe, times)
     else:
-        saved = _graph_savings(dataset, times)
+        saved = _chain_savings(dataset, times)
     # Of the longest prefix: what runs ahead of the consumer hides some of it.
     longest = max(time.total_seconds for time in times)
     for text, seconds in saved:
@@ -139,54 +137,49 @@ def _idle_share(calls):
     return 1 - calls / max(os.cpu_count() or 1, calls)
 
 
-def _timed(graph):
-    """The stages that are timed, the last one first."""
-    return [
+def _timed(dataset):
+    """The stages that are timed; those of a pipeline in it are one."""
+    chain = [
         stage
-        for stage in reversed(graph.stages())
-        if not stage.is_a("Options", "Model", "FiniteTake")
+        for stage in chain_of(dataset)
+        if not stage.is_a("Options", "Restructured")
     ]
+    for number, stage in enumerate(chain):
+        if stage.is_a("Resumable"):
+            return chain[number:]
+    return chain
 
 
-def _graph_prefixes(graph):
+def _chain_prefixes(dataset):
     found, scale = [], 1
-    for stage in _timed(graph):
-        prefix = graph.dataset(stage)
+    for stage in reversed(_timed(dataset)):
+        prefix = stage.dataset
         if scale > 1:
             prefix = prefix.map(lambda *_: 0).batch(scale)
-        found.append((_name(stage), prefix))
+        found.append((stage.name, prefix))
         if stage.is_a("Batch", "ParallelBatch", "PaddedBatch"):
-            scale *= graph.constant(stage, 1) or 1
+            scale *= stage.settings["batch_size"]
         if stage.is_a("FlatMap", "Interleave", "ParallelInterleave", "Unbatch"):
             break  # elements before it cannot be counted in batches
     return found[::-1]
 
 
-def _name(stage):
-    words = stage.op.split("Dataset")[0]
-    spaced = "".join(f" {c.lower()}" if c.isupper() else c for c in words)
-    return spaced.strip()
-
-
-def _graph_savings(dataset, times):
-    graph = DatasetGraph(dataset)
-    num_ours = _num_pipeline_stages(dataset)
-    measured = {
-        stage.node: time for stage, time in zip(_timed(graph), times[::-1])
-    }
-    worth_caching, may_cache = None, not num_ours
-    for stage in graph.stages()[num_ours:]:
-        time = measured.get(stage.node)
-        calls = 1
-        if stage.is_a("ParallelMap", "ParallelInterleave"):
-            calls = graph.constant(stage, -1) or _AUTO
+def _chain_savings(dataset, times):
+    stages = _timed(dataset)
+    # After the augmentation of a pipeline, nothing is worth caching.
+    may_cache = not stages[0].is_a("Resumable")
+    measured = dict(zip(reversed(stages), reversed(times)))
+    worth_caching = None
+    for stage in stages:
+        time = measured.get(stage)
+        calls = stage.settings.get("num_parallel_calls", 1)
         if (
             stage.is_a("Map", "Interleave", "ParallelMap", "ParallelInterleave")
             and time is not None
             and calls != _AUTO
         ):
             yield (
-                f"num_parallel_calls=AUTOTUNE for the {_name(stage)}",
+                f"num_parallel_calls=AUTOTUNE for the {stage.name}",
                 time.added_seconds * _idle_share(calls),
             )
         # The last deterministic map before anything random or stateful.
@@ -197,23 +190,8 @@ def _graph_savings(dataset, times):
             worth_caching = stage
     if worth_caching is not None:
         # To read a cache takes as long as to read the source.
-        seconds = measured[worth_caching.node].total_seconds
+        seconds = measured[worth_caching].total_seconds
         yield (
-            f"cache() after the {_name(worth_caching)}",
+            f"cache() after the {worth_caching.name}",
             seconds - times[0].total_seconds,
         )
-
-
-def _num_pipeline_stages(dataset):
-    """How many of the first stages of a dataset are a `ResumableDataset`'s.
-
-    Their order is right, and only a recipe has their names: explain the
-    pipeline alone. After its augmentation, nothing is worth caching.
-    """
-    while not isinstance(dataset, ResumableDataset):
-        inputs = datasets.inputs_of(dataset)
-        if len(inputs) != 1:
-            return 0
-        (dataset,) = inputs
-    stages = DatasetGraph(dataset).stages()
-    return len([s for s in stages if not s.is_a("Options", "Model")])

@@ -8,7 +8,7 @@ of 64 rows.
 
 import tensorflow as tf
 
-from tfscale._internals import datasets
+from tfscale import dataset_graph
 from tfscale.cluster.coordination import Coordination
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
@@ -25,7 +25,7 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"
     if policy != _OFF:
-        reason = datasets.without_order(dataset)
+        reason = dataset_graph.without_order(dataset)
         if dataset.options().deterministic is False:
             reason = "the option `deterministic` set to False"
         if reason:
@@ -36,7 +36,7 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
                 "of its own, with "
                 "`strategy.distribute_datasets_from_function`."
             )
-        seeds = datasets.shuffle_seeds(dataset)
+        seeds = dataset_graph.shuffle_seeds(dataset)
         if any(seed == (0, 0) for seed in seeds):
             raise ValueError(
                 "A dataset that several workers divide must be shuffled by a "
@@ -48,6 +48,6 @@ def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
                 "or give each worker records of its own with "
                 "`strategy.distribute_datasets_from_function`."
             )
-        sizes = datasets.batch_sizes(dataset)
+        sizes = dataset_graph.batch_sizes(dataset)
         fact += f", batched by {sizes}, seeds of shuffles {seeds}"
     coordination.check_same("dataset", fact)

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfscale import dataset_graph
 from tfscale._internals import datasets
 from tfscale._internals import py_datasets
 from tfscale._internals import symbols
@@ -145,7 +146,7 @@ def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     batch that nobody else has: the targets were then differences of targets
     and predictions.
     """
-    if not datasets.calls_python(dataset):
+    if not dataset_graph.calls_python(dataset):
         return dataset
 
     def copy(*records):
