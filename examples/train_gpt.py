@@ -4,6 +4,7 @@
     python -m examples.train_gpt --flagfile=configs/gpt_tensor_parallel.flags
     python -m examples.train_gpt --flagfile=configs/gpt_3d.flags
     python -m examples.train_gpt --flagfile=configs/gpt_packed.flags
+    python -m examples.train_gpt --mesh=auto
     python -m examples.train_gpt --flagfile=configs/gpt_coordinator.flags
     python -m tfscale.launch --num_workers=2 --num_ps=1 -m examples.train_gpt \
         --flagfile=configs/gpt_parameter_server.flags
@@ -18,6 +19,7 @@ Without accelerators, virtual CPU devices of one core each take their place.
 """
 
 import logging
+import math
 import os
 import time
 
@@ -42,6 +44,13 @@ STRATEGY = flags.DEFINE_enum(
     "mesh",
     ["mesh", "parameter_server"],
     "How to train; on parameter servers, start the program by the launcher.",
+)
+MESH = flags.DEFINE_enum(
+    "mesh",
+    "flags",
+    ["flags", "auto"],
+    "Whether the flags say what the mesh and the microbatches are, or "
+    "`tfscale.plan` finds what is the fastest on these devices.",
 )
 NUM_BLOCKS = flags.DEFINE_integer(
     "num_blocks", 4, "Number of transformer blocks.", lower_bound=1
@@ -109,6 +118,11 @@ flags.register_multi_flags_validator(
     "--strategy=parameter_server needs --num_stages=1 --num_microbatches=1.",
 )
 flags.register_multi_flags_validator(
+    ["strategy", "mesh"],
+    lambda values: values["strategy"] == "mesh" or values["mesh"] == "flags",
+    "--mesh=auto needs --strategy=mesh.",
+)
+flags.register_multi_flags_validator(
     ["strategy", "num_replicas", "model_parallel"],
     lambda values: (
         values["strategy"] == "mesh"
@@ -174,6 +188,16 @@ def make_strategy():
     )
 
 
+def best_plan():
+    """The fastest plan for all devices, after a table of the others."""
+    num_devices = math.prod(meshes.make_mesh(pipeline=None).shape)
+    plans = tfscale.plan(
+        build_model, num_devices=num_devices, batch_size=shared.BATCH_SIZE.value
+    )
+    plans.table()
+    return plans.best
+
+
 def in_stages(model):
     """The model as a pipeline of stages and microbatches."""
     rows = shared.BATCH_SIZE.value // shared.NUM_REPLICAS.value
@@ -212,7 +236,8 @@ def main(argv):
         # Of steps and servers TensorFlow says much that is of no interest.
         logging.getLogger("tensorflow").setLevel(logging.WARNING)
         tfscale.initialize()  # in workers and servers it does not return
-    strategy = make_strategy()
+    plan = best_plan() if MESH.value == "auto" else None
+    strategy = make_strategy() if plan is None else plan.strategy()
     make = texts.make_packed_datasets if PACK.value else texts.make_datasets
     train, validation = make(
         shared.TEXT_FILES.value,
@@ -225,6 +250,8 @@ def main(argv):
         model = build_model()
         if STRATEGY.value == "parameter_server":
             model = tfscale.ParameterServerModel(model)
+        elif plan is not None:
+            model = plan.wrap(model)
         elif len(strategy.device_rows[0]) > 1 or NUM_MICROBATCHES.value > 1:
             model = in_stages(model)
         model.compile(
@@ -237,7 +264,7 @@ def main(argv):
         )
     if isinstance(model, tfscale.PipelineModel):
         model.pipeline_summary()
-    if shared.MODEL_PARALLEL.value > 1:
+    if strategy.extended.num_model_ranks > 1:
         tfscale.sharding_summary(model)
     model.fit(
         train,

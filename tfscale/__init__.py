@@ -17,6 +17,7 @@ from tfscale.mesh import device_mesh
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
+from tfscale.plan import plan
 from tfscale.serving import export
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
@@ -40,6 +41,7 @@ __all__ = [
     "losses",
     "optimizers",
     "pipeline",
+    "plan",
     "sharding_summary",
     "sum_gradients",
     "use_virtual_devices",

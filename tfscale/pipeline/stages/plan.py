@@ -89,7 +89,7 @@ class PipelinePlan:
     @functools.cached_property
     def stage_costs(self) -> tuple[list, list, list]:
         """FLOPs of each stage: of F, of B and W together, and of W alone."""
-        backward, weight = _backward_flops(self.graph, self.flops)
+        backward, weight = backward_flops(self.graph, self.flops)
         sums = self.stage_sums
         return sums(self.flops), sums(backward), sums(weight)
 
@@ -139,7 +139,7 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    backward, _ = _backward_flops(graph, traced.flops)
+    backward, _ = backward_flops(graph, traced.flops)
     costs = [f + b for f, b in zip(traced.flops, backward, strict=True)]
     allowed_cuts = None
     if balance == "params":
@@ -169,7 +169,7 @@ def make_plan(
         costs,
         num_stages,
         allowed_cuts=allowed_cuts,
-        cut_bytes=_cut_bytes(graph),
+        cut_bytes=cut_bytes(graph),
         stage_devices=schedule.stage_devices,
         **limits,
     )
@@ -214,7 +214,7 @@ def _fits(plan, memory, memory_limit, schedule):
     return max(needed) <= memory_limit
 
 
-def _backward_flops(graph, flops):
+def backward_flops(graph, flops):
     """FLOPs of the backward of each call, and those of them that are W.
 
     The gradients of inputs, and those of weights, take as much as the
@@ -236,7 +236,7 @@ def _backward_flops(graph, flops):
     return backward, weight
 
 
-def _cut_bytes(graph):
+def cut_bytes(graph):
     """Bytes that cross a cut just before each call, unknown sizes as 1."""
     last_use = {value: len(graph.calls) for value in graph.outputs}
     for index, call in reversed(list(enumerate(graph.calls))):

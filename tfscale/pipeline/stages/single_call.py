@@ -29,7 +29,11 @@ class SingleCall:
 
 
 def map_calls(
-    function: Callable[[SingleCall], Any], graph: Graph, rows: int
+    function: Callable[[SingleCall], Any],
+    graph: Graph,
+    rows: int,
+    *,
+    grappler: bool = True,
 ) -> list:
     """`function` of each call of a model, traced for `rows` examples.
 
@@ -45,7 +49,9 @@ def map_calls(
             tuple(variable.trainable for variable in call.variables),
         )
         if key not in known:
-            known[key] = function(_trace(graph, call, rows, differentiable))
+            known[key] = function(
+                _trace(graph, call, rows, differentiable, grappler)
+            )
         results.append(known[key])
     return results
 
@@ -67,7 +73,7 @@ def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape, spec.dtype)
 
 
-def _trace(graph, call, rows, differentiable):
+def _trace(graph, call, rows, differentiable, grappler):
     variables = tuple({id(v): v for v in call.variables}.values())
     stage = Stage(
         index=0,
@@ -86,7 +92,11 @@ def _trace(graph, call, rows, differentiable):
         differentiable,
         None,
         # What nothing trainable leads to has no backward.
-        TraceOptions(training=call.outputs[0] in differentiable),
+        TraceOptions(
+            training=call.outputs[0] in differentiable,
+            # Functions for XLA are left as they are.
+            jit_compile=not grappler,
+        ),
     )
     with tf.init_scope():
         return SingleCall(stage, trace.trace_stage(stage_graph), variables)

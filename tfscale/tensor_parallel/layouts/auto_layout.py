@@ -105,7 +105,7 @@ def auto_layout_map(
     ...     model = build_model()
     """
     if callable(model) and not isinstance(model, keras.Layer):
-        model = _build_aside(model)
+        model = build_aside(model)
     size = _check(model, mesh)
     plan = LayoutPlan(size)
     plan_layouts(model, plan)
@@ -154,7 +154,7 @@ def _check(model, mesh):
     return mesh.shape[mesh.axis_names.index(AXIS)]
 
 
-def _build_aside(build: Callable[[], keras.Model]) -> keras.Model:
+def build_aside(build: Callable[[], keras.Model]) -> keras.Model:
     """Calls a function that builds a model, on the host and in no scope.
 
     What is built next has the names and initial weights that it would have had:

@@ -1,0 +1,280 @@
+"""Time and memory of a training step on a mesh, by cause.
+
+Sources: Narayanan et al. 2021 (FLOPs, bubble, bytes of each axis), Korthikanti
+et al. 2022 (activations, sequence parallelism), Rajbhandari et al. 2020 (ZeRO).
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from tfscale.pipeline.planner.device import Device
+from tfscale.pipeline.planner.layers import ModelTable
+from tfscale.pipeline.planner.layers import Work
+from tfscale.pipeline.planner.stages import Rhythm
+from tfscale.pipeline.planner.stages import StageSums
+from tfscale.pipeline.planner.stages import balanced_cuts
+from tfscale.pipeline.planner.stages import rhythm
+from tfscale.pipeline.planner.stages import stage_sums
+
+# Bytes of a trainable weight: itself, its gradient, two slots as of Adam; and
+# those that an update reads and writes.
+_WEIGHT, _GRADIENT, _SLOTS, _UPDATE = 4, 4, 8, 28
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The choices of a plan: arguments of what takes them.
+
+    Args:
+        data: Replicas.
+        pipeline: Devices of the pipeline axis.
+        model: Model ranks.
+        num_microbatches: See `tfscale.PipelineModel`.
+        schedule: See `tfscale.PipelineModel`.
+        stages_per_device: See `tfscale.PipelineModel`.
+        recompute: See `tfscale.PipelineModel`.
+        zero_stage: See `tfscale.MeshStrategy`.
+        sequence_parallel: See `tfscale.MeshStrategy`.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    model: int = 1
+    num_microbatches: int = 1
+    schedule: str = "1f1b"
+    stages_per_device: int = 1
+    recompute: bool = False
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh."""
+        return self.data * self.pipeline * self.model
+
+    def changed(self) -> dict[str, int | str]:
+        """What differs from a model on one device."""
+        usual = dataclasses.asdict(Settings())
+        own = dataclasses.asdict(self)
+        return {k: v for k, v in own.items() if v != usual[k]}
+
+    def __str__(self) -> str:
+        changed = ", ".join(f"{k}={v!r}" for k, v in self.changed().items())
+        return changed or "one device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What is expected of a step.
+
+    Args:
+        settings: What it is expected of.
+        seconds: Seconds of a step, by cause.
+        memory: Bytes of the fullest device, by kind.
+        traffic: Bytes that a device sends in a step, by axis of the mesh.
+        mfu: Model FLOPs utilization: the part of the devices' peak that the
+            model uses; what is recomputed does not count.
+        examples_per_second: Of all devices together.
+        tokens_per_second: The same in tokens, or None.
+    """
+
+    settings: Settings
+    seconds: dict[str, float]
+    memory: dict[str, float]
+    traffic: dict[str, float]
+    mfu: float
+    examples_per_second: float
+    tokens_per_second: float | None
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds.values())
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the fullest device."""
+        return sum(self.memory.values())
+
+    @property
+    def bubble(self) -> float:
+        """The part of a step in which a device waits for other stages."""
+        return self.seconds["bubble"] / self.step_seconds
+
+
+class Predictor:
+    """Predicts steps of one model on one kind of device.
+
+    Args:
+        table: The model.
+        batch_size: Examples of a step, over all replicas.
+        device: The device.
+        cuts: A function of layers and a number of stages: where to cut.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        batch_size: int,
+        device: Device,
+        cuts=balanced_cuts,
+    ):
+        self._table = table
+        self._batch_size = batch_size
+        self._device = device
+        self._cuts = cuts
+        self._peak = device.flops if table.is_half else device.float32_flops
+        self._stages = functools.lru_cache(maxsize=None)(self._make_stages)
+        self._times = functools.lru_cache(maxsize=None)(self._make_times)
+
+    def predict(self, settings: Settings) -> Prediction | None:
+        """What to expect, or None if there can be no such step."""
+        s, m = settings, settings.num_microbatches
+        num_stages = s.pipeline * s.stages_per_device
+        stages = self._stages(s.model, num_stages)
+        beat = rhythm(
+            *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
+        )
+        if stages is None or beat is None:
+            return None
+        rows = self._batch_size / (s.data * m)
+        forwards = 1 + s.recompute
+        compute, sums = (
+            beat.by_device(forward * forwards + backward)
+            for forward, backward in self._times(
+                s.model, num_stages, rows, s.sequence_parallel
+            )
+        )
+        busy = compute + sums
+        sent, send = self._send(s, stages, rows)
+        trainable = beat.by_device(stages.trainable).max()
+        gradient_bytes, gradients = self._gradients(s, trainable)
+        updated = _UPDATE * trainable / self._num_shards(s)
+        seconds = {
+            "compute": m * compute.mean(),
+            "imbalance": m * (busy.max() - busy.mean()),
+            "bubble": beat.bubble * (busy.mean() + send),
+            "pipeline axis": m * send,
+            "model axis": m * sums.mean(),
+            "data axis": gradients,
+            "update": updated / self._device.memory_bandwidth,
+        }
+        summed = stages.forward[4] * forwards + stages.backward[4]
+        traffic = {
+            "data": gradient_bytes,
+            "pipeline": m * sent,
+            "model": m * rows * _ring(s.model) * beat.by_device(summed).max(),
+        }
+        speed = self._batch_size / sum(seconds.values())
+        tokens = self._table.tokens
+        return Prediction(
+            settings,
+            {cause: float(each) for cause, each in seconds.items()},
+            self._memory(s, stages, beat, rows),
+            traffic,
+            3 * self._table.flops * speed / (s.num_devices * self._peak),
+            speed,
+            None if tokens is None else tokens * speed,
+        )
+
+    def _make_stages(self, ranks, num_stages) -> StageSums | None:
+        layers = self._table.by_ranks[ranks]
+        cuts = self._cuts(layers, num_stages)
+        return None if cuts is None else stage_sums(layers, cuts)
+
+    def _make_times(self, ranks, num_stages, rows, sequence_parallel):
+        """Seconds of each stage: of its work, and of sums over model ranks.
+
+        Both are pairs, of the forward and the backward.
+        """
+        stages, device = self._stages(ranks, num_stages), self._device
+        link = self._link(1, ranks) * device.link_efficiency
+        computing, summing = [], []
+        for sums in (stages.forward, stages.backward):
+            work = Work(*sums)
+            moved = work.moved
+            if sequence_parallel:
+                moved = moved - work.undivided * (1 - 1 / ranks)
+            computing.append(
+                rows * work.flops / (self._peak * device.efficiency)
+                + work.products * device.startup
+                + rows * moved * device.passes / device.memory_bandwidth
+            )
+            latency = (work.summed > 0) * (ranks > 1) * device.latency
+            summing.append(rows * work.summed * _ring(ranks) / link + latency)
+        return computing, summing
+
+    def _link(self, distance, size):
+        """Bandwidth of a ring of `size` devices, `distance` apart each."""
+        device = self._device
+        if distance * size <= device.devices_per_machine:
+            return device.link_bandwidth
+        # Those of a machine that are in one ring share their network cards.
+        together = max(1, device.devices_per_machine // distance)
+        return min(device.link_bandwidth, device.network_bandwidth * together)
+
+    def _send(self, s, stages, rows):
+        """Bytes that a device sends for a microbatch, and the seconds."""
+        if s.pipeline == 1:
+            return 0.0, 0.0
+        device = self._device
+        num_bytes = rows * stages.crossing[1:].max()
+        num_bytes /= s.model if s.sequence_parallel else 1
+        inside = s.model * s.pipeline <= device.devices_per_machine
+        link = device.link_bandwidth if inside else device.network_bandwidth
+        seconds = num_bytes / (link * device.link_efficiency) + device.latency
+        times = 2 * s.stages_per_device
+        return times * num_bytes, times * seconds
+
+    def _gradients(self, s, trainable):
+        """Bytes that a device sends to other replicas, and the seconds."""
+        if s.data == 1:
+            return 0.0, 0.0
+        # Stage 3 gathers weights twice and reduce-scatters gradients.
+        times = 1.5 if s.zero_stage == 3 else 1
+        num_bytes = times * _ring(s.data) * _GRADIENT * trainable
+        link = self._link(s.pipeline * s.model, s.data)
+        link *= self._device.link_efficiency
+        return num_bytes, num_bytes / link + self._device.latency
+
+    def _num_shards(self, s):
+        """How many replicas divide slots: those of a machine."""
+        if not s.zero_stage:
+            return 1
+        in_machine = self._device.devices_per_machine // (s.pipeline * s.model)
+        return max(1, min(s.data, in_machine))
+
+    def _memory(self, s, stages, beat: Rhythm, rows):
+        """Bytes of the fullest device, by kind."""
+        shards = self._num_shards(s)
+        of_weights = shards if s.zero_stage == 3 else 1
+        ranks = s.model if s.sequence_parallel else 1
+        trainable = beat.by_device(stages.trainable)
+        weights = trainable + beat.by_device(stages.frozen)
+        kept = stages.kept - stages.undivided * (1 - 1 / ranks)
+        kept = rows * kept + stages.kept_once
+        again = np.zeros_like(kept)
+        if s.recompute:
+            inputs = np.minimum(kept, rows * stages.crossing / ranks)
+            kept, again = inputs, kept - inputs
+        held = beat.held * beat.by_device(kept) / s.stages_per_device
+        kinds = {
+            "weights": _WEIGHT * weights / of_weights,
+            "gradients": _GRADIENT * trainable / of_weights,
+            "slots": _SLOTS * trainable / shards,
+            "activations": held + beat.by_device(again, np.maximum),
+        }
+        if s.zero_stage == 3:
+            # That of a layer, and the next one's.
+            layers = self._table.by_ranks[s.model]
+            largest = max(layer.trainable for layer in layers)
+            kinds["gathered"] = np.full_like(held, 2 * _WEIGHT * largest)
+        fullest = int(np.argmax(sum(kinds.values())))
+        return {kind: float(each[fullest]) for kind, each in kinds.items()}
+
+
+def _ring(size):
+    """How often a device sends a tensor that a ring of devices sums."""
+    return 2 * (size - 1) / size

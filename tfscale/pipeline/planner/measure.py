@@ -1,0 +1,98 @@
+"""What the devices of this machine reach, measured in seconds."""
+
+import os
+import time
+
+import tensorflow as tf
+
+from tfscale.pipeline.planner.device import DEVICES
+from tfscale.pipeline.planner.device import Device
+
+_REPEATS = 5
+# Of a matrix: large enough for most of the peak.
+_WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
+
+
+def measure_device(num_devices: int) -> Device:
+    """Times products, a copy, and sending to a neighbour, on all at once.
+
+    All devices work at the same time, as in training: virtual ones share
+    cores. If there are fewer than `num_devices`, they stand for the others.
+
+    Args:
+        num_devices: How many devices are to be used.
+    """
+    kinds = ("GPU", "TPU", "CPU")
+    devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
+    names = [device.name for device in devices[:num_devices]]
+    kind = devices[0].device_type
+    width = _WIDTHS[kind]
+
+    def product(size, dtype=tf.float32):
+        return _seconds(lambda x, _: tf.matmul(x, x), names, size, dtype)
+
+    seconds = half_seconds = product(width)
+    if kind != "CPU":
+        half_seconds = product(width, tf.bfloat16)
+    flops, small = 2 * width**3 / seconds, width // 16
+    num_bytes = 4 * (2 * width) ** 2
+    copy = _seconds(lambda x, _: x + 1.0, names, 2 * width)
+    send = _seconds(lambda _, of_next: of_next + 1.0, names, 2 * width)
+    # A copy between virtual devices may cost nothing.
+    link = num_bytes / max(send - copy, copy / 10)
+    return Device(
+        f"{kind} (measured)",
+        flops=2 * width**3 / half_seconds,
+        float32_flops=flops,
+        memory=_memory(kind, len(names)),
+        memory_bandwidth=2 * num_bytes / copy,
+        link_bandwidth=link,
+        network_bandwidth=link,
+        devices_per_machine=num_devices,
+        efficiency=1.0,
+        startup=max(product(small) - 2 * small**3 / flops, 0.0),
+        link_efficiency=1.0,
+    )
+
+
+def _seconds(compute, names, size, dtype=tf.float32):
+    """Least seconds of `compute(own, of_next)` on all devices at once."""
+    inputs = []
+    for name in names:
+        with tf.device(name):
+            inputs.append(tf.cast(tf.fill((size, size), 0.5), dtype))
+
+    @tf.function
+    def on_all(*xs):
+        results = []
+        for name, x, of_next in zip(names, xs, xs[1:] + xs[:1], strict=True):
+            with tf.device(name):
+                # An accelerator is done when a number of its result is there.
+                results.append(tf.reduce_max(compute(x, of_next)[:1]))
+        return results
+
+    times = []
+    for _ in range(_REPEATS + 1):
+        begin = time.perf_counter()
+        for result in on_all(*inputs):
+            float(result)
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def _memory(kind, num_devices):
+    """Bytes of a device: of a GPU with a preset, or a part of the machine's."""
+    if kind == "GPU":
+        (gpu, *_) = tf.config.list_physical_devices("GPU")
+        details = tf.config.experimental.get_device_details(gpu)
+        described = str(details.get("device_name"))
+        for name, preset in DEVICES.items():
+            if name in described:
+                return preset.memory
+        raise ValueError(
+            "The memory of a GPU is known where there is a preset for it. "
+            f"Received: device='measure' and {described!r}. Pass a "
+            "`tfscale.pipeline.planner.Device` with its figures."
+        )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages / num_devices

@@ -1,0 +1,263 @@
+"""Which mesh to train a model on, and why: plans, ranked."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
+
+from tfscale.distribute import MeshStrategy
+from tfscale.formatting import print_rendered
+from tfscale.formatting import table_length
+from tfscale.mesh import device_mesh
+from tfscale.pipeline.model import PipelineModel
+from tfscale.pipeline.planner import report
+from tfscale.pipeline.planner.cost import Prediction
+from tfscale.pipeline.planner.device import Device
+from tfscale.pipeline.planner.device import get_device
+from tfscale.pipeline.planner.layers import ModelTable
+from tfscale.pipeline.planner.measure import measure_device
+from tfscale.pipeline.planner.search import rank
+from tfscale.pipeline.planner.stages import divisors
+from tfscale.pipeline.planner.traced import trace_table
+from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
+from tfscale.virtual_devices import check_sizes
+
+_LEAST_LENGTH = 100
+
+
+def plan(
+    build_model: Callable[[], keras.Model],
+    *,
+    num_devices: int,
+    batch_size: int,
+    device: str | Device = "measure",
+) -> "Plans":
+    """Ranks the ways to train a model on so many devices.
+
+    Predicts time and memory of a step for each mesh of these devices, number
+    of microbatches, schedule, recomputation, ZeRO stage and sequence
+    parallelism, and leaves out what does not fit. Variables get no values, so
+    that a model of any size can be planned on any machine.
+
+    A step is the FLOPs of the layers, what they move through memory, sums over
+    model ranks, what crosses cuts, the bubble of the schedule, the sum of the
+    gradients and the update, one after the other. The optimizer is one with
+    two slots a weight, as Adam. Only 9 tenths of the memory are planned for.
+
+    Args:
+        build_model: A function of no arguments that builds the model. One with
+            a `call` of its own cannot be cut, and is planned for the other
+            axes; the `notes` of the result say so.
+        num_devices: Devices to use, all of them.
+        batch_size: Examples of a step, over all replicas.
+        device: `"A100"`, `"H100"`, `"H200"`, `"TPU v5e"`, `"TPU v6e"`, a
+            `tfscale.pipeline.planner.Device`, or `"measure"` for figures of
+            this machine, which takes seconds.
+
+    Returns:
+        The `Plans`, the fastest first.
+
+    Raises:
+        TypeError: If `build_model` is no function that returns a model, a
+            number no integer, or `device` of another type.
+        ValueError: If a number is less than 1, the model is not built, no
+            preset has that name, nothing divides the batch, or no plan fits:
+            the message then says what the smallest needs and what helps most.
+
+    Sources: Narayanan et al. 2021, "Efficient Large-Scale Language Model
+    Training on GPU Clusters Using Megatron-LM"; Korthikanti et al. 2022,
+    "Reducing Activation Recomputation in Large Transformer Models".
+
+    Example:
+
+    >>> import keras
+    >>> import tfscale
+    >>> def build_model():
+    ...     return keras.Sequential([
+    ...         keras.Input((1024,)),
+    ...         *(keras.layers.Dense(1024) for _ in range(8)),
+    ...     ])
+    >>> plans = tfscale.plan(
+    ...     build_model, num_devices=8, batch_size=65536, device="H100"
+    ... )
+    >>> best = plans.best.settings
+    >>> best.data, best.pipeline, best.model
+    (8, 1, 1)
+    """
+    sizes = check_sizes(num_devices=num_devices, batch_size=batch_size)
+    if min(sizes) < 1:
+        raise ValueError(
+            "`num_devices` and `batch_size` must be at least 1. Received: "
+            f"num_devices={num_devices}, batch_size={batch_size}."
+        )
+    if isinstance(device, str) and device == "measure":
+        device = measure_device(num_devices)
+    device = get_device(device)
+    # Sums over model ranks in every layer want the links of one machine.
+    most = device.devices_per_machine
+    ranks = [n for n in divisors(num_devices) if n <= most]
+    table = trace_table(build_model, ranks)
+    ranked = rank(table, num_devices, batch_size, device)
+    plans = (
+        Plan(
+            *(p.settings, p.seconds, p.memory, p.traffic, p.mfu),
+            *(p.examples_per_second, p.tokens_per_second, build_model),
+        )
+        for p in ranked
+    )
+    return Plans(tuple(plans), table, batch_size, device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Prediction):
+    """One way to train a model, and what is expected of it.
+
+    Args:
+        settings: What to choose: sizes of the axes, microbatches and so on.
+        seconds: Seconds of a step, by cause.
+        memory: Bytes of the fullest device, by kind.
+        traffic: Bytes that a device sends in a step, by axis of the mesh.
+        mfu: Model FLOPs utilization, from 0 to 1.
+        examples_per_second: Of all devices together.
+        tokens_per_second: The same in tokens, or None.
+        build_model: What builds the model.
+
+    Example:
+
+    >>> import keras
+    >>> import tfscale
+    >>> tfscale.use_virtual_devices(8)
+    >>> def build_model():
+    ...     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    >>> best = tfscale.plan(
+    ...     build_model, num_devices=2, batch_size=8, device="H100"
+    ... ).best
+    >>> with best.strategy().scope():
+    ...     model = best.wrap(build_model())
+    ...     model.compile("adam", "mse")
+    """
+
+    build_model: Callable[[], keras.Model] = dataclasses.field(repr=False)
+
+    def strategy(self) -> MeshStrategy:
+        """The strategy, on the first devices that there are.
+
+        Raises:
+            ValueError: If there are fewer than the plan is for.
+        """
+        s = self.settings
+        mesh = device_mesh(data=s.data, pipeline=s.pipeline, model=s.model)
+        return MeshStrategy(
+            mesh,
+            auto_layout_map(self.build_model, mesh) if s.model > 1 else None,
+            zero_stage=s.zero_stage,
+            sequence_parallel=s.sequence_parallel,
+        )
+
+    def wrap(self, model: keras.Model) -> keras.Model:
+        """The model to compile: a `PipelineModel`, if the plan needs one.
+
+        Args:
+            model: What `build_model` made in the scope of `strategy()`.
+        """
+        s = self.settings
+        if s.pipeline == s.num_microbatches == 1 and not s.recompute:
+            return model
+        return PipelineModel(
+            model,
+            num_microbatches=s.num_microbatches,
+            schedule=s.schedule,
+            recompute=s.recompute,
+            stages_per_device=s.stages_per_device,
+        )
+
+
+class Plans(Sequence):
+    """What `tfscale.plan` returns: a sequence of `Plan`, the fastest first.
+
+    Args:
+        plans: The plans.
+        model_table: What is known of the model.
+        batch_size: Examples of a step.
+        device: What was planned for.
+
+    Example:
+
+    >>> import keras
+    >>> import tfscale
+    >>> def build_model():
+    ...     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    >>> plans = tfscale.plan(
+    ...     build_model, num_devices=2, batch_size=8, device="H100"
+    ... )
+    >>> len(plans) > 1, plans.best == plans[0]
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        plans: tuple[Plan, ...],
+        model_table: ModelTable,
+        batch_size: int,
+        device: Device,
+    ):
+        self._plans = plans
+        self._model_table = model_table
+        self._batch_size = batch_size
+        self.device = device
+
+    def __getitem__(self, index):
+        return self._plans[index]
+
+    def __len__(self):
+        return len(self._plans)
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan that fits."""
+        return self._plans[0]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not planned, and why."""
+        return self._model_table.notes
+
+    def table(
+        self,
+        line_length: int | None = None,
+        print_fn: Callable[[str], None] | None = None,
+    ) -> None:
+        """Prints the best plan of each mesh, and why it is slower.
+
+        Args:
+            line_length: See `keras.Model.summary`.
+            print_fn: See `keras.Model.summary`.
+        """
+        length = table_length(line_length, _LEAST_LENGTH)
+        print_rendered(
+            lambda console: report.render_table(
+                *(console, self, self._model_table, self._title()),
+                *(self.device, length),
+            ),
+            print_fn,
+        )
+
+    def save_png(self, path: str) -> None:
+        """Draws time against memory of all plans, and marks the frontier.
+
+        Args:
+            path: Where to write the picture.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        report.save_png(self, self.device, self._title(), path)
+
+    def _title(self):
+        table = self._model_table
+        return (
+            f"{table.name} with {table.num_weights:,} weights, batch size "
+            f"{self._batch_size}, {self.best.settings.num_devices} x "
+            f"{self.device.name}"
+        )
