@@ -71,19 +71,13 @@ def _public_names(package):
         for node in body
         if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
     )
-    modules = {
-        alias.name
-        for node in body
-        if isinstance(node, ast.ImportFrom) and node.module == package
-        for alias in node.names
-    }
     found = []
     for name in names:
         if name.startswith("__"):
             continue
         path = f"{package}.{name}"
         inside = os.path.join(folder, name, "__init__.py")
-        if name in modules and os.path.exists(inside):
+        if os.path.exists(inside):
             found += _public_names(path)
         else:
             found.append(path)

@@ -1,6 +1,5 @@
 """Pipeline parallelism: schedules, their planning and their execution."""
 
-from tfscale.pipeline import planner
 from tfscale.pipeline.model import PipelineModel
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.named_schedules import get_schedule
@@ -21,7 +20,6 @@ __all__ = [
     "get_schedule",
     "gpipe",
     "one_f_one_b",
-    "planner",
     "save_png",
     "simulate",
 ]

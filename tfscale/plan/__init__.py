@@ -1,9 +1,12 @@
-"""The command `python -m tfscale.plan`; its function is `tfscale.plan`.
+"""Which mesh to train on, and why: plans, ranked.
 
-tfscale imports this package itself: who imports it first gives its name to
-the package, in place of the function.
+In `tfscale` the name `plan` is the function; the others are imported from here.
 """
 
-from tfscale.pipeline.planner.plans import plan as plan
+from tfscale.plan.device import DEVICES
+from tfscale.plan.device import Device
+from tfscale.plan.plans import Plan
+from tfscale.plan.plans import Plans
+from tfscale.plan.plans import plan
 
-__all__: list[str] = []
+__all__ = ["DEVICES", "Device", "Plan", "Plans", "plan"]

@@ -15,15 +15,11 @@ import os
 import pkgutil
 import sys
 
-from tfscale.pipeline.planner.plans import plan
+from tfscale.plan import plan
 
 
 def main(args: list[str]) -> None:
-    """Prints the table of plans.
-
-    Args:
-        args: Of the command line.
-    """
+    """Prints the table of plans for the arguments of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tfscale.plan",
         description=__doc__,

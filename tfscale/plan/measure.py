@@ -5,8 +5,8 @@ import time
 
 import tensorflow as tf
 
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.device import Device
+from tfscale.plan.device import DEVICES
+from tfscale.plan.device import Device
 
 _REPEATS = 5
 # Of a matrix: large enough for most of the peak.
@@ -92,7 +92,7 @@ def _memory(kind, num_devices):
         raise ValueError(
             "The memory of a GPU is known where there is a preset for it. "
             f"Received: device='measure' and {described!r}. Pass a "
-            "`tfscale.pipeline.planner.Device` with its figures."
+            "`tfscale.plan.Device` with its figures."
         )
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return pages / num_devices

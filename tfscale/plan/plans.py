@@ -11,15 +11,15 @@ from tfscale.formatting import print_rendered
 from tfscale.formatting import table_length
 from tfscale.mesh import device_mesh
 from tfscale.pipeline.model import PipelineModel
-from tfscale.pipeline.planner import report
-from tfscale.pipeline.planner.cost import Prediction
-from tfscale.pipeline.planner.device import Device
-from tfscale.pipeline.planner.device import get_device
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.measure import measure_device
-from tfscale.pipeline.planner.search import rank
-from tfscale.pipeline.planner.stages import divisors
-from tfscale.pipeline.planner.traced import trace_table
+from tfscale.plan import report
+from tfscale.plan.cost import Prediction
+from tfscale.plan.device import Device
+from tfscale.plan.device import get_device
+from tfscale.plan.layers import ModelTable
+from tfscale.plan.measure import measure_device
+from tfscale.plan.search import divisors
+from tfscale.plan.search import rank
+from tfscale.plan.traced import trace_table
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.virtual_devices import check_sizes
 
@@ -40,10 +40,9 @@ def plan(
     parallelism, and leaves out what does not fit. Variables get no values, so
     that a model of any size can be planned on any machine.
 
-    A step is the FLOPs of the layers, what they move through memory, sums over
-    model ranks, what crosses cuts, the bubble of the schedule, the sum of the
-    gradients and the update, one after the other. The optimizer is one with
-    two slots a weight, as Adam. Only 9 tenths of the memory are planned for.
+    Sources: Narayanan et al. 2021, "Efficient Large-Scale Language Model
+    Training on GPU Clusters Using Megatron-LM"; Korthikanti et al. 2022,
+    "Reducing Activation Recomputation in Large Transformer Models".
 
     Args:
         build_model: A function of no arguments that builds the model. One with
@@ -52,8 +51,8 @@ def plan(
         num_devices: Devices to use, all of them.
         batch_size: Examples of a step, over all replicas.
         device: `"A100"`, `"H100"`, `"H200"`, `"TPU v5e"`, `"TPU v6e"`, a
-            `tfscale.pipeline.planner.Device`, or `"measure"` for figures of
-            this machine, which takes seconds.
+            `tfscale.plan.Device`, or `"measure"` for figures of this machine,
+            which takes seconds.
 
     Returns:
         The `Plans`, the fastest first.
@@ -65,28 +64,19 @@ def plan(
             preset has that name, nothing divides the batch, or no plan fits:
             the message then says what the smallest needs and what helps most.
 
-    Sources: Narayanan et al. 2021, "Efficient Large-Scale Language Model
-    Training on GPU Clusters Using Megatron-LM"; Korthikanti et al. 2022,
-    "Reducing Activation Recomputation in Large Transformer Models".
-
     Example:
 
     >>> import keras
     >>> import tfscale
     >>> def build_model():
-    ...     return keras.Sequential([
-    ...         keras.Input((1024,)),
-    ...         *(keras.layers.Dense(1024) for _ in range(8)),
-    ...     ])
+    ...     return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
     >>> plans = tfscale.plan(
-    ...     build_model, num_devices=8, batch_size=65536, device="H100"
+    ...     build_model, num_devices=2, batch_size=8, device="H100"
     ... )
-    >>> best = plans.best.settings
-    >>> best.data, best.pipeline, best.model
-    (8, 1, 1)
+    >>> plans.best.settings.num_devices
+    2
     """
-    sizes = check_sizes(num_devices=num_devices, batch_size=batch_size)
-    if min(sizes) < 1:
+    if min(check_sizes(num_devices=num_devices, batch_size=batch_size)) < 1:
         raise ValueError(
             "`num_devices` and `batch_size` must be at least 1. Received: "
             f"num_devices={num_devices}, batch_size={batch_size}."
@@ -98,13 +88,12 @@ def plan(
     most = device.devices_per_machine
     ranks = [n for n in divisors(num_devices) if n <= most]
     table = trace_table(build_model, ranks)
-    ranked = rank(table, num_devices, batch_size, device)
     plans = (
         Plan(
             *(p.settings, p.seconds, p.memory, p.traffic, p.mfu),
             *(p.examples_per_second, p.tokens_per_second, build_model),
         )
-        for p in ranked
+        for p in rank(table, num_devices, batch_size, device)
     )
     return Plans(tuple(plans), table, batch_size, device)
 
@@ -118,10 +107,11 @@ class Plan(Prediction):
         seconds: Seconds of a step, by cause.
         memory: Bytes of the fullest device, by kind.
         traffic: Bytes that a device sends in a step, by axis of the mesh.
-        mfu: Model FLOPs utilization, from 0 to 1.
+        mfu: Model FLOPs utilization: the part of the devices' peak that the
+            model uses; what is recomputed does not count.
         examples_per_second: Of all devices together.
         tokens_per_second: The same in tokens, or None.
-        build_model: What builds the model.
+        build_model: The function that builds the model.
 
     Example:
 
@@ -141,10 +131,10 @@ class Plan(Prediction):
     build_model: Callable[[], keras.Model] = dataclasses.field(repr=False)
 
     def strategy(self) -> MeshStrategy:
-        """The strategy, on the first devices that there are.
+        """The strategy, on the first devices of TensorFlow.
 
         Raises:
-            ValueError: If there are fewer than the plan is for.
+            ValueError: If TensorFlow has fewer than the plan is for.
         """
         s = self.settings
         mesh = device_mesh(data=s.data, pipeline=s.pipeline, model=s.model)
@@ -182,7 +172,10 @@ class Plans(Sequence):
         batch_size: Examples of a step.
         device: What was planned for.
 
-    Example:
+    Attributes:
+        best: The fastest plan.
+        notes: What was not planned, and why.
+        device: What was planned for.
 
     >>> import keras
     >>> import tfscale
@@ -203,25 +196,21 @@ class Plans(Sequence):
         device: Device,
     ):
         self._plans = plans
-        self._model_table = model_table
-        self._batch_size = batch_size
+        self.best = plans[0]
+        self.notes = model_table.notes
         self.device = device
+        self._unit = "Tokens" if model_table.tokens else "Examples"
+        self._title = (
+            f"{model_table.name} with {model_table.num_weights:,} weights, "
+            f"batch size {batch_size}, {self.best.settings.num_devices} x "
+            f"{device.name}"
+        )
 
     def __getitem__(self, index):
         return self._plans[index]
 
     def __len__(self):
         return len(self._plans)
-
-    @property
-    def best(self) -> Plan:
-        """The fastest plan that fits."""
-        return self._plans[0]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was not planned, and why."""
-        return self._model_table.notes
 
     def table(
         self,
@@ -235,13 +224,13 @@ class Plans(Sequence):
             print_fn: See `keras.Model.summary`.
         """
         length = table_length(line_length, _LEAST_LENGTH)
-        print_rendered(
-            lambda console: report.render_table(
-                *(console, self, self._model_table, self._title()),
-                *(self.device, length),
-            ),
-            print_fn,
-        )
+
+        def render(console):
+            console.print(f"[bold]Plans:[/] {self._title}")
+            report.render_table(console, self, self._unit, length)
+            report.render_notes(console, self, self.device, self.notes, length)
+
+        print_rendered(render, print_fn)
 
     def save_png(self, path: str) -> None:
         """Draws time against memory of all plans, and marks the frontier.
@@ -252,12 +241,4 @@ class Plans(Sequence):
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        report.save_png(self, self.device, self._title(), path)
-
-    def _title(self):
-        table = self._model_table
-        return (
-            f"{table.name} with {table.num_weights:,} weights, batch size "
-            f"{self._batch_size}, {self.best.settings.num_devices} x "
-            f"{self.device.name}"
-        )
+        report.save_png(self, self.device, self._title, path)

@@ -9,34 +9,26 @@ import functools
 
 import numpy as np
 
-from tfscale.pipeline.planner.device import Device
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.layers import Work
-from tfscale.pipeline.planner.stages import Rhythm
-from tfscale.pipeline.planner.stages import StageSums
-from tfscale.pipeline.planner.stages import balanced_cuts
-from tfscale.pipeline.planner.stages import rhythm
-from tfscale.pipeline.planner.stages import stage_sums
+from tfscale.plan.device import Device
+from tfscale.plan.layers import ModelTable
+from tfscale.plan.layers import StageSums
+from tfscale.plan.layers import Work
+from tfscale.plan.layers import balanced_cuts
+from tfscale.plan.layers import stage_sums
+from tfscale.plan.schedule_cost import ScheduleCost
+from tfscale.plan.schedule_cost import schedule_cost
 
-# Bytes of a trainable weight: itself, its gradient, two slots as of Adam; and
-# those that an update reads and writes.
+# Bytes of a trainable weight: its value, its gradient, two slots as of Adam;
+# and those that an update reads and writes.
 _WEIGHT, _GRADIENT, _SLOTS, _UPDATE = 4, 4, 8, 28
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The choices of a plan: arguments of what takes them.
+    """The choices of a plan.
 
-    Args:
-        data: Replicas.
-        pipeline: Devices of the pipeline axis.
-        model: Model ranks.
-        num_microbatches: See `tfscale.PipelineModel`.
-        schedule: See `tfscale.PipelineModel`.
-        stages_per_device: See `tfscale.PipelineModel`.
-        recompute: See `tfscale.PipelineModel`.
-        zero_stage: See `tfscale.MeshStrategy`.
-        sequence_parallel: See `tfscale.MeshStrategy`.
+    The sizes of the axes of `device_mesh`, and arguments of `PipelineModel`
+    and `MeshStrategy`.
     """
 
     data: int = 1
@@ -54,10 +46,14 @@ class Settings:
         """Devices of the mesh."""
         return self.data * self.pipeline * self.model
 
+    @property
+    def mesh(self) -> str:
+        """Sizes of the axes, as tables have them."""
+        return f"{self.data} x {self.pipeline} x {self.model}"
+
     def changed(self) -> dict[str, int | str]:
-        """What differs from a model on one device."""
-        usual = dataclasses.asdict(Settings())
-        own = dataclasses.asdict(self)
+        """The settings that are not those of one device."""
+        own, usual = dataclasses.asdict(self), dataclasses.asdict(Settings())
         return {k: v for k, v in own.items() if v != usual[k]}
 
     def __str__(self) -> str:
@@ -67,18 +63,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is expected of a step.
-
-    Args:
-        settings: What it is expected of.
-        seconds: Seconds of a step, by cause.
-        memory: Bytes of the fullest device, by kind.
-        traffic: Bytes that a device sends in a step, by axis of the mesh.
-        mfu: Model FLOPs utilization: the part of the devices' peak that the
-            model uses; what is recomputed does not count.
-        examples_per_second: Of all devices together.
-        tokens_per_second: The same in tokens, or None.
-    """
+    """What is expected of a step; `Plan` says what the attributes are."""
 
     settings: Settings
     seconds: dict[str, float]
@@ -105,14 +90,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts steps of one model on one kind of device.
-
-    Args:
-        table: The model.
-        batch_size: Examples of a step, over all replicas.
-        device: The device.
-        cuts: A function of layers and a number of stages: where to cut.
-    """
+    """Predicts steps of a model, which `cuts(layers, num_stages)` divides."""
 
     def __init__(
         self,
@@ -126,63 +104,66 @@ class Predictor:
         self._device = device
         self._cuts = cuts
         self._peak = device.flops if table.is_half else device.float32_flops
-        self._stages = functools.lru_cache(maxsize=None)(self._make_stages)
-        self._times = functools.lru_cache(maxsize=None)(self._make_times)
+        # Many settings have the same stages, and the same times of these.
+        self._stages = functools.cache(self._make_stages)
+        self._times = functools.cache(self._make_times)
+        self._schedule_cost = functools.cache(schedule_cost)
 
-    def predict(self, settings: Settings) -> Prediction | None:
-        """What to expect, or None if there can be no such step."""
+    def predict(self, settings: Settings) -> Prediction:
+        """What to expect of a step."""
         s, m = settings, settings.num_microbatches
         num_stages = s.pipeline * s.stages_per_device
         stages = self._stages(s.model, num_stages)
-        beat = rhythm(
+        schedule = self._schedule_cost(
             *(s.schedule, s.pipeline, m, s.stages_per_device, s.recompute)
         )
-        if stages is None or beat is None:
-            return None
         rows = self._batch_size / (s.data * m)
         forwards = 1 + s.recompute
         compute, sums = (
-            beat.by_device(forward * forwards + backward)
+            schedule.by_device(forward * forwards + backward)
             for forward, backward in self._times(
                 s.model, num_stages, rows, s.sequence_parallel
             )
         )
         busy = compute + sums
         sent, send = self._send(s, stages, rows)
-        trainable = beat.by_device(stages.trainable).max()
+        trainable = schedule.by_device(stages.trainable).max()
         gradient_bytes, gradients = self._gradients(s, trainable)
         updated = _UPDATE * trainable / self._num_shards(s)
         seconds = {
             "compute": m * compute.mean(),
             "imbalance": m * (busy.max() - busy.mean()),
-            "bubble": beat.bubble * (busy.mean() + send),
+            "bubble": schedule.bubble * (busy.mean() + send),
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
             "update": updated / self._device.memory_bandwidth,
         }
-        summed = stages.forward[4] * forwards + stages.backward[4]
+        of_forward, of_backward = Work(*stages.forward), Work(*stages.backward)
+        summed = of_forward.summed * forwards + of_backward.summed
         traffic = {
             "data": gradient_bytes,
             "pipeline": m * sent,
-            "model": m * rows * _ring(s.model) * beat.by_device(summed).max(),
+            "model": m
+            * rows
+            * _ring(s.model)
+            * schedule.by_device(summed).max(),
         }
         speed = self._batch_size / sum(seconds.values())
         tokens = self._table.tokens
         return Prediction(
             settings,
             {cause: float(each) for cause, each in seconds.items()},
-            self._memory(s, stages, beat, rows),
+            self._memory(s, stages, schedule, rows),
             traffic,
             3 * self._table.flops * speed / (s.num_devices * self._peak),
             speed,
             None if tokens is None else tokens * speed,
         )
 
-    def _make_stages(self, ranks, num_stages) -> StageSums | None:
+    def _make_stages(self, ranks, num_stages) -> StageSums:
         layers = self._table.by_ranks[ranks]
-        cuts = self._cuts(layers, num_stages)
-        return None if cuts is None else stage_sums(layers, cuts)
+        return stage_sums(layers, self._cuts(layers, num_stages))
 
     def _make_times(self, ranks, num_stages, rows, sequence_parallel):
         """Seconds of each stage: of its work, and of sums over model ranks.
@@ -246,25 +227,25 @@ class Predictor:
         in_machine = self._device.devices_per_machine // (s.pipeline * s.model)
         return max(1, min(s.data, in_machine))
 
-    def _memory(self, s, stages, beat: Rhythm, rows):
+    def _memory(self, s, stages, schedule: ScheduleCost, rows):
         """Bytes of the fullest device, by kind."""
         shards = self._num_shards(s)
         of_weights = shards if s.zero_stage == 3 else 1
         ranks = s.model if s.sequence_parallel else 1
-        trainable = beat.by_device(stages.trainable)
-        weights = trainable + beat.by_device(stages.frozen)
+        trainable = schedule.by_device(stages.trainable)
+        weights = trainable + schedule.by_device(stages.frozen)
         kept = stages.kept - stages.undivided * (1 - 1 / ranks)
         kept = rows * kept + stages.kept_once
         again = np.zeros_like(kept)
         if s.recompute:
             inputs = np.minimum(kept, rows * stages.crossing / ranks)
             kept, again = inputs, kept - inputs
-        held = beat.held * beat.by_device(kept) / s.stages_per_device
+        held = schedule.held * schedule.by_device(kept) / s.stages_per_device
         kinds = {
             "weights": _WEIGHT * weights / of_weights,
             "gradients": _GRADIENT * trainable / of_weights,
             "slots": _SLOTS * trainable / shards,
-            "activations": held + beat.by_device(again, np.maximum),
+            "activations": held + schedule.by_device(again, np.maximum),
         }
         if s.zero_stage == 3:
             # That of a layer, and the next one's.

@@ -8,13 +8,11 @@ import rich.table
 from tfscale.formatting import colored
 from tfscale.formatting import print_line
 from tfscale.formatting import readable_bytes
-from tfscale.pipeline.planner.cost import Prediction
-from tfscale.pipeline.planner.device import Device
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.search import USABLE
-from tfscale.pipeline.planner.search import best_of_each_mesh
-from tfscale.pipeline.planner.search import frontier
-from tfscale.pipeline.planner.search import why_slower
+from tfscale.plan.cost import Prediction
+from tfscale.plan.device import Device
+from tfscale.plan.search import best_of_each_mesh
+from tfscale.plan.search import frontier
+from tfscale.plan.search import why_slower
 
 _NUM_ROWS = 10
 
@@ -22,26 +20,10 @@ _NUM_ROWS = 10
 def render_table(
     console: rich.console.Console,
     ranked: Sequence[Prediction],
-    table: ModelTable,
-    title: str,
-    device: Device,
+    unit: str,
     line_length: int,
 ) -> None:
-    """Writes the best plan of each mesh, and why it is slower than the last.
-
-    Args:
-        console: Where to.
-        ranked: All plans, the fastest first.
-        table: The model.
-        title: What was planned.
-        device: The device.
-        line_length: Columns of the table.
-    """
-    of_meshes = best_of_each_mesh(ranked)
-    shown = of_meshes[:_NUM_ROWS]
-    best = shown[0]
-    console.print(f"[bold]Plans:[/] {title}")
-    unit = "Examples" if table.tokens is None else "Tokens"
+    """Writes the best plan of each mesh, and why it is slower than the last."""
     rows = rich.table.Table(
         rich.table.Column("Data x pipeline\nx model", justify="center"),
         rich.table.Column("Microbatches\nand settings", ratio=1, min_width=22),
@@ -52,6 +34,7 @@ def render_table(
         width=line_length,
         show_lines=True,
     )
+    shown = best_of_each_mesh(ranked)[:_NUM_ROWS]
     for p, faster in zip(shown, [None, *shown]):
         s = p.settings
         settings = [str(s.num_microbatches)]
@@ -61,36 +44,43 @@ def render_table(
         settings += ["recompute"] * s.recompute
         settings += [f"zero_stage={s.zero_stage}"] * (s.zero_stage > 0)
         settings += ["sequence_parallel"] * s.sequence_parallel
-        speed = p.tokens_per_second or p.examples_per_second
+        traffic = [
+            f"{axis} {readable_bytes(num_bytes)}"
+            for axis, num_bytes in p.traffic.items()
+            if num_bytes
+        ]
         rows.add_row(
-            f"{s.data} x {s.pipeline} x {s.model}",
+            s.mesh,
             "\n".join(settings),
-            f"{colored(_seconds(p.step_seconds))}\n{speed:,.0f}\n"
+            f"{colored(_seconds(p.step_seconds))}\n"
+            f"{p.tokens_per_second or p.examples_per_second:,.0f}\n"
             f"{100 * p.mfu:.1f} %",
             f"{colored(readable_bytes(p.num_bytes))}\n{100 * p.bubble:.1f} %",
-            "\n".join(
-                f"{axis} {readable_bytes(num_bytes)}"
-                for axis, num_bytes in p.traffic.items()
-                if num_bytes
-            ),
+            "\n".join(traffic),
             "" if faster is None else why_slower(p, faster),
         )
     console.print(rows)
-    causes = ", ".join(
+
+
+def render_notes(
+    console: rich.console.Console,
+    ranked: Sequence[Prediction],
+    device: Device,
+    notes: Sequence[str],
+    line_length: int,
+) -> None:
+    """Writes what is below the table."""
+    best, num_meshes = ranked[0], len(best_of_each_mesh(ranked))
+    causes = (
         f"{cause} {100 * seconds / best.step_seconds:.1f} %"
         for cause, seconds in best.seconds.items()
         if seconds > 0.0005 * best.step_seconds
     )
-    lines = [
-        ("Time of the best", causes),
-        (
-            "Memory",
-            f"at most {100 * USABLE:.0f} % of {readable_bytes(device.memory)}",
-        ),
-        *(("Note", note) for note in table.notes),
-    ]
-    if len(of_meshes) > len(shown):
-        lines.append(("Meshes not shown", str(len(of_meshes) - len(shown))))
+    memory = f"at most {readable_bytes(device.usable_memory)}"
+    lines = [("Time of the best", ", ".join(causes)), ("Memory", memory)]
+    lines += [("Note", note) for note in notes]
+    if num_meshes > _NUM_ROWS:
+        lines.append(("Meshes not shown", str(num_meshes - _NUM_ROWS)))
     for name, text in lines:
         print_line(console, name, text, line_length)
 
@@ -118,19 +108,11 @@ def save_png(
     best = frontier(ranked)
     x, y = points(ranked)
     axes.scatter(x, y, s=8, color="lightgray", label="plan")
-    axes.plot(
-        *points(best), marker="o", color="tab:blue", label="best for its memory"
-    )
+    axes.plot(*points(best), marker="o", label="best for its memory")
     for p in best:
-        s = p.settings
-        axes.annotate(
-            f"{s.data} x {s.pipeline} x {s.model}",
-            (p.num_bytes / 1e9, p.step_seconds),
-            textcoords="offset points",
-            xytext=(4, 4),
-            fontsize=7,
-        )
-    axes.axvline(USABLE * device.memory / 1e9, color="tab:red", label="limit")
+        point = p.num_bytes / 1e9, p.step_seconds
+        axes.annotate(p.settings.mesh, point, fontsize=7)
+    axes.axvline(device.usable_memory / 1e9, color="tab:red", label="limit")
     axes.set(
         title=title,
         xlabel="memory of a device (GB)",

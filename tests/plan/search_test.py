@@ -3,10 +3,11 @@ import dataclasses
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests.pipeline.planner import megatron
-from tfscale.pipeline.planner import search
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.layers import ModelTable
+from tests.plan import megatron
+from tfscale.pipeline.planning.named_schedules import get_schedule
+from tfscale.plan import search
+from tfscale.plan.device import DEVICES
+from tfscale.plan.layers import ModelTable
 
 H100 = DEVICES["H100"]
 GPT = megatron.Gpt(4096, 32, 32)
@@ -26,8 +27,14 @@ class RankTest(parameterized.TestCase):
         times = [p.step_seconds for p in found]
         self.assertEqual(times, sorted(times))
         for p in found:
-            self.assertLessEqual(p.num_bytes, search.USABLE * H100.memory)
+            self.assertLessEqual(p.num_bytes, H100.usable_memory)
             self.assertEqual(p.settings.num_devices, 16)
+            s = p.settings
+            # An error, if there is no such schedule.
+            get_schedule(
+                *(s.schedule, s.pipeline, s.num_microbatches),
+                s.stages_per_device,
+            )
         # No settings twice.
         self.assertLen({p.settings for p in found}, len(found))
 
@@ -98,7 +105,8 @@ class BadInputTest(parameterized.TestCase):
     def test_nothing_fits(self):
         with self.assertRaisesRegex(
             ValueError,
-            r"must fit into 90 % .* Received: 'gpt' with .* and 1 x H100 .*"
+            r"must fit into a device's memory, 90 % .* Received: 'gpt' with .*"
+            r" and 1 x H100 .*"
             r"The smallest plan \(num_microbatches=64\) needs .* GB: weights .*"
             r"num_devices=2 brings most, ",
         ):

@@ -7,8 +7,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
-from tfscale.pipeline.planner.cost import Settings
 from tfscale.plan import __main__ as command
+from tfscale.plan.cost import Settings
 
 WIDTH = 32
 

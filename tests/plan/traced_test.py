@@ -2,13 +2,13 @@ import keras
 from absl.testing import absltest
 
 from examples import gpt
-from tfscale.pipeline.planner.cost import Predictor
-from tfscale.pipeline.planner.cost import Settings
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.traced import trace_table
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.plan.cost import Predictor
+from tfscale.plan.cost import Settings
+from tfscale.plan.device import DEVICES
+from tfscale.plan.traced import trace_table
 
 LAYERS, WIDTH, LENGTH = 4, 64, 32
 

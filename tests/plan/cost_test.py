@@ -4,13 +4,17 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tests.pipeline.planner import megatron
-from tfscale.pipeline.planner.cost import Predictor
-from tfscale.pipeline.planner.cost import Settings
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.layers import Layer
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.layers import Work
+from tests.plan import megatron
+from tfscale.pipeline.planning.named_schedules import get_schedule
+from tfscale.pipeline.planning.named_schedules import one_f_one_b
+from tfscale.pipeline.planning.simulate import simulate
+from tfscale.plan.cost import Predictor
+from tfscale.plan.cost import Settings
+from tfscale.plan.device import DEVICES
+from tfscale.plan.layers import Layer
+from tfscale.plan.layers import ModelTable
+from tfscale.plan.layers import Work
+from tfscale.plan.schedule_cost import schedule_cost
 
 GIB = 2**30
 # What is fitted, and what its neighbours are.
@@ -207,15 +211,45 @@ class PredictorTest(parameterized.TestCase):
             [ring * 7 / 8 / 100, ring * 15 / 16 / 80, ring / 2 / 10],
         )
 
-    def test_a_schedule_that_cannot_be_is_no_plan(self):
-        self.assertIsNone(
-            self.predict(
-                pipeline=4,
-                num_microbatches=6,
-                schedule="interleaved",
-                stages_per_device=3,
-            )
+    @parameterized.product(
+        schedule=(
+            ("1f1b", 1),
+            ("zb_h1", 1),
+            ("zb_v", 2),
+            ("interleaved", 2),
+            ("interleaved", 4),
+        ),
+        recompute=(False, True),
+        num_devices=(2, 3, 4, 7),
+        rounds=(1, 2, 3),
+    )
+    def test_closed_forms_of_schedules_are_what_is_simulated(
+        self, schedule, recompute, num_devices, rounds
+    ):
+        name, chunks = schedule
+        sizes = num_devices, rounds * num_devices, chunks
+        made = get_schedule(name, *sizes)
+        simulated = simulate(
+            made, recompute=recompute, activation_bytes=1, stage_input_bytes=1
         )
+        found = schedule_cost(name, *sizes, recompute)
+        microbatch = chunks * (3 + recompute)
+        self.assertAlmostEqual(
+            found.bubble, simulated.makespan / microbatch - sizes[1]
+        )
+        self.assertSequenceEqual(list(found.held), simulated.peak_device_bytes)
+        self.assertSequenceEqual(list(found.stage_devices), made.stage_devices)
+
+    @parameterized.parameters(1, 3, 5, 11)
+    def test_1f1b_takes_any_number_of_microbatches(self, num_microbatches):
+        simulated = simulate(
+            one_f_one_b(4, num_microbatches), activation_bytes=1
+        )
+        found = schedule_cost("1f1b", 4, num_microbatches, 1, False)
+        self.assertAlmostEqual(
+            found.bubble, simulated.makespan / 3 - num_microbatches
+        )
+        self.assertSequenceEqual(list(found.held), simulated.peak_device_bytes)
 
 
 if __name__ == "__main__":

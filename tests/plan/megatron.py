@@ -8,12 +8,12 @@ Calculon (github.com/calculon-ai/calculon) validates on the same literals.
 
 import dataclasses
 
-from tfscale.pipeline.planner.cost import Predictor
-from tfscale.pipeline.planner.cost import Settings
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.layers import Layer
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.layers import Work
+from tfscale.plan.cost import Predictor
+from tfscale.plan.cost import Settings
+from tfscale.plan.device import DEVICES
+from tfscale.plan.layers import Layer
+from tfscale.plan.layers import ModelTable
+from tfscale.plan.layers import Work
 
 A100 = DEVICES["A100"]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import keras
 
-from tfscale.pipeline.planner.layers import Layer
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.layers import Work
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages import memory
 from tfscale.pipeline.stages.plan import backward_flops
 from tfscale.pipeline.stages.plan import cut_bytes
 from tfscale.pipeline.stages.plan import make_plan
+from tfscale.plan.layers import Layer
+from tfscale.plan.layers import ModelTable
+from tfscale.plan.layers import Work
 from tfscale.tensor_parallel.layouts.auto_layout import build_aside
 from tfscale.tensor_parallel.layouts.layout_search import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
@@ -25,13 +25,8 @@ def trace_table(
 ) -> ModelTable:
     """Builds a model without values, and traces each of its layers.
 
-    Args:
-        build_model: Builds the model.
-        ranks: Numbers of model ranks to divide it over.
-
-    Raises:
-        TypeError: If `build_model` is no function that returns a Keras model.
-        ValueError: If the model is not built.
+    The table has them for each number of model ranks in `ranks`, if ranks can
+    divide weights of the model.
     """
     if not callable(build_model) or isinstance(build_model, keras.Layer):
         raise TypeError(
@@ -133,18 +128,19 @@ class _Tracer:
             return total / size + self._bytes(whole), self._bytes(sequence)
 
         for index, call in enumerate(graph.calls):
+            # Of a shared layer the first call counts the weights.
             variables = {id(v): v for v in call.variables}
             split = [v for v in variables.values() if v.path in split_dims]
             dims = [split_dims[v.path] for v in split if "bias" not in v.name]
-            # Kernels divided along their inputs give sums of all ranks; the
-            # others have gradients of their inputs that are such.
+            # Ranks sum the outputs of kernels that are divided along their
+            # inputs, and the gradients of the inputs of others.
             num_sums, has_columns = dims.count(0), any(dims)
             parts = size if split else 1
             if (has_columns and not num_sums) or (
                 not variables and divided.issuperset(call.inputs)
             ):
                 divided.update(call.outputs)
-            # For the loss, the logits of all ranks are put together.
+            # Ranks gather the logits for the loss.
             is_last = call is graph.calls[-1]
             gathered = has_columns and not num_sums and is_last
             own = {*call.outputs, *call.inputs} & kept
@@ -171,18 +167,18 @@ class _Tracer:
                 * max(num_sums, 1)
                 * (has_columns and times > 0),
             )
-            new = [v for key, v in variables.items() if key not in counted]
-            counted.update(variables)
-            counts = {True: 0.0, False: 0.0}
-            for v in new:
+            sizes = {True: 0.0, False: 0.0}
+            for key in variables.keys() - counted:
+                v = variables[key]
                 ranks = size if v.path in split_dims else 1
-                counts[bool(v.trainable)] += math.prod(v.shape) / ranks
+                sizes[v.trainable] += math.prod(v.shape) / ranks
+            counted.update(variables)
             yield Layer(
                 call.name,
                 forward,
                 backward,
-                trainable=counts[True],
-                frozen=counts[False],
+                trainable=sizes[True],
+                frozen=sizes[False],
                 kept=internal + kept_bytes,
                 undivided=kept_undivided,
                 kept_once=self.kept_once[index] / parts,
@@ -190,7 +186,7 @@ class _Tracer:
             )
 
     def _has_product(self, index):
-        """Whether there is more work than some for each output."""
+        """Whether a layer does more than some FLOPs for each output."""
         outputs = self.graph.calls[index].outputs
         shapes = (self.graph.with_rows(v, 1).shape for v in outputs)
         return self.flops[index] > 2 * sum(map(math.prod, shapes))

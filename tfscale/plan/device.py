@@ -36,7 +36,7 @@ class Device:
     Example: an H100 with half of its memory.
 
     >>> import dataclasses
-    >>> from tfscale.pipeline.planner import DEVICES
+    >>> from tfscale.plan import DEVICES
     >>> device = dataclasses.replace(DEVICES["H100"], memory=40e9)
     """
 
@@ -53,6 +53,11 @@ class Device:
     link_efficiency: float = 0.9
     passes: float = 3.0
     latency: float = 1e-5
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes that a plan may take: allocators lose some of the rest."""
+        return 0.9 * self.memory
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -82,21 +87,13 @@ DEVICES = {
 
 
 def get_device(device: str | Device) -> Device:
-    """The preset of that name, or the given device.
-
-    Raises:
-        TypeError: If `device` is neither a name nor a `Device`.
-        ValueError: If there is no preset of that name.
-
-    >>> get_device("h100").memory
-    80000000000.0
-    """
+    """The preset of that name, or the given device."""
     if isinstance(device, Device):
         return device
     if not isinstance(device, str):
         raise TypeError(
             "`device` must be the name of a preset, 'measure', or a "
-            "`tfscale.pipeline.planner.Device`. Received: "
+            "`tfscale.plan.Device`. Received: "
             f"device={device!r}."
         )
     by_key = {_key(name): found for name, found in DEVICES.items()}

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from tfscale.formatting import readable_bytes
-from tfscale.pipeline.planner.cost import Prediction
-from tfscale.pipeline.planner.cost import Predictor
-from tfscale.pipeline.planner.cost import Settings
-from tfscale.pipeline.planner.device import Device
-from tfscale.pipeline.planner.layers import ModelTable
-from tfscale.pipeline.planner.stages import divisors
+from tfscale.plan.cost import Prediction
+from tfscale.plan.cost import Predictor
+from tfscale.plan.cost import Settings
+from tfscale.plan.device import Device
+from tfscale.plan.layers import ModelTable
 
-# Part of the memory that a plan may take: allocators lose some of the rest.
-USABLE = 0.9
-# Name and stages of a device. GPipe and breadth-first schedules are left out:
-# as long as 1F1B and the interleaved one, they hold more.
+# Name, and stages of a device. GPipe and breadth-first schedules are left out:
+# they take as long as 1F1B and the interleaved one, and hold more.
 _SCHEDULES = (
     *(("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)),
     *(("interleaved", 2), ("interleaved", 4)),
@@ -34,7 +31,7 @@ def rank(
     found = _predict_all(table, num_devices, batch_size, device)
     if not found:
         raise _indivisible(table, num_devices, batch_size)
-    fitting = [p for p in found if p.num_bytes <= USABLE * device.memory]
+    fitting = [p for p in found if p.num_bytes <= device.usable_memory]
     if not fitting:
         raise _too_large(found, table, num_devices, batch_size, device)
     return sorted(
@@ -44,10 +41,9 @@ def rank(
 
 def best_of_each_mesh(ranked: Sequence[Prediction]) -> list[Prediction]:
     """The first plan of each mesh."""
-    best: dict[tuple, Prediction] = {}
+    best: dict[str, Prediction] = {}
     for p in ranked:
-        s = p.settings
-        best.setdefault((s.data, s.pipeline, s.model), p)
+        best.setdefault(p.settings.mesh, p)
     return list(best.values())
 
 
@@ -74,8 +70,7 @@ def why_slower(prediction: Prediction, than: Prediction) -> str:
 
 def _predict_all(table, num_devices, batch_size, device):
     predict = Predictor(table, batch_size, device).predict
-    all_settings = _settings(table, num_devices, batch_size, device)
-    return [p for p in map(predict, all_settings) if p is not None]
+    return list(map(predict, _settings(table, num_devices, batch_size, device)))
 
 
 def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
@@ -89,7 +84,7 @@ def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
         has_shards = mesh.data > 1 and in_machine > 1
         has_sequence = any(layer.undivided for layer in layers)
         for m in divisors(rows) if table.can_be_cut else (1,):
-            # Stage 3 would keep weights gathered for all microbatches.
+            # Stage 3 would gather weights again for each microbatch.
             is_whole = mesh.pipeline == m == 1
             zero_stages = (0, 1, 3) if is_whole else (0, 1)
             # The other schedules are for rounds of as many microbatches.
@@ -162,10 +157,15 @@ def _too_large(found, table, num_devices, batch_size, device):
         f"{kind} {readable_bytes(size)}" for kind, size in least.memory.items()
     )
     return ValueError(
-        f"A plan must fit into {100 * USABLE:.0f} % of a device's memory. "
-        f"Received: {table.name!r} with {table.num_weights:,} weights, "
+        "A plan must fit into a device's memory, 90 % of which are planned "
+        f"for. Received: {table.name!r} with {table.num_weights:,} weights, "
         f"batch_size={batch_size}, and {num_devices} x {device.name} of "
         f"{readable_bytes(device.memory)}. The smallest plan ({least.settings})"
         f" needs {readable_bytes(least.num_bytes)}: {kinds}. Use more or "
         f"larger devices, or a smaller batch{helps}"
     )
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide `number`, in order."""
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -3,8 +3,8 @@ import dataclasses
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from tfscale.pipeline.planner.device import DEVICES
-from tfscale.pipeline.planner.device import get_device
+from tfscale.plan.device import DEVICES
+from tfscale.plan.device import get_device
 
 
 class DeviceTest(parameterized.TestCase):

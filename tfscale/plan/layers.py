@@ -1,0 +1,140 @@
+"""A model as a table with a row for each layer, and the sums of its stages."""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Work(NamedTuple):
+    """What a layer does with one example, on one model rank.
+
+    Args:
+        flops: Of matrix products.
+        products: Matrix products, or groups of them that run as one.
+        moved: Bytes of activations that are written.
+        undivided: Those of them that every model rank has, unless the ranks
+            divide the sequence.
+        summed: Bytes that are summed over the model ranks.
+    """
+
+    flops: float = 0
+    products: float = 0
+    moved: float = 0
+    undivided: float = 0
+    summed: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A call of a layer; figures are of one example and one model rank.
+
+    Args:
+        name: Of the layer.
+        forward: What its forward does.
+        backward: What its backward does.
+        trainable: Elements of trainable weights.
+        frozen: Elements of other variables.
+        kept: Bytes that are kept until the backward.
+        undivided: Those of them that every model rank has, unless the ranks
+            divide the sequence.
+        kept_once: Bytes that are kept for a microbatch of any size.
+        crossing: Bytes that cross a cut just before the layer.
+    """
+
+    name: str
+    forward: Work
+    backward: Work
+    trainable: float = 0
+    frozen: float = 0
+    kept: float = 0
+    undivided: float = 0
+    kept_once: float = 0
+    crossing: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelTable:
+    """A model as the planner sees it.
+
+    Args:
+        name: Of the model.
+        by_ranks: Its layers, by the number of model ranks; 1 is always there.
+        flops: Forward FLOPs of one example, undivided.
+        num_weights: Elements of its weights.
+        tokens: Tokens of an example, if it consists of tokens.
+        is_half: Whether it computes in 16 bits.
+        can_be_cut: Whether it can be a pipeline.
+        notes: What is not planned, and why.
+    """
+
+    name: str
+    by_ranks: Mapping[int, tuple[Layer, ...]]
+    flops: float
+    num_weights: int = 0
+    tokens: int | None = None
+    is_half: bool = False
+    can_be_cut: bool = True
+    notes: tuple[str, ...] = ()
+
+
+class StageSums(NamedTuple):
+    """The fields of `Layer`, with one number for each stage.
+
+    `forward` and `backward` have a row for each field of `Work`; `crossing` is
+    that of a stage's first layer.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    trainable: np.ndarray
+    frozen: np.ndarray
+    kept: np.ndarray
+    undivided: np.ndarray
+    kept_once: np.ndarray
+    crossing: np.ndarray
+
+
+def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
+    """Cuts whose dearest stage is the cheapest, of at least as many layers.
+
+    As `balance.partition`, in the time that thousands of plans allow.
+    """
+    costs = [layer.forward.flops + layer.backward.flops for layer in layers]
+    before = [0, *itertools.accumulate(costs)]
+
+    def cuts(limit):
+        found = [0]
+        for stage in range(1, num_stages):
+            stop = bisect.bisect_right(before, before[found[-1]] + limit) - 1
+            # At least one layer for this stage, and for each that follows.
+            stop = max(stop, found[-1] + 1)
+            found.append(min(stop, len(layers) - num_stages + stage))
+        return found
+
+    def fits(limit):
+        bounds = itertools.pairwise([*cuts(limit), len(layers)])
+        return all(before[b] - before[a] <= limit for a, b in bounds)
+
+    low, high = max(costs), before[-1]
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return tuple(cuts(high)[1:])
+
+
+def stage_sums(layers: Sequence[Layer], cuts: Sequence[int]) -> StageSums:
+    """Adds up the layers between cuts."""
+    starts = [0, *cuts]
+
+    def column(name):
+        values = np.array([getattr(layer, name) for layer in layers], float)
+        if name == "crossing":
+            return values[starts]
+        return np.add.reduceat(values, starts, axis=0).T
+
+    return StageSums(*map(column, StageSums._fields))
