@@ -264,7 +264,7 @@ def main(argv):
         )
     if isinstance(model, tfscale.PipelineModel):
         model.pipeline_summary()
-    if strategy.extended.num_model_ranks > 1:
+    if (plan.settings.model if plan else shared.MODEL_PARALLEL.value) > 1:
         tfscale.sharding_summary(model)
     model.fit(
         train,

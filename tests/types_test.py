@@ -38,6 +38,11 @@ tfscale.pipeline.gpipe("2", 8)  # arg-type
 _UNTYPED = re.compile(r"\b(Any|(keras|tensorflow)\.[\w.]+)\b")
 
 
+def _imported(package, name):
+    """Its name in the script, where `tfscale.plan` would be a function."""
+    return f"{package}.{name}".replace(".", "_")
+
+
 def wrong_calls():
     """`(line, names)`: a call of all that is public, and what is wrong in it.
 
@@ -59,7 +64,7 @@ def wrong_calls():
                 not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             ]
             arguments = ", ".join(f"{p.name}=wrong" for p in parameters)
-            called = f"{package}.{name}"
+            called = _imported(package, name)
             if inspect.isclass(value) and method != "__init__":
                 line = f"def f(x: {called}): x.{method}({arguments})"
             else:
@@ -81,12 +86,12 @@ class TypesTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.calls = list(wrong_calls())
-        packages = sorted(
-            {name for name, _ in architecture_test.public_names()}
-        )
         lines = [
             *SCRIPT.splitlines(),
-            *(f"import {package}" for package in packages),
+            *(
+                f"from {package} import {name} as {_imported(package, name)}"
+                for package, name in architecture_test.public_names()
+            ),
             "wrong = object()",
         ]
         cls.first_call = len(lines) + 1

@@ -36,7 +36,7 @@ _PRIVATE_MODULE = re.compile(r"^(keras|keras_hub)\.src\b|^tensorflow\.python\b")
 _PRIVATE_PARTS = ("__internal__", "python", "src")  # of Keras and TensorFlow
 _PRIVATE_FIELD = re.compile(r"\{\w*\._[a-z]")  # of `str.format`
 # Public, but for the name: of every `NamedTuple`, and of `os`.
-PUBLIC = {"_asdict", "_exit", "_replace"}
+PUBLIC = {"_asdict", "_exit", "_fields", "_replace"}
 
 
 ALL_NAMES = {name for *_, name in check_test.ROWS}
