@@ -76,24 +76,24 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/model.py", "in_place.put of model"),
     ("tfscale/adapters/model.py", "in_place.putting of model"),
     (
-        "tfscale/accumulation/model.py",
+        "tfscale/adapters/mirrored_strategy.py",
         "in_place.putting of strategy.extended",
     ),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
-    ("tfscale/fit/epochs.py", "in_place.put of epochs"),
+    ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
     ("tfscale/_internals/fitting.py", "epochs._steps_seen"),
     ("tfscale/_internals/fitting.py", "model._initial_epoch"),
-    ("tfscale/_internals/py_datasets.py", "in_place.put of adapter"),
-    ("tfscale/_internals/py_datasets.py", "in_place.put of shuffling"),
+    ("tfscale/adapters/py_dataset.py", "in_place.put of adapter"),
+    ("tfscale/adapters/py_dataset.py", "in_place.put of shuffling"),
     ("tfscale/backup/state/callback_states.py", "logger.append"),
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),
     ("tfscale/backup/state/callback_states.py", "logger.keys"),
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
-    ("tfscale/backup/state/traced_step.py", "in_place.putting of function"),
+    ("tfscale/adapters/function.py", "in_place.putting of function"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
     ("tfscale/cluster/coordinator.py", "sys.exit"),
     ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),
@@ -103,10 +103,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/metric.py", "in_place.putting of metric"),
     ("tfscale/adapters/optimizer.py", "in_place.put of optimizer"),
     ("tfscale/adapters/optimizer.py", "in_place.putting of optimizer"),
-    (
-        "tfscale/parameter_server/trainer.py",
-        "in_place.putting of self.optimizer",
-    ),
+    ("tfscale/adapters/row_optimizer.py", "in_place.putting of optimizer"),
     ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/in_place.py", "setattr of instance"),
     ("tfscale/graphs/grappler.py", "context.function_call_options"),
@@ -375,6 +372,11 @@ class LayersTest(absltest.TestCase):
         for path in _package_files():
             init = os.path.join(os.path.dirname(path), "__init__.py")
             self.assertIn(init, source_files.python_files())
+
+    def test_classes_are_put_in_place_by_adapters_only(self):
+        for path, change in CHANGED_OF_KERAS:
+            if change.startswith("in_place."):
+                self.assertStartsWith(path, "tfscale/adapters/")
 
     def test_one_module_reads_the_stack_of_python(self):
         readers = {

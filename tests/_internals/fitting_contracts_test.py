@@ -16,10 +16,10 @@ from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import fitting as private_fitting
 from tfscale._internals import instances
-from tfscale._internals import py_datasets
 from tfscale._internals import stack
 from tfscale._internals import symbols
-from tfscale.fit.epochs import watch
+from tfscale.adapters import py_dataset
+from tfscale.adapters.epochs import watch
 
 X = np.reshape(np.arange(8.0, dtype="float32"), (4, 2))
 
@@ -200,8 +200,8 @@ class FitTest(tf.test.TestCase):
                 taken.append(row)
                 yield row, row
 
-        adapter = py_datasets.GeneratorDataAdapter(rows())
-        count = py_datasets.NUM_BATCHES_KEPT
+        adapter = py_dataset.GeneratorDataAdapter(rows())
+        count = py_dataset.NUM_BATCHES_KEPT
         self.assertLess(count, len(X))
         for _ in range(2):
             kept = list(itertools.islice(adapter.generator(), count))
@@ -218,7 +218,7 @@ class FitTest(tf.test.TestCase):
             def __getitem__(self, i):
                 return X[i : i + 1], X[i : i + 1]
 
-        adapter = py_datasets.PyDatasetAdapter(Rows(workers=2), shuffle=True)
+        adapter = py_dataset.PyDatasetAdapter(Rows(workers=2), shuffle=True)
         beside = instances.view(
             adapter,
             enqueuer=property(lambda self: None),
@@ -241,7 +241,7 @@ class FitTest(tf.test.TestCase):
                 return np.full((1, 1), i), np.full((1, 1), i)
 
         for workers in (1, 2):
-            adapter = py_datasets.PyDatasetAdapter(
+            adapter = py_dataset.PyDatasetAdapter(
                 Rows(workers=workers), shuffle=True
             )
             epochs = types.SimpleNamespace(data_adapter=adapter)
@@ -254,13 +254,13 @@ class FitTest(tf.test.TestCase):
 
             random.seed(4)
             plain = [read(), read()]
-            py_datasets.keep_order(epochs)
+            py_dataset.keep_order(epochs)
             random.seed(4)
             for rows in plain:
                 self.assertEqual(read(), rows)
-                self.assertEqual(py_datasets.order_of(epochs, True), rows)
+                self.assertEqual(py_dataset.order_of(epochs, True), rows)
             state = random.getstate()
-            py_datasets.set_order(epochs, plain[0])
+            py_dataset.set_order(epochs, plain[0])
             self.assertEqual(read(), plain[0])
             self.assertEqual(random.getstate(), state)
             self.assertNotEqual(read(), plain[0])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from absl.testing import absltest
 
 from tfscale import in_place
-from tfscale.parameter_server.summed_rows import SummedRows
+from tfscale.adapters.row_optimizer import SummedRows
 
 
 class SummedRowsTest(absltest.TestCase):

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
 from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale.accumulation import checks
@@ -18,30 +17,12 @@ from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.replica_step import ReplicaStep
+from tfscale.adapters.mirrored_strategy import adapted_strategy
 from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import model_loss
-
-
-class _MirroredAsOne(in_place.Mixin):
-    """A mixin for the class of the strategy's `extended`.
-
-    A `MeshStrategy` has this itself, see `distribute/model_ranks.py`.
-    """
-
-    @contextlib.contextmanager
-    def as_one_replica(self) -> Iterator[None]:
-        """Within it Keras in this thread sees one replica."""
-        with step_context.within(is_one_replica=True):
-            yield
-
-    @property
-    def _num_replicas_in_sync(self):
-        if step_context.current().is_one_replica:
-            return 1
-        return super()._num_replicas_in_sync
 
 
 class Accumulation:
@@ -87,10 +68,7 @@ def accumulating(
     if accumulation_of(model) is not accumulation:
         model.tfscale_accumulation = accumulation
     with contextlib.ExitStack() as stack:
-        strategy = model.distribute_strategy
-        if type(strategy) is tf.distribute.MirroredStrategy:
-            as_one = in_place.putting(strategy.extended, _MirroredAsOne)
-            stack.enter_context(as_one)
+        stack.enter_context(adapted_strategy(model.distribute_strategy))
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(_capturing(model))
         batch_norm.adapt(attributes.flatten_layers(model))

@@ -20,6 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import fitting
+from tfscale.adapters.epochs import unwatch
+from tfscale.adapters.epochs import watch
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.export import config_of
@@ -38,8 +40,6 @@ from tfscale.backup.state.data_position import DataPosition
 from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
-from tfscale.fit.epochs import unwatch
-from tfscale.fit.epochs import watch
 from tfscale.fit.fit import Fit
 from tfscale.sharding.sharding import Sharding
 
@@ -206,11 +206,11 @@ class Run:
     # --- of the epochs ----------------------------------------------------
 
     def iterator_made(self) -> None:
-        """See `fit.epochs.Watcher`."""
+        """See `Watcher`."""
         self._data.iterator_made()
 
     def begin_epoch(self) -> int:
-        """See `fit.epochs.Watcher`; goes on from a backup, if there is one."""
+        """See `Watcher`; goes on from a backup, if there is one."""
         self._step = 0
         self._config_of_epoch = None
         self._data.begin_epoch(self._epoch)
@@ -233,11 +233,11 @@ class Run:
         return self._step
 
     def skip(self, iterator: Any) -> None:
-        """See `fit.epochs.Watcher`."""
+        """See `Watcher`."""
         self._data.skip(iterator, self._epochs.steps_per_execution)
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `fit.epochs.Watcher`; saves if it is due, or ends the run."""
+        """See `Watcher`; saves if it is due, or ends the run."""
         if self._not_created is not None:
             self._restore_created(iterator)
         self._report.step_is_over(is_last=step == 0)

@@ -1,6 +1,5 @@
 """How the model ranks of a replica run: as replicas that nobody sees."""
 
-import contextlib
 import functools
 import weakref
 
@@ -104,15 +103,6 @@ class ModelRanks(symbols.MirroredExtended):
     @property
     def _first_ranks(self):
         return self._devices[:: self.num_model_ranks]
-
-    @contextlib.contextmanager
-    def as_one_replica(self):
-        """Within it this thread is told that there is one replica.
-
-        Keras asks, to divide by it what it takes for a mean.
-        """
-        with step_context.within(is_one_replica=True):
-            yield
 
     @property
     def _num_replicas_in_sync(self):

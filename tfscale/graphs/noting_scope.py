@@ -1,6 +1,9 @@
-"""Which variables some code reads or assigns to."""
+"""Scopes of Keras: what some code reads or assigns to, and where it stays."""
+
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import attributes
 
@@ -29,3 +32,20 @@ class NotingScope(keras.StatelessScope):
         self.read.add(id(update[0]))
         self.changed.append(update[0])
         super().add_update(update)
+
+
+class WrittenAtOnce(keras.StatelessScope):
+    """Variables that it is given have values of its own, others are shared."""
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See `keras.StatelessScope`; of most it is the variable itself."""
+        value = super().get_current_value(variable)
+        return attributes.value_of(variable) if value is None else value
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """See `keras.StatelessScope`; most are written at once."""
+        variable, value = update
+        if super().get_current_value(variable) is not None:
+            super().add_update(update)
+        else:
+            attributes.value_of(variable).assign(value)

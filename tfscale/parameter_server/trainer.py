@@ -8,12 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
 from tfscale._internals import fitting
+from tfscale.adapters.row_optimizer import adapted_rows
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
-from tfscale.parameter_server.summed_rows import SummedRows
 from tfscale.parameter_server.worker_dataset import WorkerIterator
 from tfscale.parameter_server.worker_scope import WorkerScope
 
@@ -145,7 +144,7 @@ class ParameterServerTrainer(WrappedModel):
         """Within it a step is traced, with the optimizer as it has to be."""
         if self.optimizer is None:
             return contextlib.nullcontext()
-        return in_place.putting(self.optimizer, SummedRows)
+        return adapted_rows(self.optimizer)
 
     def _logs(self):
         """What the steps that are over make of the metrics."""

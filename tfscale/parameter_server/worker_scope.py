@@ -11,29 +11,12 @@ slots that is what asynchronous training is; for what is counted it is wrong.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-
-
-class WrittenAtOnce(keras.StatelessScope):
-    """Variables that it is given have values of its own, others are shared."""
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """See `keras.StatelessScope`; of most it is the variable itself."""
-        value = super().get_current_value(variable)
-        return attributes.value_of(variable) if value is None else value
-
-    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """See `keras.StatelessScope`; most are written at once."""
-        variable, value = update
-        if super().get_current_value(variable) is not None:
-            super().add_update(update)
-        else:
-            attributes.value_of(variable).assign(value)
+from tfscale.graphs.noting_scope import WrittenAtOnce
 
 
 class WorkerScope(WrittenAtOnce):

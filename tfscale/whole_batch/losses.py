@@ -8,7 +8,6 @@ weights, as the reduction of the loss wants it), and counts in proportion to it:
     loss of the batch = sum_p divisor_p * loss_p / sum_p divisor_p
 """
 
-import contextlib
 import dataclasses
 import functools
 import warnings
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
@@ -113,8 +113,7 @@ def as_on_one_device():
     It does so where it reduces a loss itself, and not where a loss returns a
     scalar: afterwards nobody can tell.
     """
-    extended = tf.distribute.get_strategy().extended
-    return getattr(extended, "as_one_replica", contextlib.nullcontext)()
+    return step_context.within(is_one_replica=True)
 
 
 def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):

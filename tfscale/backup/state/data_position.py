@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfscale._internals import datasets
 from tfscale._internals import fitting
-from tfscale._internals import py_datasets
+from tfscale.adapters import py_dataset
 from tfscale.backup import configuration
 from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -32,7 +32,7 @@ class DataPosition:
         self._drawn_before = []  # of each iterator but the last one
         self._start = self._position()
         self._first_epoch = None
-        py_datasets.keep_order(epochs)
+        py_dataset.keep_order(epochs)
         source = fitting.source_of(epochs)
         self._shuffles_late = (
             isinstance(source, tf.data.Dataset)
@@ -125,11 +125,11 @@ class DataPosition:
 
     def order(self) -> list[int] | None:
         """The order that Keras drew of a `PyDataset`: each worker its own."""
-        return py_datasets.order_of(self._epochs, self._num_drawn > 0)
+        return py_dataset.order_of(self._epochs, self._num_drawn > 0)
 
     def set_order(self, order: list[int] | None) -> None:
         """Sets what `order` returned, before `resume`."""
-        py_datasets.set_order(self._epochs, order)
+        py_dataset.set_order(self._epochs, order)
 
     def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
         """Gets to where a run was, within an epoch that begins.

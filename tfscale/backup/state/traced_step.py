@@ -5,7 +5,6 @@ step. What operations and Python functions of the step keep to themselves can
 not be saved.
 """
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
 from tfscale._internals import attributes
+from tfscale.adapters.function import only_traced
 
 # Not of the state of a run: it belongs to callbacks, which have their own.
 _OF_TFSCALE = "tfscale/"
@@ -44,29 +43,13 @@ def captured_variables(
             yield f"captured/{name}/{number}", variable
 
 
-class _Traced(BaseException):
-    """Ends a call of a step that was only to be traced."""
-
-
-class _OnlyTraced(in_place.Mixin):
-    """A `tf.function` that is traced when it is called, and not run."""
-
-    def __call__(self, *args, **kwargs):
-        """Traces it, and raises."""
-        self.get_concrete_function(*args, **kwargs)
-        raise _Traced
-
-
 def trace(model: keras.Model, iterator: Any) -> None:
     """Traces the step as a call with this iterator would; does not run it."""
     function = attributes.step_function(model)
     kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
     if function is None or not isinstance(iterator, kinds):
         return
-    with (
-        in_place.putting(function, _OnlyTraced),
-        contextlib.suppress(_Traced),
-    ):
+    with only_traced(function):
         model.train_function(iterator)
 
 

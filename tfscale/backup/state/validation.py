@@ -4,10 +4,10 @@ import logging
 from typing import Any
 
 from tfscale._internals import fitting
+from tfscale.adapters.epochs import unwatch
+from tfscale.adapters.epochs import watch
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_position import DataPosition
-from tfscale.fit.epochs import unwatch
-from tfscale.fit.epochs import watch
 
 
 class Validation:
@@ -65,19 +65,19 @@ class Validation:
         unwatch(self._epochs)
 
     def iterator_made(self) -> None:
-        """See `fit.epochs.Watcher`."""
+        """See `Watcher`."""
         self._position.iterator_made()
 
     def begin_epoch(self) -> int:
-        """See `fit.epochs.Watcher`."""
+        """See `Watcher`."""
         self._done = 0
         self._position.begin_epoch(self._num_epochs)
         return 0
 
     def skip(self, iterator: Any) -> None:
-        """See `fit.epochs.Watcher`: there is nothing to skip."""
+        """See `Watcher`: there is nothing to skip."""
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `fit.epochs.Watcher`; Keras draws a batch that it looks at."""
+        """See `Watcher`; Keras draws a batch that it looks at."""
         if step == 0 and fitting.model_that_looks_at_data() is not None:
             self._position.drawn(1)

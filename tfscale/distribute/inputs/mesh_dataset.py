@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
+from tfscale.adapters.epochs import tell_steps
 from tfscale.distribute.inputs.position_tracker import PositionTracker
-from tfscale.fit.epochs import tell_steps
 
 
 class MeshIterator(datasets.SharedIterator):

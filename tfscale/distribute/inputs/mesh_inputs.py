@@ -4,8 +4,8 @@ import tensorflow as tf
 
 from tfscale import dataset_graph
 from tfscale._internals import datasets
-from tfscale._internals import py_datasets
 from tfscale._internals import symbols
+from tfscale.adapters import py_dataset
 from tfscale.collectives.workers import Workers
 from tfscale.distribute.inputs import common_order
 from tfscale.distribute.inputs import uneven_data
@@ -52,7 +52,7 @@ class MeshInputs:
     ) -> MeshDataset:
         """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
         distributed = self._of_dataset(dataset, options)
-        batches = py_datasets.first_batches_from_python()
+        batches = py_dataset.first_batches_from_python()
         if batches is not None:
             distributed.batches_for_look = self._of_dataset(batches, options)
         return distributed

@@ -6,10 +6,11 @@ server is the rows of the batch, and not the table. What all updates of a step
 have in common, the learning rate and `iterations`, is sent there once.
 """
 
+import keras
 import tensorflow as tf
 
 from tfscale import in_place
-from tfscale.parameter_server.worker_scope import WrittenAtOnce
+from tfscale.graphs.noting_scope import WrittenAtOnce
 
 
 class SummedRows(in_place.Mixin):
@@ -31,6 +32,11 @@ class SummedRows(in_place.Mixin):
         rate, iterations = learning_rate
         with WrittenAtOnce([(self.iterations, iterations)]):
             super().update_step(gradient, variable, rate)
+
+
+def adapted_rows(optimizer: keras.Optimizer):
+    """Within it, an optimizer takes each row of an embedding once."""
+    return in_place.putting(optimizer, SummedRows)
 
 
 def _summed(gradient):
