@@ -82,6 +82,9 @@ CHANGED_OF_KERAS = {
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
+    ("tfscale/adapters/cached_activations.py", "in_place.put of prefix"),
+    ("tfscale/adapters/cached_activations.py", "in_place.put of suffix"),
+    ("tfscale/callbacks/layer_freezing.py", "layer.trainable"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._num_batches"),
@@ -160,8 +163,6 @@ LAYERS = (
     ("tfscale/data/",),
     ("tfscale/backup/",),
     ("tfscale/accumulation/",),
-    ("tfscale/callbacks/",),
-    ("tfscale/parameter_server/",),
     ("tfscale/pipeline/stages/", "tfscale/pipeline/tracing/"),
     ("tfscale/pipeline/running/",),
     (
@@ -171,6 +172,8 @@ LAYERS = (
         "tfscale/plan/",
         "tfscale/serving/",
     ),
+    ("tfscale/callbacks/",),
+    ("tfscale/parameter_server/",),
     ("tfscale/__init__.py",),
     ("tfscale/launch/",),
 )

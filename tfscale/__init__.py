@@ -17,6 +17,7 @@ from tfscale.mesh import device_mesh
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
+from tfscale.pipeline.cut_model import cut
 from tfscale.plan import plan
 from tfscale.serving import export
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
@@ -32,6 +33,7 @@ __all__ = [
     "auto_layout_map",
     "callbacks",
     "collectives",
+    "cut",
     "data",
     "device_mesh",
     "export",

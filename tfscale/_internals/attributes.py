@@ -146,6 +146,14 @@ def optimized_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return optimizer._trainable_variables
 
 
+def take_state(optimizer: keras.Optimizer, other: keras.Optimizer) -> None:
+    """Gives an optimizer all that another of its class has.
+
+    It finds its slots by the variables of TensorFlow that it was built for.
+    """
+    vars(optimizer).update(vars(other))
+
+
 def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
     """The seed generators of a layer itself."""
     return list(layer._seed_generators)

@@ -129,7 +129,8 @@ class PipelineModel(PipelineTrainer):
         )
         if isinstance(model, keras.Model):
             checks.check_steps(model)
-        plan = make_plan(
+        make_this_plan = functools.partial(
+            make_plan,
             model,
             get_schedule(
                 schedule,
@@ -148,8 +149,11 @@ class PipelineModel(PipelineTrainer):
             ),
             choose_schedule=schedule == "auto",
         )
+        plan = make_this_plan()
         checks.check_made_in_scope(plan.variables)
         super().__init__(model, plan)
+        self._make_plan = make_this_plan
+        self._trained_when_cut = _ids(model.trainable_variables)
         self.output_names = plan.graph.functional.output_names
         self.built = True
         placement.move_variables(plan, strategy)
@@ -195,6 +199,30 @@ class PipelineModel(PipelineTrainer):
         self._programs = self._compiled_programs(
             bool(jit_compile) and symbols.model_supports_jit(self.model)
         )
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """See `keras.Model`; cuts anew if other variables are trainable now."""
+        if force or self.train_function is None:
+            checks.check_variables(self._plan)
+            self._cut_anew()
+        return super().make_train_function(force)
+
+    def _cut_anew(self):
+        """Frozen layers cost less; what a stage gets is moved to its device."""
+        trained = _ids(self.model.trainable_variables)
+        if trained == self._trained_when_cut:
+            return
+        before, self._plan = self._plan, self._make_plan()
+        self._trained_when_cut = trained
+        self._programs = self._programs.of_plan(self._plan)
+        self.test_function = self.predict_function = None
+        strategy = self.distribute_strategy
+        with strategy.scope():
+            is_moved = placement.move_variables(self._plan, strategy, before)
+            if is_moved and self.optimizer.built:
+                variables = attributes.optimized_variables(self.optimizer)
+                moved = _moved(self.optimizer, variables)
+                attributes.take_state(self.optimizer, moved)
 
     def pipeline_summary(
         self,
@@ -249,6 +277,10 @@ class PipelineModel(PipelineTrainer):
             data,
         )
         return measure.timelines(self._plan, measured)
+
+
+def _ids(variables):
+    return {id(variable) for variable in variables}
 
 
 def _compile_arguments(model: keras.Model) -> dict:

@@ -58,6 +58,16 @@ class Programs:
     def __iter__(self):
         return (of_ranks[0] for of_ranks in self._of_kinds.values())
 
+    def of_plan(self, plan: PipelinePlan) -> "Programs":
+        """Those of another plan of the same model, none of them traced."""
+        return Programs(
+            plan,
+            self._strategy,
+            self._compile_loss,
+            self._jit_compile,
+            self._model,
+        )
+
     def get(self, inputs, targets, *, training: bool) -> Program:
         """The program of this model rank for batches like this one.
 

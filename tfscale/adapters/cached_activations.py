@@ -1,0 +1,76 @@
+"""The two parts of a model, the second of which trains on cached activations.
+
+`tfscale.cut` makes them, in `pipeline/cut_model.py`.
+"""
+
+import hashlib
+
+import keras
+
+from tfscale import in_place
+
+
+def adapt_parts(prefix: keras.Model, suffix: keras.Model) -> None:
+    """Has both check that cached activations are what they would be now."""
+    weights = CachedWeights(prefix.weights)
+    in_place.put(prefix, PredictsToCache, cached_weights=weights)
+    in_place.put(suffix, TrainsOnCache, cached_weights=weights)
+
+
+class CachedWeights:
+    """The weights that activations were computed with last."""
+
+    def __init__(self, weights: list[keras.Variable]):
+        self._weights = weights
+        self.note()
+
+    def note(self) -> None:
+        """Activations are computed now."""
+        self._fingerprint = self._fingerprint_now()
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether activations would be others now."""
+        return self._fingerprint_now() != self._fingerprint
+
+    def _fingerprint_now(self):
+        digest = hashlib.sha256()
+        for weight in self._weights:
+            digest.update(keras.ops.convert_to_numpy(weight).tobytes())
+        return digest.digest()
+
+
+class PredictsToCache(in_place.Mixin):
+    """What is put in front of the class of a prefix."""
+
+    cached_weights: CachedWeights
+
+    def predict(self, x, *args, **kwargs):
+        """See `keras.Model.predict`; of each record always the same."""
+        recipe = getattr(x, "recipe", None)  # of `tfscale.data`
+        if recipe is not None and (recipe.augment or recipe.shuffle):
+            wrong = "augment" if recipe.augment else "shuffle"
+            raise ValueError(
+                "Activations are cached by record, in the order of the source "
+                f"and without augmentation. Received: data with `{wrong}`. "
+                "Leave it out, and pass shuffle=False; the pipeline of the "
+                "cached activations may shuffle."
+            )
+        self.cached_weights.note()
+        return super().predict(x, *args, **kwargs)
+
+
+class TrainsOnCache(in_place.Mixin):
+    """What is put in front of the class of a suffix."""
+
+    cached_weights: CachedWeights
+
+    def fit(self, *args, **kwargs):
+        """See `keras.Model.fit`; on activations that are those of today."""
+        if self.cached_weights.have_changed:
+            raise ValueError(
+                "Cached activations must be of the weights that the prefix "
+                f"has. Received: {self.name!r}, whose prefix has changed since "
+                "it has predicted. Call `prefix.predict` again."
+            )
+        return super().fit(*args, **kwargs)

@@ -1,0 +1,168 @@
+"""Cuts a model in two, so that the second half trains on cached activations."""
+
+import keras
+
+from tfscale._internals import attributes
+from tfscale._internals import symbols
+from tfscale.adapters.cached_activations import adapt_parts
+from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.pipeline.planning import balance as balance_lib
+from tfscale.pipeline.stages.graph import Value
+from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.stages import cut as cut_graph
+
+
+def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
+    """Cuts a model before a layer: a frozen prefix, and what is trained.
+
+    `prefix.predict` computes activations once for all epochs, and the suffix
+    is compiled and trained on them as any model. Both have the layers of the
+    model, not copies: `model.save` saves what the suffix has learned. Each
+    record must always have the same activations, so the prefix must be frozen,
+    see `tfscale.callbacks.LayerFreezing`, and have nothing random.
+
+    Through `tfscale.data` activations and targets stay together by record,
+    from memory or from a file: `tfscale.data.arrays((features, y))`, with
+    `numpy.load(path, mmap_mode="r")` for features on disk. On a mesh call it,
+    and `compile`, in the scope of the strategy; of a `tfscale.PipelineModel`
+    it cuts the model inside, and the suffix may be wrapped again.
+
+    Args:
+        model: A functional or Sequential model, or a wrapped one.
+        layer: Name of the layer with which the suffix begins, which may be in
+            a nested model. Of several uses the first counts.
+
+    Returns:
+        The prefix and the suffix, functional models. `prefix.predict` refuses
+        data that is shuffled or augmented; `suffix.fit`, if the weights of the
+        prefix have changed since it has predicted last.
+
+    Raises:
+        TypeError: If `model` is no Keras model.
+        ValueError: If it is not functional, `layer` is none of its layers or
+            the first; if other tensors cross too (skip connections, inputs,
+            masks); if something before it is trainable, random, or adds to the
+            loss.
+
+    Reference: Liu et al., AutoFreeze (2021), section 4.2, "caching".
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> import tfscale
+    >>> model = keras.Sequential(
+    ...     [keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(3))]
+    ... )
+    >>> model.layers[0].trainable = False
+    >>> prefix, suffix = tfscale.cut(model, model.layers[1].name)
+    >>> x = np.ones((8, 4), "float32")
+    >>> features = prefix.predict(x, verbose=0)
+    >>> data = tfscale.data.pipeline(
+    ...     tfscale.data.arrays((features, x)), batch_size=4
+    ... )
+    >>> suffix.compile("sgd", "mse")
+    >>> history = suffix.fit(data, epochs=2, verbose=0)
+    """
+    if isinstance(model, WrappedModel):
+        model = model.model
+    graph = flatten_model(model)
+    names = [call.name for call in graph.calls]
+    if len(names) < 2:
+        raise ValueError(
+            "A model must have two layers to be cut. Received: "
+            f"{model.name!r} with {len(names)}."
+        )
+    cuts = balance_lib.cuts_from_names(names, [layer], 2)
+    first, second = cut_graph(graph, cuts)
+    _check_crossing(graph, first, second, layer)
+    _check_frozen(first)
+    inputs = dict(zip(graph.inputs, graph.functional.inputs))
+    [crossing] = second.inputs
+    features = _run(first, inputs)[crossing]
+    if symbols.get_keras_mask(features) is not None:
+        raise ValueError(
+            "Masks cannot be cached. Received: layer "
+            f"{layer!r}, whose input has one. Cut where it has been used."
+        )
+    prefix = keras.Model(
+        attributes.inputs_structure(graph.functional),
+        features,
+        name=f"{model.name}_prefix",
+    )
+    begin = keras.Input(batch_shape=features.shape, dtype=features.dtype)
+    values = _run(second, {crossing: begin})
+    suffix = keras.Model(
+        begin,
+        graph.pack_outputs([values[value] for value in graph.outputs]),
+        name=f"{model.name}_suffix",
+    )
+    adapt_parts(prefix, suffix)
+    return prefix, suffix
+
+
+def _run(stage, tensors):
+    """The calls of a stage on symbolic tensors; adds what they return."""
+    for call in stage.calls:
+        if not isinstance(call.operation, keras.Operation):
+            raise ValueError(
+                "A nested model must take its inputs as they are to be cut. "
+                f"Received: input {call.name!r}, of another dtype or with a "
+                "mask. Convert it before."
+            )
+        args, kwargs = keras.tree.map_structure(
+            lambda x: tensors.get(x, x) if isinstance(x, Value) else x,
+            (call.args, call.kwargs),
+        )
+        results = keras.tree.flatten(call.operation(*args, **kwargs))
+        tensors.update(zip(call.outputs, results))
+    return tensors
+
+
+def _check_crossing(graph, first, second, layer):
+    """Refuses a cut that other tensors cross than one of the prefix."""
+    makers = {v: call.name for call in first.calls for v in call.outputs}
+    makers.update(zip(graph.inputs, (x.name for x in graph.functional.inputs)))
+    crossing = [makers[value] for value in second.inputs]
+    if len(crossing) == 1 and second.inputs[0] not in graph.inputs:
+        return
+    raise ValueError(
+        "One tensor must cross the cut, made by a layer before it. Received: "
+        f"layer {layer!r}, before which {', '.join(map(repr, crossing))} cross "
+        "(skip connections, inputs of the model or outputs). Cut where they "
+        "have met, such as before a block."
+    )
+
+
+def _check_frozen(stage):
+    """Refuses layers whose results are not always the same."""
+    for call in stage.calls:
+        for variable in call.variables:
+            if variable.trainable:
+                raise ValueError(
+                    "What is before the cut must be frozen. Received: trainable"
+                    f" variable {variable.path!r}. Set `trainable = False` for "
+                    f"layer {call.name!r}, or cut before it."
+                )
+        if not isinstance(call.operation, keras.Layer):
+            continue
+        for layer in attributes.flatten_layers(call.operation):
+            is_updated = (
+                isinstance(layer, keras.layers.BatchNormalization)
+                and layer.trainable
+            )
+            reason = (
+                "draws random numbers in training"
+                if attributes.direct_generators(layer)
+                else "updates its statistics in training"
+                if is_updated
+                else "adds to the loss"
+                if layer.activity_regularizer is not None
+                else None
+            )
+            if reason is not None:
+                raise ValueError(
+                    "What is before the cut must do in training as it does in "
+                    f"`predict`. Received: layer {layer.name!r}, which "
+                    f"{reason}. Make the model without that, or cut before it."
+                )
