@@ -39,6 +39,16 @@ class WeightsTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertIsNot(getattr(layer, name), weight)
                 self.assertFalse(weight.trainable)
 
+    @holds("einsum_dense.EinsumDense", "_adjust_scale_for_quant")
+    def test_the_scale_of_an_input_has_the_dims_of_the_output(self):
+        layer = keras.layers.EinsumDense("abhd,hdo->abo", (None, 4))
+        layer(tf.ones((2, 3, 5, 7)))
+        layer.quantize("int8")
+        scale = layers.like_output(layer, tf.ones((2, 3, 1, 1)))
+        self.assertEqual(tuple(scale.shape), (2, 3, 1))
+        dense = keras.layers.Dense(1)
+        self.assertEqual(layers.like_output(dense, 7), 7)
+
     @holds("conv1d.Conv1D", "_compute_causal_padding")
     @holds("base_conv.BaseConv", "convolution_op")
     def test_a_causal_convolution_is_a_valid_one_of_a_padded_input(self):

@@ -154,6 +154,9 @@ KERAS = {
     f"{_CORE}einsum_dense.EinsumDense.build": {
         "_kernel": "without what LoRA adds"
     },
+    f"{_CORE}einsum_dense.EinsumDense": {
+        "_adjust_scale_for_quant": "an input's scale, as the output has dims",
+    },
     f"{_CORE}embedding.Embedding.build": {
         "_embeddings": "without what LoRA adds"
     },

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import instances
+
 # What the `call` of an attention consists of, beside its projections.
 ATTENTION_PARTS = ("_compute_attention", "_masked_softmax")
 # What the `call` of a BatchNormalization consists of.
@@ -72,6 +74,20 @@ ATTENTIONS = {
 def weight_of(layer: keras.Layer, name: str = "kernel") -> keras.Variable:
     """A kernel or a table itself, without what LoRA adds to it."""
     return getattr(layer, f"_{name}")
+
+
+def with_weight(
+    layer: keras.Layer, name: str, weight: Any, **others: Any
+) -> keras.Layer:
+    """The same layer with another kernel or table, and other attributes."""
+    return instances.altered(layer, **{f"_{name}": weight}, **others)
+
+
+def like_output(layer: keras.Layer, scale: Any) -> Any:
+    """The scale of an input of an int8 layer, to divide the output by."""
+    if isinstance(layer, keras.layers.EinsumDense):
+        return layer._adjust_scale_for_quant(scale, "input")
+    return scale
 
 
 def causal_padding(layer: keras.layers.Conv1D) -> Any:

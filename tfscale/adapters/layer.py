@@ -1,11 +1,13 @@
 """A layer of a mesh: runs on shards, and on parts of a sequence or batch."""
 
+import functools
 from typing import Any
 
 import keras
 
 from tfscale import in_place
 from tfscale import step_context
+from tfscale._internals import attributes
 from tfscale._internals import instances
 
 
@@ -26,14 +28,21 @@ class MeshLayer(in_place.Mixin):
 
     def call(self, *args, **kwargs):
         """See `keras.Layer`."""
-        if self.sequence_boundary is None:
-            return self._call_on_shards(*args, **kwargs)
-        return self.sequence_boundary.run(self._call_on_shards, args, kwargs)
+        return self._call_on_ranks(super().call, args, kwargs)
 
-    def _call_on_shards(self, *args, **kwargs):
-        if self.sharded_call is None:
-            return super().call(*args, **kwargs)
-        return self.sharded_call.run(super().call, args, kwargs)
+    def quantized_call(self, *args, **kwargs):
+        """See `keras.Layer`, which calls it in place of `call`."""
+        return self._call_on_ranks(super().quantized_call, args, kwargs)
+
+    def _call_on_ranks(self, call, args, kwargs):
+        if self.sharded_call is not None:
+            call = functools.partial(self._call_on_shards, call)
+        if self.sequence_boundary is None:
+            return call(*args, **kwargs)
+        return self.sequence_boundary.run(call, args, kwargs)
+
+    def _call_on_shards(self, call, *args, **kwargs):
+        return self.sharded_call.run(call, args, kwargs)
 
     def _compute_attention_mask(self, *args, **kwargs):
         make_mask = super()._compute_attention_mask
@@ -52,25 +61,35 @@ class MeshLayer(in_place.Mixin):
         """See `keras.Layer`, whose constructor sets it on each layer.
 
         A property, because only that comes before what is set on an object.
-        Rules are for float kernels, and some layouts name dims that a quantized
-        kernel does not have.
         """
-        has_one = self.__class__.quantize is not keras.Layer.quantize
-        runs_on_shards = self.sharded_call is not None or self.sequence_boundary
-        if runs_on_shards and has_one and not isinstance(self, keras.Model):
-            return self._refuse_to_quantize
+        kind = self.__class__
+        has_its_own = all(
+            getattr(base, "quantize", None) is not kind.quantize
+            for base in kind.__bases__
+        )
+        if has_its_own and not isinstance(self, keras.Model):
+            return self._quantize
         return instances.attributes_of(self)["quantize"]
 
-    def _refuse_to_quantize(self, mode=None, **kwargs):
-        del kwargs
-        raise ValueError(
-            "A layer that runs on model ranks cannot be quantized. Received: "
-            f"`quantize` with mode={mode!r}, for {self.path!r} of type "
-            f"{type(self).__name__}. Load the trained weights into a plain "
-            "model, made outside of the strategy's scope, and quantize that. "
-            "Layers before this one may be quantized already: do not go on "
-            "with this model."
-        )
+    def _quantize(self, mode=None, config=None, **kwargs):
+        """Keras' method, in the scope; it refuses classes that are not its own.
+
+        Those of users, which have no such method, do not come here.
+        """
+        mode = mode or getattr(config, "mode", None)
+        if self.sharded_call is not None and mode != "int8":
+            raise ValueError(
+                "Layers that run on model ranks are quantized to int8 only. "
+                f"Received: `quantize` with mode={mode!r}, for {self.path!r} "
+                f"of type {type(self).__name__}. Load the trained weights into "
+                "a plain model, made outside of the strategy's scope, quantize "
+                "and save that, and load it in the scope. Layers before this "
+                "one may be quantized already: do not go on with this model."
+            )
+        quantize = instances.attributes_of(self)["quantize"]
+        strategy = attributes.value_of(self.weights[0]).distribute_strategy
+        with strategy.scope():
+            quantize(mode, config, **{**kwargs, "type_check": False})
 
 
 class MeshBatchNormalization(MeshLayer):

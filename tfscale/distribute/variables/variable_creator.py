@@ -147,7 +147,8 @@ class VariableCreator:
                 has_slots=colocate_with is not None,
             )
         elif callers and values and sharding.model_dim is not None:
-            is_found = self._layouts.is_found(path)
+            # A scale of int8 is sharded because its weight is.
+            is_found = self._layouts.is_found(path.removesuffix("_scale"))
             _prepare_layers(callers, strategy.extended, is_found)
         return variable
 
@@ -204,6 +205,10 @@ class VariableCreator:
         if not _is_layer(callers):
             return None
         declared = _declared_dim(callers, kwargs["name"])
+        if declared is None:
+            declared = sharded_call.scale_dim(
+                callers[-1], kwargs["name"], len(initial.shape)
+            )
         return self._layouts.split_dim(path, tuple(initial.shape), declared)
 
 

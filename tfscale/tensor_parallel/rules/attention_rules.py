@@ -82,7 +82,7 @@ def _is_whole(dense):
         all(sharding_of(v).model_dim is None for v in dense.weights)
         and dense.activity_regularizer is None
         and not dense.lora_enabled
-        and dense.quantization_mode is None
+        and dense.quantization_mode in (None, "int8")
     )
 
 
@@ -200,11 +200,22 @@ class _GroupedAttention(_Attention):
             window = slice(first, first + count)
             return whole[(slice(None),) * dim + (window,)]
 
-        x = keras.ops.einsum(
-            dense.equation,
-            sequence.copy_to_region(inputs),
-            needed(dense.kernel, _heads_dim(dense)),
-        )
+        inputs = sequence.copy_to_region(inputs)
+        kernel = needed(layers.weight_of(dense), _heads_dim(dense))
+        if dense.quantization_mode is None:
+            x = keras.ops.einsum(dense.equation, inputs, kernel)
+        else:
+            scale = dense.kernel_scale
+            scale = needed(scale, len(scale.shape) + _HEADS)
+            x = rules.call_int8(
+                dense,
+                "kernel",
+                kernel,
+                scale,
+                inputs,
+                bias=None,
+                activation=None,
+            )
         if dense.bias is not None:
             x = keras.ops.add(x, needed(dense.bias, 0))
         if dense.activation is not None:

@@ -27,7 +27,7 @@ def make_rule(layer) -> rules.Rule | None:
     """The rule of a Dense or EinsumDense layer with a sharded kernel."""
     if not rules.runs_as(layer, _KINDS, "kernel"):
         return None
-    if layer.quantization_mode is not None:
+    if layer.quantization_mode not in (None, "int8"):
         return None
     dim = sharding_of(layers.weight_of(layer)).model_dim
     if dim is None:
@@ -36,9 +36,19 @@ def make_rule(layer) -> rules.Rule | None:
     letter = kernel[dim]
     if letter in output and letter not in inputs:
         return _Column(layer, output.index(letter) - len(output), letter)
-    if letter in inputs and letter not in output:
+    if letter in inputs and letter not in output and _sums_in_parts(layer):
         return _Row(layer, inputs.index(letter) - len(inputs), dim)
     return None
+
+
+def _sums_in_parts(layer):
+    """Whether the largest of all ranks' inputs says how they are quantized."""
+    if layer.quantization_mode is None:
+        return True
+    return type(layer.inputs_quantizer) in (
+        type(None),
+        keras.quantizers.AbsMaxQuantizer,
+    )
 
 
 def subscripts(layer) -> tuple[str, str, str]:
@@ -70,12 +80,22 @@ class _Column(rules.Rule):
         self._letter = letter
 
     def run(self, inputs, training=None):
-        layer = self.layer
-        x = _contract(
-            layer,
-            sequence.copy_to_region(inputs),
-            rules.weight_shard(layer, "kernel"),
-        )
+        layer, inputs = self.layer, sequence.copy_to_region(inputs)
+        if layer.quantization_mode is None:
+            x = _contract(layer, inputs, rules.weight_shard(layer, "kernel"))
+        else:
+            scale = layer.kernel_scale
+            dim = len(scale.shape) + self.source_dim
+            scale = rules.local_shard_along(scale, dim)
+            x = rules.call_int8(
+                layer,
+                "kernel",
+                rules.shard_of(layers.weight_of(layer)),
+                scale,
+                inputs,
+                bias=None,
+                activation=None,
+            )
         if layer.bias is not None:
             x = keras.ops.add(x, self._bias())
         return self.activate(x)
@@ -125,6 +145,8 @@ class _Row(rules.Rule):
 
     def scatters(self, args, kwargs):
         layer = self.layer
+        if layer.quantization_mode is not None:
+            return False
         return layer.activity_regularizer is None and (
             acts_on_elements(layer.activation)
             or layer.activation is keras.activations.softmax
@@ -132,11 +154,71 @@ class _Row(rules.Rule):
 
     def run(self, inputs, training=None):
         layer = self.layer
-        kernel = rules.weight_shard(layer, "kernel")
-        x = _contract(layer, self.shard_input(inputs), kernel)
-        scatters = sequence.scatters(layer, x)
-        x = sequence.sum_over_ranks(layer, x)
+        x, scatters = self.shard_input(inputs), False
+        if layer.quantization_mode is None:
+            x = _contract(layer, x, rules.weight_shard(layer, "kernel"))
+            scatters = sequence.scatters(layer, x)
+            x = sequence.sum_over_ranks(layer, x)
+        else:
+            x = self._int8_sum(x)
         if layer.bias is not None:
             with rank_state.within(gradients_are_partial=scatters):
                 x = keras.ops.add(x, layer.bias)
         return x if layer.activation is None else layer.activation(x)
+
+    def _int8_sum(self, inputs):
+        """The sum of all ranks' products, of integers, and then of LoRA's."""
+        layer = self.layer
+        kernel = rules.shard_of(layers.weight_of(layer))
+        scale = tf.convert_to_tensor(layer.kernel_scale)
+
+        @tf.custom_gradient
+        def product(inputs):
+            quantized, divisor = inputs, scale
+            if layer.inputs_quantizer is not None:
+                quantized, input_scale = _quantize(layer, inputs)
+                divisor = keras.ops.multiply(
+                    layers.like_output(layer, input_scale), scale
+                )
+            x = _contract(layer, quantized, kernel)
+            x = keras.ops.cast(
+                collectives.sum_over_ranks(x), layer.compute_dtype
+            )
+
+            def gradient(dy):
+                # As if the kernel was float; nothing of the product is kept.
+                with tf.GradientTape() as tape:
+                    tape.watch(inputs)
+                    x = _contract(
+                        layer, inputs, keras.ops.cast(kernel, inputs.dtype)
+                    )
+                return tape.gradient(x, inputs, keras.ops.divide(dy, scale))
+
+            return keras.ops.divide(x, divisor), gradient
+
+        x = product(inputs)
+        if layer.lora_enabled:
+            a, b = rules.lora_shards(layer, "kernel")
+            added = keras.ops.matmul(_contract(layer, inputs, a), b)
+            added = collectives.reduce_from_ranks(added)
+            scaling = layer.lora_alpha / layer.lora_rank
+            x = keras.ops.cast(
+                keras.ops.add(x, scaling * added), layer.compute_dtype
+            )
+        return x
+
+
+def _quantize(layer, x):
+    """What Keras' `AbsMaxQuantizer` makes of this rank's part of an input."""
+    quantizer = layer.inputs_quantizer
+    axis = getattr(layer, "quantization_axis", -1)
+    largest = collectives.max_over_ranks(
+        keras.ops.max(keras.ops.abs(x), axis=axis, keepdims=True)
+    )
+    least, most = quantizer.value_range
+    scale = keras.ops.divide(most, keras.ops.add(largest, quantizer.epsilon))
+    scale = keras.ops.cast(scale, x.dtype)
+    x = keras.ops.clip(
+        keras.ops.round(keras.ops.multiply(x, scale)), least, most
+    )
+    return keras.ops.cast(x, quantizer.output_dtype), scale

@@ -9,6 +9,7 @@ embedding.
 """
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import layers
 from tfscale._internals import symbols
@@ -25,7 +26,7 @@ def make_rule(layer) -> rules.Rule | None:
     kinds = (keras.layers.Embedding, _REVERSIBLE)
     if not rules.runs_as(layer, kinds, "embeddings", "compute_mask"):
         return None
-    if layer.quantization_mode is not None:
+    if layer.quantization_mode not in (None, "int8"):
         return None
     dim = sharding_of(layers.weight_of(layer, "embeddings")).model_dim
     if dim is None:
@@ -71,24 +72,53 @@ class _VocabularyParallel(rules.Rule):
             self.makes_logits = True
             return self._logits(inputs)
         layer = self.layer
-        table = rules.weight_shard(layer, "embeddings")
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
-        rows = table.shape[0]
+        rows = layer.input_dim // collectives.num_ranks()
         own = inputs - rows * collectives.rank()
         here = keras.ops.logical_and(own >= 0, own < rows)
-        outputs = keras.ops.take(table, keras.ops.where(here, own, 0), axis=0)
+        outputs = self._look_up(keras.ops.where(here, own, 0))
         outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
         outputs = sequence.sum_over_ranks(
             layer, keras.ops.cast(outputs, layer.compute_dtype)
         )
         mask = layer.compute_mask(inputs)
-        if mask is not None and isinstance(layer, _REVERSIBLE):
+        if (
+            mask is not None
+            and isinstance(layer, _REVERSIBLE)
+            and layer.quantization_mode is None  # as Keras has it
+        ):
             symbols.set_keras_mask(outputs, mask)
         return outputs
 
+    def _look_up(self, tokens):
+        layer = self.layer
+        if layer.quantization_mode is None:
+            table = rules.weight_shard(layer, "embeddings")
+            return keras.ops.take(table, tokens, axis=0)
+        return self._call_int8(tokens)
+
+    def _call_int8(self, *args, **others):
+        layer = self.layer
+        table = rules.shard_of(layers.weight_of(layer, "embeddings"))
+        scale = rules.local_shard_along(layer.embeddings_scale, 0)
+        return rules.call_int8(
+            layer, "embeddings", table, scale, *args, **others
+        )
+
     def _logits(self, inputs):
         layer = self.layer
+        if layer.quantization_mode is not None:
+            others = {}
+            if not layer.tie_weights:
+                others = dict(
+                    reverse_embeddings=rules.shard_of(layer.reverse_embeddings),
+                    reverse_embeddings_scale=rules.local_shard_along(
+                        layer.reverse_embeddings_scale, 0
+                    ),
+                )
+            inputs = sequence.copy_to_region(inputs)
+            return self.gather_output(self._call_int8(inputs, True, **others))
         if layer.tie_weights:
             table = rules.weight_shard(layer, "embeddings")
             kernel = keras.ops.transpose(table)
@@ -118,8 +148,12 @@ class _ColumnEmbedding(rules.Rule):
     def run(self, inputs):
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
-        table = rules.weight_shard(self.layer, "embeddings")
-        outputs = keras.ops.take(table, inputs, axis=0)
-        return self.gather_output(
-            keras.ops.cast(outputs, self.layer.compute_dtype)
-        )
+        layer = self.layer
+        if layer.quantization_mode is None:
+            table = rules.weight_shard(layer, "embeddings")
+            outputs = keras.ops.take(table, inputs, axis=0)
+        else:
+            scale = tf.convert_to_tensor(layer.embeddings_scale)
+            table = rules.shard_of(layers.weight_of(layer, "embeddings"))
+            outputs = rules.call_int8(layer, "embeddings", table, scale, inputs)
+        return self.gather_output(keras.ops.cast(outputs, layer.compute_dtype))

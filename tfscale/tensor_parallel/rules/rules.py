@@ -200,15 +200,33 @@ def weight_shard(layer, name: str):
     shard = shard_of(weight)
     if not layer.lora_enabled:
         return shard
+    product = keras.ops.matmul(*lora_shards(layer, name))
+    scale = layer.lora_alpha / layer.lora_rank
+    total = keras.ops.add(shard, scale * product)
+    return keras.ops.cast(total, layer.compute_dtype)
+
+
+def lora_shards(layer, name: str):
+    """What of A and B this rank needs for its shard of their product."""
+    weight = layers.weight_of(layer, name)
     a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
     dim = sharding_of(weight).model_dim
     if dim == len(weight.shape) - 1:
-        a, b = _for_parts(a), local_shard_along(b, 1)
-    else:
-        a, b = local_shard_along(a, dim), _for_parts(b)
-    scale = layer.lora_alpha / layer.lora_rank
-    total = keras.ops.add(shard, scale * keras.ops.matmul(a, b))
-    return keras.ops.cast(total, layer.compute_dtype)
+        return _for_parts(a), local_shard_along(b, 1)
+    return local_shard_along(a, dim), _for_parts(b)
+
+
+def call_int8(layer, name: str, weight, scale, *args, **others):
+    """Calls an int8 layer with a shard of its weight, and of the scale of that.
+
+    `others` are further attributes of the layer for this call.
+    """
+    others[f"{name}_scale"] = scale
+    if layer.lora_enabled:
+        a, b = lora_shards(layer, name)
+        others |= {f"lora_{name}_a": a, f"lora_{name}_b": b}
+    copy = layers.with_weight(layer, name, weight, **others)
+    return layer.__class__.quantized_call(copy, *args)
 
 
 def _for_parts(variable):

@@ -3,8 +3,10 @@
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale._internals import layers
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
+from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_state
@@ -38,6 +40,25 @@ def layers_with_rules(callers: list) -> list:
         *(layer for layer in around if attention_rules.is_attention(layer)),
         maker,
     ]
+
+
+def scale_dim(layer, name: str, rank: int) -> int | None:
+    """Along which dim a layer's new variable is sharded as the scale of int8.
+
+    As the weight that it scales is; None if it is not such a scale.
+    """
+    if name == "kernel_scale":
+        rule = dense_rules.make_rule(layer)
+        if rule is None or rule.source_dim is None:
+            return None
+        return rank + rule.source_dim
+    if name == "embeddings_scale":
+        table = layers.weight_of(layer, "embeddings")
+        return 0 if sharding_of(table).model_dim == 0 else None
+    if name == "reverse_embeddings_scale":
+        table = layer.reverse_embeddings
+        return 0 if sharding_of(table).model_dim == 1 else None
+    return None
 
 
 def attach(layer, apply_decision) -> None:
