@@ -148,7 +148,8 @@ class VariableCreator:
             )
         elif callers and values and sharding.model_dim is not None:
             # A scale of int8 is sharded because its weight is.
-            is_found = self._layouts.is_found(path.removesuffix("_scale"))
+            weight_path = path.removesuffix("scale").rstrip("_")
+            is_found = self._layouts.is_found(weight_path)
             _prepare_layers(callers, strategy.extended, is_found)
         return variable
 
