@@ -66,7 +66,7 @@ def make_step(strategy, schedule):
         program = model._programs.get([x], targets, training=True)
         step = PipelineStep(plan, program, strategy, emit=emit)
         actions = plan.schedule.order()
-        made = step.run([x], targets, actions=list(actions), training=True)
+        (made,) = step.run([([x], targets)], actions=actions, training=True)
         return made.loss, made.gradients
 
     @tf.function(autograph=False)

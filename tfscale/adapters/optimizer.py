@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import step_context
+from tfscale._internals import instances
 from tfscale.optimizers.lars import LARS
 
 # The `MeshUpdate` of each optimizer of a mesh. It is no attribute: Keras
@@ -246,6 +247,17 @@ def apply_sums(optimizer: keras.Optimizer, grads: Any, variables: Any) -> None:
     else:
         # Made outside of the scope: Keras' error says so.
         optimizer.apply(grads, variables)
+
+
+def with_iterations(
+    optimizer: keras.Optimizer, iterations: keras.Variable
+) -> keras.Optimizer:
+    """The same optimizer, slots and all, with another counter of updates."""
+    found = instances.view(
+        optimizer, _iterations=property(lambda self: iterations)
+    )
+    _UPDATES[found] = _UPDATES[optimizer]
+    return found
 
 
 @contextlib.contextmanager

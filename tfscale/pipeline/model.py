@@ -1,5 +1,6 @@
 """A Keras model that trains as a pipeline of stages."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,9 @@ from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import measure
 from tfscale.pipeline.running import placement
+from tfscale.pipeline.running import window
 from tfscale.pipeline.running.trainer import PipelineTrainer
+from tfscale.pipeline.stage_memory import check_older_weights
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
@@ -67,6 +70,9 @@ class PipelineModel(PipelineTrainer):
             `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`, or a
             `tfscale.pipeline.Schedule`. `"auto"` takes the fastest for the
             FLOPs of the stages that needs no more memory than 1F1B.
+            `"pipedream"` and `"pipedream_vertical_sync"` (Narayanan et al.
+            2019, section 3.3) update weights without a flush, in windows of
+            `steps_per_execution` batches: not equal to one device.
         balance: How to cut: `"flops"`, `"params"` or `"time"` make the dearest
             stage as cheap as can be; a list names the layers that begin
             stages 1, 2, ...
@@ -187,6 +193,8 @@ class PipelineModel(PipelineTrainer):
             run_eagerly=run_eagerly,
             jit_compile=False,  # not the step, but its stages
         )
+        if self._plan.schedule.has_updates:
+            self._plan_windows()
         # So that what is saved is a compiled model, with the same optimizer.
         # Keras' own method: the model's may set what it was given before.
         plain = {
@@ -213,6 +221,8 @@ class PipelineModel(PipelineTrainer):
         if trained == self._trained_when_cut:
             return
         before, self._plan = self._plan, self._make_plan()
+        if self._plan.schedule.has_updates:
+            self._plan_windows()
         self._trained_when_cut = trained
         self._programs = self._programs.of_plan(self._plan)
         self.test_function = self.predict_function = None
@@ -223,6 +233,23 @@ class PipelineModel(PipelineTrainer):
                 variables = attributes.optimized_variables(self.optimizer)
                 moved = _moved(self.optimizer, variables)
                 attributes.take_state(self.optimizer, moved)
+
+    def _plan_windows(self):
+        """Plans for the batches of an execution, with a flush at its end."""
+        schedule = self._plan.schedule
+        strategy = self.distribute_strategy
+        window.check(self._plan, strategy, self.optimizer)
+        self._plan = dataclasses.replace(
+            self._plan,
+            schedule=get_schedule(
+                schedule.name,
+                schedule.num_devices,
+                schedule.microbatches_per_batch,
+                num_batches=self.steps_per_execution,
+            ),
+        )
+        check_older_weights(self._plan)
+        self._counters = window.make_counters(self._plan, strategy)
 
     def pipeline_summary(
         self,
@@ -266,6 +293,13 @@ class PipelineModel(PipelineTrainer):
         """
         if x is None:
             return measure.timelines(self._plan)
+        if self._plan.schedule.has_updates:
+            raise ValueError(
+                "A step that is measured must change no variable. Received: "
+                f"schedule={self._plan.schedule.name!r}, whose stages update "
+                "weights. Call `timelines()`, which predicts, or measure "
+                "'1f1b'."
+            )
         self._assert_compile_called("timelines")
         data = (x, y, sample_weight)[: 2 + (sample_weight is not None)]
         with self.distribute_strategy.scope():

@@ -23,6 +23,8 @@ class StageMemory:
         activations: What one microbatch keeps until its backward.
         in_flight: Microbatches that are there at once, at most.
         recomputed: What is computed again of one of them, in its backward.
+        older_weights: Versions of the weights that backwards still need, in
+            an asynchronous schedule.
     """
 
     weights: int
@@ -31,11 +33,12 @@ class StageMemory:
     activations: int
     in_flight: int
     recomputed: int
+    older_weights: int
 
     @property
     def total(self) -> int:
         """The sum of weights, gradients, slots and activations."""
-        fixed = self.weights + self.gradients + self.slots
+        fixed = self.weights + self.gradients + self.slots + self.older_weights
         return fixed + self.in_flight * self.activations + self.recomputed
 
 
@@ -65,7 +68,7 @@ def stage_memory(
             variables_at_home(plan, stage.index), num_slots
         )
         # A variable that lives elsewhere has its gradients summed here too.
-        _, gradients, _ = memory.training_bytes(stage.variables)
+        own, gradients, _ = memory.training_bytes(stage.trainable)
         result.append(
             StageMemory(
                 weights=weights,
@@ -74,9 +77,31 @@ def stage_memory(
                 activations=kept,
                 in_flight=in_flight[stage.index],
                 recomputed=activations - kept,
+                older_weights=plan.schedule.staleness(stage.index) * own,
             )
         )
     return result
+
+
+def check_older_weights(plan: PipelinePlan) -> None:
+    """Refuses versions of weights that have no room beside what training needs.
+
+    Raises:
+        ValueError: Names the stage that needs most.
+    """
+    if plan.memory_limit is None:
+        return
+    memories = stage_memory(plan, plan.microbatch_size)
+    fullest = max(memories, key=lambda memory: memory.total)
+    if fullest.total > plan.memory_limit:
+        raise ValueError(
+            "All versions of the weights that an asynchronous schedule uses "
+            "must fit beside them. Received: "
+            f"memory_limit={plan.memory_limit:,.0f}, and stage "
+            f"{memories.index(fullest)} with {fullest.total:,} bytes, "
+            f"{fullest.older_weights:,} of them older weights. Use more "
+            "stages, `num_microbatches` > 1 (two versions), or '1f1b'."
+        )
 
 
 def variables_at_home(plan: PipelinePlan, stage: int) -> list[keras.Variable]:

@@ -54,13 +54,14 @@ def print_summary(
 
 def _render(console, plan, devices, rows, optimizer, line_length):
     num_slots = _num_slots(optimizer, plan)
+    memories = stage_memory(plan, rows, num_slots)
     name = rich.markup.escape(plan.graph.functional.name)
     console.print(f'[bold]Pipeline: "{name}"[/]')
     console.print(
         _table(
             plan,
             devices,
-            stage_memory(plan, rows, num_slots),
+            memories,
             line_length,
         )
     )
@@ -71,9 +72,10 @@ def _render(console, plan, devices, rows, optimizer, line_length):
         (
             "Schedule",
             f"{rich.markup.escape(schedule.name)}, "
-            f"{colored(schedule.num_microbatches)} microbatches{replicas}"
+            f"{colored(schedule.microbatches_per_batch)} microbatches{replicas}"
             f"{recomputed}",
         ),
+        *_staleness(plan, memories),
         (
             "Predicted bubble",
             f"{colored(f'{100 * simulation.bubble:.1f}')} % of the devices' "
@@ -160,6 +162,24 @@ def _length(plan):
         yield "Unknown lengths", f"taken to be {colored(plan.length)}"
 
 
+def _staleness(plan, memories):
+    """How old the weights of an asynchronous schedule are, by stage."""
+    schedule = plan.schedule
+    if schedule.has_updates:
+        yield (
+            "Window",
+            f"{colored(schedule.num_batches)} batches (`steps_per_execution`), "
+            "each of which updates the weights",
+        )
+        for stage, memory in enumerate(memories):
+            if staleness := schedule.staleness(stage):
+                yield (
+                    f"Weights of stage {stage}",
+                    f"up to {colored(staleness)} updates old, "
+                    f"{readable_bytes(memory.older_weights)} of older ones",
+                )
+
+
 def _not_cut(plan):
     """The limit that a layer sets which is too large for one stage."""
     most, total = max(plan.flops), sum(plan.flops)
@@ -178,11 +198,7 @@ def _not_cut(plan):
 def _tied(plan):
     """The variables that several stages use."""
     for number, variable in enumerate(plan.variables):
-        users = [
-            stage.index
-            for stage in plan.stages
-            if any(v is variable for v in stage.variables)
-        ]
+        users = plan.users(variable)
         if len(users) > 1:
             yield (
                 f"{rich.markup.escape(variable.path)} of stages "

@@ -20,6 +20,7 @@ from tfscale.pipeline.planning.named_schedules import fastest
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.named_schedules import gpipe
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
+from tfscale.pipeline.planning.named_schedules import pipedream
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import simulate
 
@@ -105,6 +106,59 @@ class GeneratorsTest(parameterized.TestCase):
             gpipe(*sizes)
         with self.assertRaisesRegex(ValueError, f"num_stages={sizes[0]}"):
             one_f_one_b(*sizes)
+
+
+class PipeDreamTest(parameterized.TestCase):
+    def test_versions_are_those_of_the_paper(self):
+        # Section 3.3: of batch b, stage s of S has seen the updates of all
+        # batches before b - (S - 1 - s).
+        def versions(**options):
+            schedule = pipedream(3, num_batches=6, **options)
+            return [
+                [schedule.version(stage, batch) for batch in range(6)]
+                for stage in range(3)
+            ]
+
+        self.assertEqual(
+            versions(),
+            [[0, 0, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]],
+        )
+        self.assertEqual(versions(vertical_sync=True), [[0, 0, 0, 1, 2, 3]] * 3)
+
+    @parameterized.parameters((2, 4), (3, 2), (4, 3), (4, 8))
+    def test_several_microbatches_have_two_versions(self, stages, microbatches):
+        # PipeDream-2BW: the weights of the batch before.
+        schedule = pipedream(stages, microbatches, num_batches=5)
+        for stage in range(stages):
+            found = [schedule.version(stage, batch) for batch in range(5)]
+            self.assertEqual(found, [0, 0, 1, 2, 3])
+            self.assertEqual(schedule.staleness(stage), 1)
+
+    def test_only_a_window_has_a_bubble(self):
+        simulation = simulate(pipedream(4, num_batches=32))
+        self.assertAlmostEqual(simulation.bubble, 3 / 35)
+        updates = simulate(pipedream(4, num_batches=32), update=1.0)
+        self.assertAlmostEqual(updates.busy[0] - simulation.busy[0], 32.0)
+
+    @parameterized.parameters(
+        ([["F0.0", "U0.0", "B0.0"]], r"U0.0 \(device 0, position 1\)"),
+        (
+            [["F0.0", "F0.1", "B0.0", "B0.1", "U0.1", "U0.0"]],
+            r"U0.1 \(device 0, position 4\)",
+        ),
+        ([["F0.0", "B0.0", "U0.0"], ["F1.0", "B1.0"]], "without U1.0"),
+        (
+            [["F0.0", "B0.0", "U0.0", "F0.1", "B0.1", "F0.2", "B0.2", "U0.1"]],
+            "3 microbatches and updates of 2 batches",
+        ),
+    )
+    def test_a_wrong_update_is_refused(self, actions, received):
+        with self.assertRaisesRegex(ValueError, f"Received: .*{received}"):
+            Schedule(actions)
+
+    def test_a_schedule_of_ones_own_has_no_updates(self):
+        with self.assertRaisesRegex(ValueError, "so has a name"):
+            get_schedule(pipedream(2, num_batches=4), 2, 4)
 
 
 class LoopedSchedulesTest(parameterized.TestCase):

@@ -5,6 +5,7 @@ name in `SCHEDULES`.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -81,6 +82,59 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     return Schedule(actions, name="1f1b")
 
 
+def pipedream(
+    num_stages: int,
+    num_microbatches: int = 1,
+    *,
+    num_batches: int,
+    vertical_sync: bool = False,
+) -> Schedule:
+    """1F1B over several batches without a flush (Narayanan et al. 2019).
+
+    Three stages, five batches, update not shown, backward as long as forward::
+
+        device 0  F0 F1 F2       B0 F3 B1 F4 B2    B3    B4
+        device 1     F0 F1    B0 F2 B1 F3 B2 F4 B3    B4
+        device 2        F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
+
+    Each stage updates its weights after the backward of each batch (U). The
+    backward of a batch uses the weights of its forward (weight stashing,
+    section 3.3): of batch `b`, stage `s` of `S` uses version
+    `max(b - (S - 1 - s), 0)`, with `vertical_sync` all stages version
+    `max(b - (S - 1), 0)`. With several microbatches a batch it is PipeDream-2BW
+    (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training"):
+    one update a batch, and for `num_microbatches >= S - 1` two versions, the
+    same ones on all stages.
+
+    Args:
+        num_stages: Number of stages.
+        num_microbatches: Microbatches of a batch.
+        num_batches: Batches until the flush.
+        vertical_sync: Whether all stages use the same version.
+
+    >>> [str(action) for action in pipedream(2, num_batches=2).actions[0]]
+    ['F0.0', 'F0.1', 'B0.0', 'U0.0', 'B0.1', 'U0.1']
+    """
+    check_sizes(num_stages, num_microbatches * num_batches)
+    flushed = one_f_one_b(num_stages, num_microbatches * num_batches)
+    rows = []
+    for row in flushed.actions:
+        rows.append(new := [])
+        for action in row:
+            new.append(action)
+            batch, position = divmod(action.microbatch, num_microbatches)
+            if action.kind == "B" and position == num_microbatches - 1:
+                new.append(Action("U", action.stage, batch))
+    is_synced = vertical_sync or num_microbatches > 1
+    name = "pipedream_vertical_sync" if vertical_sync else "pipedream"
+    return Schedule(rows, name=name, vertical_sync=is_synced)
+
+
+# They update weights within a window of batches: not equal to one device.
+ASYNCHRONOUS: dict[str, Callable[..., Schedule]] = {
+    "pipedream": pipedream,
+    "pipedream_vertical_sync": functools.partial(pipedream, vertical_sync=True),
+}
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
@@ -95,7 +149,10 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 # Stages of each device. Looped schedules take any number from 2, this one if
 # none is given; the others have no choice.
 _LOOPED = {"interleaved": 2, "looped_bfs": 2, "zb1p": 2}
-_FIXED = dict.fromkeys(SCHEDULES, 1) | {"zb_v": 2, "dualpipev": 2}
+_FIXED = dict.fromkeys(SCHEDULES | ASYNCHRONOUS, 1) | {
+    "zb_v": 2,
+    "dualpipev": 2,
+}
 
 
 def get_schedule(
@@ -103,18 +160,21 @@ def get_schedule(
     num_devices: int,
     num_microbatches: int,
     stages_per_device: int | None = None,
+    num_batches: int = 1,
 ) -> Schedule:
     """The schedule of that name for these sizes, or a given one, checked.
 
     Args:
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"looped_bfs"`,
-            `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`, or a
-            `Schedule`. For `"auto"`, which depends on the stages of a model,
-            the schedule that its search begins with.
+            `"zb_h1"`, `"zb_h2"`, `"zb1p"`, `"zb_v"`, `"dualpipev"`,
+            `"pipedream"`, `"pipedream_vertical_sync"`, or a `Schedule`. For
+            `"auto"`, which depends on the stages of a model, the schedule that
+            its search begins with.
         num_devices: Size of the pipeline axis of the mesh.
         num_microbatches: Number of microbatches of one step.
         stages_per_device: Stages of each device, or None for those that the
             schedule usually has.
+        num_batches: Batches until the flush, for the last two names.
 
     Raises:
         ValueError: For an unknown name, a `Schedule` for other sizes, or
@@ -130,6 +190,10 @@ def get_schedule(
         return _unit_schedule(
             num_devices, num_microbatches, stages_per_device or 1
         )
+    if schedule in tuple(ASYNCHRONOUS):
+        _check_stages(schedule, stages_per_device)
+        make = ASYNCHRONOUS[schedule]
+        return make(num_devices, num_microbatches, num_batches=num_batches)
     if schedule not in tuple(SCHEDULES):
         raise ValueError(
             "`schedule` must be a `tfscale.pipeline.Schedule`, 'auto' or one "
@@ -146,6 +210,11 @@ def get_schedule(
                 "or 'zb_h1'."
             )
         return make(num_devices, num_microbatches, stages_per_device)
+    _check_stages(schedule, stages_per_device)
+    return make(num_devices, num_microbatches)
+
+
+def _check_stages(schedule, stages_per_device):
     if stages_per_device not in (None, _FIXED[schedule]):
         raise ValueError(
             f"The schedule {schedule!r} has {_FIXED[schedule]} "
@@ -153,7 +222,6 @@ def get_schedule(
             f"Received: stages_per_device={stages_per_device}. Leave it out, "
             f"or use {', '.join(map(repr, _LOOPED))} or 'auto'."
         )
-    return make(num_devices, num_microbatches)
 
 
 def fastest(
@@ -235,6 +303,12 @@ def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
             f"and {sizes[1]} microbatches, to be used with {num_devices} "
             f"devices and num_microbatches={num_microbatches}. Make it "
             "for these sizes, or change the mesh or num_microbatches."
+        )
+    if schedule.has_updates:
+        raise ValueError(
+            "An asynchronous schedule depends on `steps_per_execution`, and so "
+            f"has a name. Received: schedule {schedule.name!r} with "
+            "U. Use schedule='pipedream', or leave out U."
         )
     if stages_per_device not in (None, schedule.num_stages / sizes[0]):
         raise ValueError(

@@ -30,10 +30,15 @@ class Schedule:
         actions: For each device (pipeline rank) the list of its actions in
             the order in which it does them: `Action`s, or strings like
             `"F1.3"`.
+            With a U for each stage and batch it runs several batches, which
+            have equally many microbatches each.
         name: What summaries and timelines call it.
+        vertical_sync: Only with U: whether all stages use the oldest weights
+            that one of them has for a batch, in place of its own newest ones.
 
     Raises:
         ValueError: If an action is missing, repeated or on a second device,
+            if a U does not come after the last backward of its batch,
             or if the devices would wait for each other for ever. The message
             names the action, its device and position (both from 0).
 
@@ -54,6 +59,7 @@ class Schedule:
 
     actions: Sequence[Sequence[Any]]
     name: str = "custom"
+    vertical_sync: bool = False
 
     def __post_init__(self):
         actions = tuple(
@@ -80,8 +86,45 @@ class Schedule:
 
     @functools.cached_property
     def num_microbatches(self) -> int:
-        """Number of microbatches of one step."""
-        return 1 + max(action.microbatch for action in self._all_actions())
+        """Number of microbatches of all batches of the schedule."""
+        return 1 + max(
+            action.microbatch
+            for action in self._all_actions()
+            if action.kind != "U"
+        )
+
+    @functools.cached_property
+    def num_batches(self) -> int:
+        """Number of batches: 1, or that of the updates of a stage."""
+        updates = {a.microbatch for a in self._all_actions() if a.kind == "U"}
+        return len(updates) or 1
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether stages update their weights within the schedule."""
+        return Action("U", 0, 0) in self._places
+
+    @property
+    def microbatches_per_batch(self) -> int:
+        """Number of microbatches of one batch."""
+        return self.num_microbatches // self.num_batches
+
+    def version(self, stage: int, batch: int) -> int:
+        """The version of its weights that a stage uses for a batch.
+
+        It is the number of updates that the stage has made before the first
+        forward of the batch; with `vertical_sync` the least of all stages.
+        """
+        stages = range(self.num_stages) if self.vertical_sync else (stage,)
+        first = batch * self.microbatches_per_batch
+        return min(
+            sum(
+                self._places[Action("U", each, done)]
+                < self._places[Action("F", each, first)]
+                for done in range(batch)
+            )
+            for each in stages
+        )
 
     @functools.cached_property
     def stage_devices(self) -> tuple[int, ...]:
@@ -92,6 +135,13 @@ class Schedule:
             for action in device_actions
         }
         return tuple(device_of[stage] for stage in range(self.num_stages))
+
+    def staleness(self, stage: int) -> int:
+        """How many updates the weights of a backward are behind, at most.
+
+        A stage keeps that many versions of its weights beside the newest one.
+        """
+        return max(b - self.version(stage, b) for b in range(self.num_batches))
 
     def has_weight_action(self, stage: int, microbatch: int) -> bool:
         """Whether the weight gradients have a W apart from their B."""
@@ -167,6 +217,46 @@ class Schedule:
                             f"Received: {self._at(action)} but "
                             f"{self._at(first)}. Move one of them."
                         )
+        if any(action.kind == "U" for action in self._places):
+            self._check_updates()
+
+    def _check_updates(self):
+        """There is a U for each stage and batch, after its last backward."""
+        if self.num_microbatches % self.num_batches:
+            raise ValueError(
+                "All batches of a schedule must have equally many "
+                f"microbatches. Received: {self.num_microbatches} microbatches "
+                f"and updates of {self.num_batches} batches."
+            )
+        size = self.microbatches_per_batch
+        for stage in range(self.num_stages):
+            before = (-1, -1)
+            for batch in range(self.num_batches):
+                update = Action("U", stage, batch)
+                if update not in self._places:
+                    raise ValueError(
+                        "A schedule must have a U for each stage and batch, or "
+                        f"none. Received: {self.num_batches} batches without "
+                        f"{update}. Add it."
+                    )
+                needed = [
+                    Action(kind, stage, microbatch)
+                    for microbatch in range(batch * size, (batch + 1) * size)
+                    for kind in ("B", "W")
+                ]
+                needed = [each for each in needed if each in self._places]
+                last = max(*map(self._places.get, needed), before)
+                # On another device it compares as less or more, too.
+                if not (
+                    last[0] == self._places[update][0]
+                    and last < self._places[update]
+                ):
+                    raise ValueError(
+                        "A stage must update its weights on its device, after "
+                        "all backwards of the batch and the update before. "
+                        f"Received: {self._at(update)}. Move it back."
+                    )
+                before = self._places[update]
 
     def _steps(self) -> Iterator[list[Action]]:
         """Yields what starts at times 0, 1, ... if each action takes 1.

@@ -96,6 +96,7 @@ def simulate(
     forward: float | Sequence[float] = 1.0,
     backward: float | Sequence[float] | None = None,
     weight: float | Sequence[float] | None = None,
+    update: float | Sequence[float] = 0.0,
     transfer: float = 0.0,
     recompute: bool = False,
     activation_bytes: float | Sequence[float] = 0,
@@ -113,6 +114,7 @@ def simulate(
             twice the forward: two matrix products in place of one.
         weight: Part of `backward` that is W where the schedule has a W of
             its own; B then costs the rest. Defaults to the half.
+        update: Cost of U.
         transfer: Time from the end of an action to the moment at which its
             result is on the device of the next stage. Devices go on working
             meanwhile; nothing is transferred within a device.
@@ -151,6 +153,7 @@ def simulate(
     if weight is None:
         weight = [cost / 2 for cost in backward]
     weight = per_stage("weight", weight)
+    update = per_stage("update", update)
     (transfer,) = _per_stage(1, "transfer", transfer)
     activation_bytes = per_stage("activation_bytes", activation_bytes)
     stage_input_bytes = per_stage("stage_input_bytes", stage_input_bytes)
@@ -173,6 +176,8 @@ def simulate(
             return forward[stage]
         if kind == "W":
             return weight[stage]
+        if kind == "U":
+            return update[stage]
         own = backward[stage] + (forward[stage] if recompute else 0.0)
         if schedule.has_weight_action(stage, microbatch):
             own -= weight[stage]

@@ -11,9 +11,14 @@ from collections.abc import Mapping
 
 from tfscale.pipeline.planning.simulate import Span
 
-KIND_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
-_COLORS = {"F": "#3b6fa5", "B": "#f3b04b", "W": "#8fbf88"}
-_TEXT_COLORS = {"F": "white", "B": "#3d2b00", "W": "#17330f"}
+KIND_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "W": "weight gradients",
+    "U": "update",
+}
+_COLORS = {"F": "#3b6fa5", "B": "#f3b04b", "W": "#8fbf88", "U": "#b5523b"}
+_TEXT_COLORS = {"F": "white", "B": "#3d2b00", "W": "#17330f", "U": "white"}
 _IDLE_COLOR = "#eeeeee"
 
 

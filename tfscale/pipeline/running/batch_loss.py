@@ -86,8 +86,9 @@ class BatchLoss:
             for count, microbatch in zip(counts, microbatches)
         ]
         total = self._all_sum(tf.add_n(divisors))
-        tensors.shared[keys.Totals()] = total
-        tensors.shared[keys.AllRows()] = self._all_rows
+        for microbatch in microbatches:
+            microbatch[keys.Totals()] = total
+            microbatch[keys.AllRows()] = self._all_rows
         return [
             losses.shares(self._losses, divisor, total, count)
             for count, divisor in zip(counts, divisors)

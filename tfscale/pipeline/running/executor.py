@@ -54,6 +54,7 @@ def run_schedule(
     tensors: Sequence[Tensors],
     *,
     emit: Callable = lambda action, function, arguments: function(*arguments),
+    update: Any = None,
 ) -> None:
     """Emits the actions of a schedule for one replica.
 
@@ -63,9 +64,18 @@ def run_schedule(
         devices: The devices of each stage, one for each model rank.
         tensors: Those of each rank; results are added.
         emit: Calls the function of an action on its arguments.
+        update: Does a U, of a stage without model ranks, and returns a tensor
+            that is there when it is done.
     """
     last = {}
     for action in _with_weights(actions, stages):
+        if action.kind == "U":
+            (device,) = devices[action.stage]
+            done = update(action)
+            if not tf.executing_eagerly():
+                with tf.device(device):
+                    last[device] = [tf.identity(done).op]
+            continue
         stage, ranks = stages[action.stage], devices[action.stage]
         phase = stage[action.kind]
         arguments, before = {}, {}

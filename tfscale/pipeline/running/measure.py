@@ -89,8 +89,8 @@ def measure_step(
         clock = clocks[replica]
         program = programs.get(inputs, (y, sample_weight), training=True)
         step = PipelineStep(plan, program, strategy, emit=clock.emit)
-        result = step.run(
-            inputs, (y, sample_weight), actions=actions, training=True
+        (result,) = step.run(
+            [(inputs, (y, sample_weight))], actions=actions, training=True
         )
         times = tf.stack([tf.stack(clock.times[each]) for each in actions])
         # All that a step makes: what nobody wants would not be computed.

@@ -1,4 +1,4 @@
-"""One step of one replica: divide the batch, run the schedule, add up.
+"""One step of one replica: divide batches, run the schedule, add up.
 
 Everything here runs in replica context, while Keras traces a step. Each model
 rank does all of it with its shards, but for the schedule, which is written once
@@ -6,6 +6,7 @@ for all ranks of a replica.
 """
 
 import dataclasses
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -51,8 +52,39 @@ class StepResult:
     moments: list[tuple[keras.layers.BatchNormalization, tf.Tensor]]
 
 
+@dataclasses.dataclass
+class Batch:
+    """A batch of a step, divided.
+
+    Attributes:
+        inputs: Flat inputs of the model.
+        rows: How many rows this replica has.
+        all_rows: How many all replicas have.
+        tensors: Those of the step, with the microbatches of the batch.
+        loss: Its loss.
+    """
+
+    inputs: list[tf.Tensor]
+    rows: tf.Tensor
+    all_rows: tf.Tensor
+    tensors: Tensors
+    loss: BatchLoss
+
+    _total: Any = None
+
+    def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """See `BatchLoss.total`; once all forwards of the batch have run.
+
+        Computed once. Not by `cached_property`, which holds a lock for all
+        replicas, that wait for each other here.
+        """
+        if self._total is None:
+            self._total = self.loss.total()
+        return self._total
+
+
 class PipelineStep:
-    """Runs a program on a batch in the current replica."""
+    """Runs a program on batches in the current replica."""
 
     def __init__(
         self, plan: PipelinePlan, program: Program, strategy, emit=None
@@ -73,23 +105,24 @@ class PipelineStep:
         self.devices = [ranks[rank] for ranks in self._ranks]
 
     def run(
-        self, inputs, targets, *, actions, loss_scale=1.0, training=False
-    ) -> StepResult:
-        """Runs `actions`, in an order that respects dependencies, on a batch.
+        self,
+        batches,
+        *,
+        actions,
+        loss_scale=1.0,
+        training=False,
+        update=None,
+    ) -> list[StepResult]:
+        """Runs `actions`, in an order that respects dependencies, on batches.
 
         Args:
-            inputs: Flat inputs of the model.
-            targets: `(y, sample_weight)`, or None to predict.
+            batches: For each batch of the schedule the flat inputs of the model
+                and `(y, sample_weight)`, or None to predict.
             actions: What to do.
             loss_scale: What gradients are multiplied by.
             training: Whether to compute gradients.
+            update: Given all tensors, each `Batch` and a U, updates a stage.
         """
-        targets = [x for x in keras.tree.flatten(targets) if x is not None]
-        values = self._plan.graph.inputs
-        batch: dict[Hashable, Any] = {
-            keys.Activation(v): x for v, x in zip(values, inputs)
-        }
-        batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         tensors = Tensors(
             shared={
                 keys.Replica(): tf.cast(
@@ -99,33 +132,60 @@ class PipelineStep:
             },
             states=self._read("state", keys.State),
             sums=self._zeros() if training else {},
-            microbatches=divide(batch, self._plan.schedule.num_microbatches),
+            microbatches=[],
         )
+        prepared = [self._prepare(x, y, tensors) for x, y in batches]
+        if training or self._program.divisors is not None:
+            for batch in prepared:
+                batch.loss.weigh(loss_scale)
+        if update is not None:
+            update = functools.partial(update, tensors, prepared)
+        self._run(list(actions), tensors, update)
+        with tf.device(self.devices[-1]):
+            gradients = {}
+            if training and update is None:
+                gradients = self._gradients(tensors)
+            states = self._states(tensors)
+            return [
+                self._result(batch, gradients, states) for batch in prepared
+            ]
+
+    def _prepare(self, inputs, targets, tensors):
+        """Adds the microbatches of a batch to those of the step."""
+        targets = [x for x in keras.tree.flatten(targets) if x is not None]
+        values = self._plan.graph.inputs
+        batch: dict[Hashable, Any] = {
+            keys.Activation(v): x for v, x in zip(values, inputs)
+        }
+        batch.update((keys.Target(i), x) for i, x in enumerate(targets))
+        size = self._plan.schedule.microbatches_per_batch
+        own = divide(batch, size)
+        tensors.microbatches.extend(own)
+        of_batch = dataclasses.replace(tensors, microbatches=own)
         rows = num_rows(inputs)
         all_rows = self.all_sum(rows)
-        batch_loss = BatchLoss(
-            self._program, tensors, self.devices[-1], all_rows, self.all_sum
+        loss = BatchLoss(
+            self._program, of_batch, self.devices[-1], all_rows, self.all_sum
         )
-        if training or self._program.divisors is not None:
-            batch_loss.weigh(loss_scale)
-        self._run(list(actions), tensors)
-        with tf.device(self.devices[-1]):
-            loss, losses = batch_loss.total()
-            to_mean = tf.math.divide_no_nan(all_rows, rows)
-            return StepResult(
-                loss=loss * to_mean,
-                losses=[each * to_mean for each in losses],
-                share=rows / all_rows,
-                outputs=self._outputs(tensors, inputs),
-                gradients=self._gradients(tensors) if training else {},
-                states=self._states(tensors),
-                moments=self._moments(tensors),
-            )
+        return Batch(inputs, rows, all_rows, of_batch, loss)
 
-    def _run(self, actions, tensors):
+    def _result(self, batch, gradients, states):
+        loss, losses = batch.total()
+        to_mean = tf.math.divide_no_nan(batch.all_rows, batch.rows)
+        return StepResult(
+            loss=loss * to_mean,
+            losses=[each * to_mean for each in losses],
+            share=batch.rows / batch.all_rows,
+            outputs=self._outputs(batch.tensors, batch.inputs),
+            gradients=gradients,
+            states=states,
+            moments=self._moments(batch.tensors),
+        )
+
+    def _run(self, actions, tensors, update):
         """Runs a schedule: a replica's model ranks run each action together."""
         if self._num_ranks == 1:
-            self._run_schedule(actions, [tensors])
+            self._run_schedule(actions, [tensors], update)
             return
 
         def run_all(strategy, steps, tensors):
@@ -136,10 +196,15 @@ class PipelineStep:
 
         self._context.merge_call(run_all, args=(self, tensors))
 
-    def _run_schedule(self, actions, tensors_of_ranks):
+    def _run_schedule(self, actions, tensors_of_ranks, update=None):
         stages = [x.of_replica(self._replica) for x in self._program.stages]
         run_schedule(
-            actions, stages, self._ranks, tensors_of_ranks, **self._emit
+            actions,
+            stages,
+            self._ranks,
+            tensors_of_ranks,
+            update=update,
+            **self._emit,
         )
 
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
@@ -166,7 +231,7 @@ class PipelineStep:
                 averages = batch_norm.MovingAverages.of(layer, moments.shape[1])
             noting.calls.append((averages, moments))
         for number, value in sorted(result.states.items()):
-            component = self._component(self._plan.variables[number])
+            component = self.component(self._plan.variables[number])
             with tf.device(component.device):
                 component.assign(tf.cast(value, component.dtype))
 
@@ -176,7 +241,8 @@ class PipelineStep:
             return tensor
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    def _component(self, variable):
+    def component(self, variable: keras.Variable) -> tf.Variable:
+        """What this replica and rank have of a variable."""
         return self._strategy.experimental_local_results(variable.value)[
             self._index
         ]
@@ -188,13 +254,13 @@ class PipelineStep:
             for variable in getattr(stage, variables):
                 key = kind(self._plan.numbers[id(variable)])
                 if key not in values:
-                    component = self._component(variable)
+                    component = self.component(variable)
                     with tf.device(component.device):
                         values[key] = component.read_value()
         return values
 
     def _zeros(self):
-        if self._plan.schedule.num_microbatches == 1:
+        if self._plan.schedule.microbatches_per_batch == 1:
             return {}
         zeros = {}
         for stage, device in zip(self._program.stages, self.devices):

@@ -15,8 +15,10 @@ from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.graphs.grappler import no_grappler
+from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
+from tfscale.pipeline.running import window
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
@@ -60,6 +62,9 @@ class PipelineTrainer(WrappedModel):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One optimizer step on a batch; in replica context."""
+        if self._plan.schedule.has_updates:
+            is_one = not isinstance(data, window.Window)
+            return self._train_window((data,) if is_one else data.batches)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._check_built()
         scale = self.optimizer.scale_loss(tf.ones((), losses.precision()))
@@ -77,9 +82,53 @@ class PipelineTrainer(WrappedModel):
             noting = stack.enter_context(batch_norm.noting())
             step.assign(result, noting)
             gradients = step.sum_gradients(result.gradients)
-            penalty = self._add_penalties(gradients, scale)
+            penalty = self._add_penalties(gradients, scale=scale)
             self._apply(gradients)
         return self._log(step, result, penalty, x, y, sample_weight, inputs)
+
+    def _train_window(self, batches):
+        """One optimizer step on each of several batches."""
+        self._check_built()
+        unpack = keras.utils.unpack_x_y_sample_weight
+        batches = [unpack(b) for b in window.with_equal_shapes(batches)]
+        schedule = get_schedule(
+            self._plan.schedule.name,
+            self._plan.schedule.num_devices,
+            self._plan.schedule.microbatches_per_batch,
+            num_batches=len(batches),
+        )
+        prepared = [
+            self._prepare(x, self._targets(x, y, w), True)
+            for x, y, w in batches
+        ]
+        program = prepared[0][0]
+        step = PipelineStep(self._plan, program, self.distribute_strategy)
+        self._counters.set(self.optimizer.iterations)
+        zero = tf.zeros((), losses.precision())
+        updates = window.StageUpdates(
+            self._plan,
+            step,
+            schedule,
+            self.optimizer,
+            self._counters,
+            functools.partial(self._add_penalties, scale=1.0),
+            [zero] * len(batches),
+        )
+        results = step.run(
+            [of_batch for _, of_batch in prepared],
+            actions=schedule.order(),
+            training=True,
+            update=updates,
+        )
+        self.optimizer.iterations.assign_add(len(batches))
+        logs = {}
+        for data, (_, (inputs, _)), result, penalty in zip(
+            batches, prepared, results, updates.penalties, strict=True
+        ):
+            with batch_norm.noting() as noting:
+                step.assign(result, noting)
+            logs = self._log(step, result, penalty, *data, inputs)
+        return logs
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Loss and metrics of a batch; in replica context."""
@@ -89,7 +138,7 @@ class PipelineTrainer(WrappedModel):
         step, inputs, result = self._run(x, targets, False)
         with batch_norm.noting() as noting:
             step.assign(result, noting)
-        penalty = self._add_penalties({}, 0.0)
+        penalty = self._add_penalties({}, scale=0.0)
         return self._log(step, result, penalty, x, y, sample_weight, inputs)
 
     def predict_step(self, data: Any) -> Any:
@@ -161,6 +210,12 @@ class PipelineTrainer(WrappedModel):
         """See `keras.Model`; the function is run without Grappler."""
         checks.check_variables(self._plan)
         super().make_train_function(force)
+        if self._plan.schedule.has_updates and not getattr(
+            self.train_function, "is_outermost", False
+        ):
+            self.train_function = window.in_windows(
+                self.train_function, self.steps_per_execution
+            )
         self.train_function = self._outermost(self.train_function)
         return self.train_function
 
@@ -214,33 +269,49 @@ class PipelineTrainer(WrappedModel):
 
     def _run(self, x, targets, training, loss_scale=1.0):
         """Returns the step, its flat inputs and its result."""
-        checks.check_variables(self._plan)
-        checks.check_preprocessed(self.model, x)
-        checks.check_batch((x, targets))
-        inputs = self._plan.graph.flatten_inputs(x)
-        program = self._programs.get(inputs, targets, training=training)
+        program, (inputs, targets) = self._prepare(x, targets, training)
         actions = self._plan.schedule.order()
         if not training:
-            actions = (action for action in actions if action.kind == "F")
+            count = self._plan.schedule.microbatches_per_batch
+            actions = (
+                action
+                for action in actions
+                if action.kind == "F" and action.microbatch < count
+            )
         step = PipelineStep(self._plan, program, self.distribute_strategy)
-        result = step.run(
-            inputs,
-            targets,
+        (result,) = step.run(
+            [(inputs, targets)],
             actions=actions,
             loss_scale=loss_scale,
             training=training,
         )
         return step, inputs, result
 
-    def _add_penalties(self, gradients, scale):
-        """Adds weight regularisers' gradients, returns their sum."""
+    def _prepare(self, x, targets, training):
+        """Returns the program of a batch, and its flat inputs and targets."""
+        checks.check_variables(self._plan)
+        checks.check_preprocessed(self.model, x)
+        checks.check_batch((x, targets))
+        inputs = self._plan.graph.flatten_inputs(x)
+        program = self._programs.get(inputs, targets, training=training)
+        return program, (inputs, targets)
+
+    def _add_penalties(self, gradients, values=None, *, scale):
+        """Adds weight regularisers' gradients, returns their sum.
+
+        Of all variables, or of those values by number.
+        """
         total = tf.zeros((), losses.precision())
         extended = self.distribute_strategy.extended
         for number, variable in enumerate(self._plan.variables):
             if variable.regularizer is None or not variable.trainable:
                 continue
+            if values is not None and number not in values:
+                continue
             with tf.GradientTape() as tape:
-                value = tf.convert_to_tensor(variable)
+                value = tf.convert_to_tensor(
+                    (values or {}).get(number, variable)
+                )
                 tape.watch(value)
                 penalty = variable.regularizer(value)
             total += tf.cast(penalty, total.dtype)

@@ -39,7 +39,7 @@ def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
         known: Specs of what its stages make of a microbatch, by key.
         rows: Rows of a microbatch, or None if they are not known.
     """
-    num_microbatches = plan.schedule.num_microbatches
+    num_microbatches = plan.schedule.microbatches_per_batch
     if num_microbatches == 1:
         return
     for value in plan.graph.outputs:
@@ -68,7 +68,7 @@ def _is_without_rows(shape, rows):
 
 def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
     """Warns of numbers that differ from those of one device."""
-    num_microbatches = plan.schedule.num_microbatches
+    num_microbatches = plan.schedule.microbatches_per_batch
     if num_microbatches * num_replicas > 1:
         losses.warn_of_reduced(stages[-1].losses)
         across_rows.warn([x for stage in stages for x in stage.mixes_rows])

@@ -38,6 +38,7 @@ class PipelinePlan:
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
         length: What unknown sizes of inputs are taken to be, see `trace_costs`.
+        memory_limit: Bytes that each device may take, or None.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class PipelinePlan:
     recompute: bool
     microbatch_size: int = 1
     length: int | None = None
+    memory_limit: float | None = None
 
     @functools.cached_property
     def variables(self) -> tuple[keras.Variable, ...]:
@@ -67,6 +69,14 @@ class PipelinePlan:
             for variable in stage.variables:
                 homes.setdefault(self.numbers[id(variable)], stage.index)
         return tuple(homes[number] for number in range(len(homes)))
+
+    def users(self, variable: keras.Variable) -> list[int]:
+        """The stages that use a variable."""
+        return [
+            stage.index
+            for stage in self.stages
+            if any(v is variable for v in stage.variables)
+        ]
 
     @property
     def made(self) -> set[Value]:
@@ -127,8 +137,8 @@ def make_plan(
     """
     graph = flatten_model(model)
     _check_synchronized(graph.calls)
-    if schedule.num_microbatches > 1:
-        _check_stateful(graph.calls, schedule.num_microbatches)
+    if schedule.num_microbatches > 1 or schedule.has_updates:
+        _check_stateful(graph.calls, schedule.microbatches_per_batch)
     num_stages = schedule.num_stages
     traced = trace_costs(graph)
     graph = traced.graph
@@ -182,6 +192,7 @@ def make_plan(
         recompute,
         microbatch_size,
         traced.length,
+        memory_limit,
     )
     if not choose_schedule:
         return plan

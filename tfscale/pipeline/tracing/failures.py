@@ -54,9 +54,9 @@ def explained(stages):
             found = "NaN" if "NaN" in message else "Inf"
             raise FloatingPointError(
                 "The loss must be finite. Received: a batch whose loss is "
-                f"{found}. No variable was changed by this step, so the "
-                "weights are those before it: look for such values in the "
-                "data, lower the learning rate, or clip gradients."
+                f"{found}. This batch changed no variable, so the weights "
+                "are those of the batches before it: look for such values in "
+                "the data, lower the learning rate, or clip gradients."
             ) from error
         place = _PLACE.search(message)
         if place is None:

@@ -102,7 +102,7 @@ class Programs:
         plan, schedule = self._plan, self._plan.schedule
         options = TraceOptions(
             training=training,
-            accumulate=schedule.num_microbatches > 1,
+            accumulate=schedule.microbatches_per_batch > 1,
             recompute=plan.recompute,
             weights_apart=any(
                 action.kind == "W" for action in schedule.order()
@@ -220,7 +220,10 @@ class Programs:
 
     def _spec(self, tensor):
         """The spec of a microbatch of a tensor."""
-        rows, count = tensor.shape[0], self._plan.schedule.num_microbatches
+        rows, count = (
+            tensor.shape[0],
+            self._plan.schedule.microbatches_per_batch,
+        )
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 

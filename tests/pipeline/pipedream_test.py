@@ -1,0 +1,264 @@
+"""PipeDream: each batch by the weights that the paper says, bit for bit.
+
+The reference is plain Keras on one device. It computes the gradient of a batch
+at weights of several versions, those that `Schedule.version` names for each
+stage, and applies it to the newest ones.
+"""
+
+import io
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+ROWS = 8 * 10 + 3
+X = RANDOM.normal(size=(ROWS, 8)).astype("float32")
+Y = RANDOM.normal(size=(ROWS, 4)).astype("float32")
+
+
+def momentum():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def adam():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.8)
+    return keras.optimizers.Adam(schedule, clipnorm=0.5)
+
+
+def build(normalization=()):
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((8,))]
+    for _ in range(5):
+        layers.append(keras.layers.Dense(16, "tanh", kernel_regularizer="l2"))
+    return keras.Sequential([*layers, *normalization, keras.layers.Dense(4)])
+
+
+def build_with_norm():
+    return build([keras.layers.BatchNormalization()])
+
+
+def dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, Y))
+    return data.batch(8)
+
+
+def wrap(
+    optimizer,
+    window,
+    *,
+    schedule="pipedream",
+    microbatches=1,
+    make=build,
+    **axes,
+):
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
+    with strategy.scope():
+        model = make()
+        model = tfscale.PipelineModel(model, microbatches, schedule)
+        model.compile(
+            optimizer(), "mse", metrics=["mae"], steps_per_execution=window
+        )
+    return model
+
+
+def reference(model, make, optimizer, window):
+    """Loss of an epoch, and the model after it, of plain Keras."""
+    plain, schedule = make(), model.plan.schedule
+    variables = plain.trainable_variables
+    numbers = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    stage_of = {
+        numbers[id(v)]: stage.index
+        for stage in model.plan.stages
+        for v in stage.trainable
+    }
+    optimizer.build(variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((plain(x, training=True) - y) ** 2)
+            loss += sum(plain.losses)
+        return loss, tape.gradient(loss, [v.value for v in variables])
+
+    newest = [v.numpy() for v in variables]
+    total = 0.0
+    for first in range(0, -(-ROWS // 8), window):
+        versions = [newest]
+        for batch in range(min(window, -(-ROWS // 8) - first)):
+            for number, variable in enumerate(variables):
+                version = schedule.version(stage_of[number], batch)
+                variable.assign(versions[version][number])
+            rows = slice(8 * (first + batch), 8 * (first + batch) + 8)
+            loss, gradients = step(X[rows], Y[rows])
+            total += float(loss) * len(X[rows])
+            for variable, value in zip(variables, newest, strict=True):
+                variable.assign(value)
+            optimizer.apply(gradients, variables)
+            newest = [v.numpy() for v in variables]
+            versions.append(newest)
+    return total / ROWS, plain
+
+
+class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        (momentum, dict(pipeline=4), 4, {}),
+        (adam, dict(pipeline=3), 11, {}),
+        (adam, dict(pipeline=3), 4, dict(schedule="pipedream_vertical_sync")),
+        # These add up in another order.
+        (adam, dict(pipeline=2), 4, dict(microbatches=4)),
+        (adam, dict(data=2, pipeline=2), 4, {}),
+        (momentum, dict(pipeline=2), 4, dict(make=build_with_norm)),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_the_gradient_of_a_batch_is_of_its_versions(
+        self, optimizer, axes, window, options
+    ):
+        is_exact = window != 4 or "schedule" in options or axes["pipeline"] > 2
+        model = wrap(optimizer, window, **axes, **options)
+        before = [v.numpy() for v in model.trainable_variables]
+        history = model.fit(dataset(), verbose=0).history
+        own = optimizer()
+        loss, plain = reference(model, options.get("make", build), own, window)
+        self.assertAllClose(history["loss"][0], loss, rtol=1e-6)
+        self.assertEqual(model.optimizer.iterations, 11)
+        for found, expected in zip(
+            [*model.trainable_variables, *model.optimizer.variables],
+            [*plain.trainable_variables, *own.variables],
+            strict=True,
+        ):
+            if is_exact:
+                self.assertAllEqual(found, expected, expected.path)
+            else:
+                same_numbers.assert_close(
+                    np.array(found), np.array(expected), expected.path
+                )
+        self.assertNotAllClose(before[0], model.trainable_variables[0])
+        for found, expected in zip(
+            model.non_trainable_variables,
+            plain.non_trainable_variables,
+            strict=True,
+        ):
+            same_numbers.assert_close(
+                np.array(found), np.array(expected), expected.path
+            )
+        # Evaluated as any pipeline is.
+        plain.compile(loss="mse", metrics=["mae"])
+        for name, value in plain.evaluate(
+            X, Y, verbose=0, return_dict=True
+        ).items():
+            found = model.evaluate(X, Y, verbose=0, return_dict=True)[name]
+            same_numbers.assert_close(found, value, name)
+
+    def test_a_window_of_one_batch_is_one_device(self):
+        model = wrap(adam, 1, pipeline=3)
+        model.fit(dataset(), verbose=0)
+        plain = build()
+        plain.compile(adam(), "mse")
+        plain.fit(dataset(), verbose=0)
+        for found, expected in zip(
+            [*model.trainable_variables, *model.optimizer.variables],
+            [*plain.trainable_variables, *plain.optimizer.variables],
+            strict=True,
+        ):
+            same_numbers.assert_close(
+                np.array(found), np.array(expected), expected.path
+            )
+        logs = model.train_on_batch(X[:8], Y[:8], return_dict=True)
+        expected = plain.train_on_batch(X[:8], Y[:8], return_dict=True)
+        same_numbers.assert_close(logs["loss"], expected["loss"], "loss")
+
+    def test_a_kill_within_an_epoch_changes_nothing(self):
+        folder = self.create_tempdir().full_path
+
+        def run(killed_after=None):
+            def kill(batch, logs):
+                if batch == killed_after:
+                    raise KeyboardInterrupt
+
+            model = wrap(momentum, 4, pipeline=2)
+            history = model.fit(
+                dataset(),
+                validation_data=(X, Y),
+                epochs=2,
+                verbose=0,
+                callbacks=[
+                    tfscale.callbacks.BackupAndRestore(folder, save_freq=4),
+                    keras.callbacks.LambdaCallback(on_train_batch_end=kill),
+                ],
+            )
+            return model, history.history
+
+        expected, expected_history = run()
+        with self.assertRaises(KeyboardInterrupt):
+            run(killed_after=7)
+        self.assertNotEmpty([f for f in os.listdir(folder) if "backup" in f])
+        model, history = run()
+        self.assertEqual(history, expected_history)
+        for found, other in zip(model.weights, expected.weights, strict=True):
+            self.assertAllEqual(found, other)
+
+    def test_a_loss_that_is_not_finite_updates_nothing(self):
+        model = wrap(momentum, 4, pipeline=2)
+        x = X[:32].copy()
+        x[8:16] = np.nan
+        data = tf.data.Dataset.from_tensor_slices((x, Y[:32])).batch(8)
+        with self.assertRaisesRegex(FloatingPointError, "is NaN. This batch"):
+            model.fit(data, verbose=0)
+        for variable in model.trainable_variables:
+            self.assertAllInRange(variable, -10.0, 10.0)
+
+    def test_the_summary_says_how_old_weights_are(self):
+        model = wrap(adam, 8, pipeline=3)
+        text = io.StringIO()
+        model.pipeline_summary(print_fn=lambda line: text.write(line + "\n"))
+        text = text.getvalue()
+        self.assertIn("Schedule: pipedream, 1 microbatches", text)
+        self.assertIn("Window: 8 batches (`steps_per_execution`)", text)
+        self.assertIn("Weights of stage 0: up to 2 updates old", text)
+        self.assertIn("Weights of stage 1: up to 1 updates old", text)
+        self.assertNotIn("Weights of stage 2", text)
+        with self.assertRaisesRegex(ValueError, "must change no variable"):
+            model.timelines(X[:8], Y[:8])
+
+    @parameterized.parameters(
+        (lambda: keras.optimizers.SGD(global_clipnorm=1.0), {}, "global_clip"),
+        (lambda: keras.optimizers.SGD(use_ema=True), {}, "with use_ema"),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(momentum()),
+            {},
+            "a LossScaleOptimizer",
+        ),
+        (momentum, dict(model=2), "a mesh with a model axis"),
+    )
+    def test_what_needs_all_stages_is_refused(self, optimizer, axes, text):
+        with self.assertRaisesRegex(ValueError, f"Received: .*{text}"):
+            wrap(optimizer, 4, pipeline=2, **axes)
+
+    def test_weights_of_two_stages_are_refused(self):
+        def tied():
+            dense = keras.layers.Dense(8)
+            layers = [dense, keras.layers.Dense(8, "relu"), dense]
+            return keras.Sequential([keras.Input((8,)), *layers])
+
+        with self.assertRaisesRegex(ValueError, "kernel.* in several stages"):
+            wrap(momentum, 4, pipeline=2, make=tied)
+
+    def test_versions_that_do_not_fit_are_refused(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            model = tfscale.PipelineModel(
+                build(), 1, "pipedream", memory_limit=13_000
+            )
+            model.compile(momentum(), "mse", steps_per_execution=1)
+            with self.assertRaisesRegex(ValueError, "of them older weights"):
+                model.compile(momentum(), "mse", steps_per_execution=8)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,215 @@
+"""Windows of batches, in which stages update their weights (PipeDream).
+
+`steps_per_execution` batches are one schedule without a flush:
+
+    device 0   F0.0 ─► F0.1 ─► B0.0 ─► U0.0 ─► F0.2 ─► ...
+    device 1           F1.0 ─► B1.0 ─► U1.0 ─► F1.1 ─► ...
+
+What a stage's weights are after U0.0 is given to those microbatches whose
+version they are (`Schedule.version`), for the forward and the backward. A value
+that is still needed keeps its buffer: TensorFlow writes the next one elsewhere.
+
+Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN
+Training (2019), section 3.3.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfscale.adapters.optimizer import apply_sums
+from tfscale.adapters.optimizer import with_iterations
+from tfscale.distribute import MeshStrategy
+from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.running import placement
+from tfscale.pipeline.running.executor import Tensors
+from tfscale.pipeline.running.step import Batch
+from tfscale.pipeline.running.step import PipelineStep
+from tfscale.pipeline.stages.plan import PipelinePlan
+from tfscale.pipeline.tracing import failures
+from tfscale.pipeline.tracing import keys
+
+
+class Window(NamedTuple):
+    """What a train function is given in place of a batch."""
+
+    batches: tuple[Any, ...]
+
+
+def in_windows(function: Callable, size: int) -> Callable:
+    """A train function that draws windows of batches from its iterator.
+
+    The last one of an epoch has what is left.
+    """
+
+    @functools.wraps(function)
+    def call(iterator):
+        batches = tuple(_first(iterator, size))
+        if not batches:
+            raise StopIteration
+        return function(iter([Window(batches)]))
+
+    return call
+
+
+def _first(iterator, count) -> Iterator[Any]:
+    for _ in range(count):
+        try:
+            yield next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return
+
+
+def with_equal_shapes(batches) -> list[Any]:
+    """The batches, with `None` for the sizes in which they differ.
+
+    All of them then run the same functions.
+    """
+    flat = [keras.tree.flatten(batch) for batch in batches]
+    result = []
+    for tensors in flat:
+        same = []
+        for tensor, *others in zip(tensors, *flat, strict=True):
+            if tensor is not None:
+                sizes = zip(*(x.shape for x in others), strict=True)
+                shape = [s[0] if len({*s}) == 1 else None for s in sizes]
+                tensor = tf.compat.v1.placeholder_with_default(tensor, shape)
+            same.append(tensor)
+        result.append(keras.tree.pack_sequence_as(batches[0], same))
+    return result
+
+
+@dataclasses.dataclass
+class StageUpdates:
+    """Updates the stages of one replica in a window.
+
+    Attributes:
+        plan: The model.
+        step: The step of the window.
+        schedule: That of the window.
+        optimizer: What each stage updates by.
+        counters: What counts the updates of each stage.
+        add_penalties: Adds gradients of weight regularisers, given values of
+            the weights; returns their sum.
+        penalties: These sums, of each batch.
+    """
+
+    plan: PipelinePlan
+    step: PipelineStep
+    schedule: Schedule
+    optimizer: keras.Optimizer
+    counters: "Counters"
+    add_penalties: Callable[..., tf.Tensor]
+    penalties: list[tf.Tensor]
+
+    def __call__(
+        self, tensors: Tensors, batches: list[Batch], action: Action
+    ) -> tf.Tensor:
+        """Updates a stage by the gradient of a batch."""
+        stage, batch = (
+            self.plan.stages[action.stage],
+            batches[action.microbatch],
+        )
+        device = self.step.devices[action.stage]
+        numbers = [self.plan.numbers[id(v)] for v in stage.trainable]
+        gradients = {}
+        for number in numbers:
+            key = keys.GradientSum(action.stage, number)
+            gradients[number] = tensors.sums[key]
+            tensors.sums[key] = tf.zeros_like(gradients[number])
+        # As in the forward of the batch.
+        used = tensors.shared | batch.tensors.microbatches[0]
+        with tf.device(device):
+            gradients = self.step.sum_gradients(gradients)
+            self.penalties[action.microbatch] += self.add_penalties(
+                gradients, {n: used[keys.Param(n)] for n in numbers}
+            )
+        with tf.control_dependencies([self._checked(batch)]):
+            new = self._apply(action.stage, stage.trainable, gradients)
+        values = {keys.Param(n): value for n, value in zip(numbers, new)}
+        done = action.microbatch + 1
+        for later in range(done, len(batches)):
+            if self.schedule.version(action.stage, later) == done:
+                for microbatch in batches[later].tensors.microbatches:
+                    microbatch.update(values)
+        with tf.device(device), tf.control_dependencies(new):
+            return tf.zeros(())
+
+    def _checked(self, batch):
+        """The loss of a batch, or an error before it updates anything."""
+        with tf.device(self.step.devices[-1]):
+            loss, _ = batch.total()
+            return tf.debugging.check_numerics(
+                self.step.all_sum(loss), failures.NOT_FINITE
+            )
+
+    def _apply(self, stage, variables, gradients):
+        """Returns the new values of the variables."""
+        optimizer = with_iterations(
+            self.optimizer, self.counters.of_stages[stage]
+        )
+        with placement.on_device_of_inputs():
+            apply_sums(optimizer, list(gradients.values()), list(variables))
+        new = []
+        for variable in variables:
+            component = self.step.component(variable)
+            with tf.device(component.device):
+                new.append(component.read_value())
+        return new
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """For each stage its `iterations`; no list, which Keras would save."""
+
+    of_stages: tuple[keras.Variable, ...]
+
+    def set(self, iterations: tf.Tensor) -> None:
+        """Sets those of all stages."""
+        for counter in self.of_stages:
+            counter.assign(iterations)
+
+
+def make_counters(plan: PipelinePlan, strategy: MeshStrategy) -> Counters:
+    """Those of a model, on the devices of its stages."""
+    made = []
+    for rank in plan.schedule.stage_devices:
+        creator = strategy.extended.variable_creator
+        with strategy.scope(), creator.placed_on(rank):
+            made.append(keras.Variable(0, dtype="int64", trainable=False))
+    return Counters(tuple(made))
+
+
+def check(plan: PipelinePlan, strategy: MeshStrategy, optimizer) -> None:
+    """Refuses what needs the gradients of all stages at once.
+
+    Raises:
+        ValueError: Says what, and what to do.
+    """
+    shared = [v.path for v in plan.variables if len(plan.users(v)) > 1]
+    for is_there, received in (
+        (strategy.extended.num_model_ranks > 1, "a mesh with a model axis"),
+        (shared, f"{shared[:1]} in several stages"),
+        (
+            isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
+            "a LossScaleOptimizer",
+        ),
+        *(
+            (getattr(optimizer, name, None), f"an optimizer with {name}")
+            for name in ("global_clipnorm", "use_ema")
+        ),
+    ):
+        if is_there:
+            raise ValueError(
+                "In an asynchronous pipeline each stage updates its own "
+                "weights, before other stages have their gradients. Received: "
+                f"schedule={plan.schedule.name!r} and {received}. Leave it "
+                "out, or use '1f1b'."
+            )
