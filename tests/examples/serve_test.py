@@ -1,0 +1,192 @@
+"""The example that serves, on a real Ray."""
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from concurrent import futures
+
+import numpy as np
+from absl.testing import absltest
+
+from examples import serve
+from tests import forked_python
+from tests.source_files import REPOSITORY
+
+SECONDS = 120.0
+EXPORT = """
+import json, sys
+import keras
+import numpy as np
+import tfscale
+
+tfscale.use_virtual_devices(2)
+with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((3,), dtype="int32", name="tokens")
+    x = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(tokens))
+    for _ in range(3):
+        x = keras.layers.Dense(8, "tanh")(x)
+    model = keras.Model(tokens, x)
+    model = tfscale.PipelineModel(model, num_microbatches=1)
+    model.compile()
+tfscale.export(model, sys.argv[1])
+x = np.arange(48).reshape(16, 3)
+print(json.dumps(model.predict(x, verbose=0).tolist()))
+"""
+
+
+def post(port, body):
+    """The status and the content of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/models/model:predict", json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+@contextlib.contextmanager
+def server(log, *arguments):
+    """The port at which the example serves, once it does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "examples.serve", f"--port={port}"),
+                *arguments,
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        wait_for(lambda: is_available(port), process, log)
+        yield port, process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def is_available(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request("GET", "/v1/models/model")
+        return b"AVAILABLE" in connection.getresponse().read()
+    return False
+
+
+def wait_for(condition, process, log):
+    """Returns when a condition holds; an error if the server ends before."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            with open(log) as file:
+                raise AssertionError(f"It has ended, or hangs: {file.read()}")
+        time.sleep(0.2)
+
+
+class ServeTest(absltest.TestCase):
+    @unittest.skipUnless(importlib.util.find_spec("ray"), "needs Ray Serve")
+    def test_each_request_of_a_batch_has_an_answer_or_error_of_its_own(self):
+        folder = self.create_tempdir().full_path
+        path, log = (os.path.join(folder, name) for name in ("1", "log"))
+        exported = forked_python.run(["-c", EXPORT, path], REPOSITORY)
+        self.assertEqual(exported.returncode, 0, exported.stderr)
+        expected = json.loads(exported.stdout.splitlines()[-1])
+        rows = np.arange(48).reshape(16, 3).tolist()
+        with server(
+            log,
+            *(
+                f"--model_path={path}",
+                "--devices_per_replica=2",
+                "--batches_in_flight=2",
+            ),
+            *("--batch_timeout=0.5", "--max_replicas=2", "--scaling_delay=0.1"),
+            "--ongoing_requests=1",
+        ) as (port, process):
+            bodies = [{"instances": [row]} for row in rows]
+            bodies[3] = {"instances": [[0, 1, 99]]}  # no such token
+            bodies[5] = {"instances": [[0, 1]]}
+            bodies[7] = {"inputs": {"tokens": rows[7:9]}}
+            with futures.ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(lambda x: post(port, x), bodies))
+            self.assertEqual(answers[3][0], 400)
+            self.assertIn("99 is not in", answers[3][1]["error"])
+            self.assertEqual(answers[5][0], 400)
+            self.assertIn("has the shape (None, 3)", answers[5][1]["error"])
+            self.assertEqual(answers[7][0], 200)
+            np.testing.assert_allclose(
+                answers[7][1]["outputs"], expected[7:9], rtol=1e-6, atol=1e-6
+            )
+            for number in {*range(16)} - {3, 5, 7}:
+                status, content = answers[number]
+                self.assertEqual(status, 200, content)
+                np.testing.assert_allclose(
+                    content["predictions"],
+                    expected[number : number + 1],
+                    rtol=1e-6,
+                    atol=1e-6,
+                )
+            self.assertTwoReplicasAnswer(port, process, log)
+
+    def assertTwoReplicasAnswer(self, port, process, log):
+        """More requests at a time than one should have: another is made."""
+        is_over = threading.Event()
+
+        def ask():
+            while not is_over.is_set():
+                status, _ = post(port, {"instances": [[1, 2, 3]]})
+                self.assertEqual(status, 200)
+
+        def has_grown():
+            with open(log) as file:
+                return (
+                    "Adding 1 replica" in file.read().partition("ready at")[2]
+                )
+
+        with futures.ThreadPoolExecutor(8) as pool:
+            clients = [pool.submit(ask) for _ in range(8)]
+            try:
+                wait_for(has_grown, process, log)
+            finally:
+                is_over.set()
+            for client in clients:
+                client.result(SECONDS)
+
+    def test_answers_are_those_of_tensorflow_serving(self):
+        outputs = {"a": np.array([[1], [2]]), "b": np.array([3, 4])}
+        one = {"a": outputs["a"]}
+        for body, given, expected in (
+            ({"instances": 0}, one, {"predictions": [[1], [2]]}),
+            ({"inputs": 0}, one, {"outputs": [[1], [2]]}),
+            (
+                {"inputs": 0},
+                outputs,
+                {"outputs": {"a": [[1], [2]], "b": [3, 4]}},
+            ),
+            (
+                {"instances": 0},
+                outputs,
+                {"predictions": [{"a": [1], "b": 3}, {"a": [2], "b": 4}]},
+            ),
+        ):
+            self.assertEqual(serve.answer_of(body, given), expected)
+
+
+if __name__ == "__main__":
+    absltest.main()
