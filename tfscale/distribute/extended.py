@@ -271,11 +271,7 @@ class MeshExtended(ModelRanks):
         )
         for i, gradient in zip(dims, shards):
             shape = self.optimizer_states.sharding_of(variables[i]).local_shape
-            with tf.device(gradient.device):
-                # A slice would keep the buffer of the whole gradient.
-                found[i] = tf.ensure_shape(
-                    tf.raw_ops.DeepCopy(x=gradient), shape
-                )
+            found[i] = tf.ensure_shape(gradient, shape)
         return found
 
     def _is_part(self, gradient, variable):

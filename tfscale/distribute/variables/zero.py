@@ -333,8 +333,19 @@ def reduce_scatter(
 
 
 def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
-    """See `reduce_scatter`; of this worker's replicas alone."""
-    return _exchange(operations.reduce_scatter, tensors, dims)
+    """See `reduce_scatter`; of this worker's replicas, for parts that are kept.
+
+    They are copies: a sum in the place of a slice keeps the buffer of all.
+    """
+
+    def scatter(values, dim):
+        parts = []
+        for part in operations.reduce_scatter(values, dim):
+            with tf.device(part.device):
+                parts.append(tf.raw_ops.DeepCopy(x=part))
+        return parts
+
+    return _exchange(scatter, tensors, dims)
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
