@@ -1,5 +1,6 @@
 """Replicas that divide weights (ZeRO stage 3): the numbers of one device."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -360,8 +361,9 @@ class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_close(other, one)
 
 
-class GraphTest(tf.test.TestCase):
+class GraphTest(tf.test.TestCase, parameterized.TestCase):
     def step_graph(self, job):
+        """The graph of a step and all gathers: gate, whole, and the limit."""
         model = train(job, 3).model
         strategy = model.distribute_strategy
         x, y = (tf.constant(job.data[key][:8]) for key in "xy")
@@ -369,28 +371,77 @@ class GraphTest(tf.test.TestCase):
             lambda x, y: strategy.run(model.train_step, args=((x, y),)),
             autograph=False,  # as in `fit`
         )
-        gathered = []
+        gathers = []
 
-        def note(shard, dim, limit):
-            whole = gather(shard, dim, limit)
-            gathered.append(whole)
-            return whole
+        def note(waits, shard, dim):
+            gathers.append(gather_after(waits, shard, dim))
+            return gathers[-1]
 
-        gather = weight_gather.gathered
-        with mock.patch.object(weight_gather, "gathered", note):
-            step.get_concrete_function(x, y)
-        return gathered
+        gather_after = weight_gather.gather_after
+        with mock.patch.object(weight_gather, "gather_after", note):
+            graph = step.get_concrete_function(x, y).graph
+        return graph, gathers, strategy.extended.optimizer_states
 
     def test_nothing_of_the_backward_reads_a_first_gather(self):
         """But for those of the last layer, which are kept."""
-        gathered = self.step_graph(job(functools.partial(mlp, depth=6)))
-        self.assertLen(gathered, 12)  # on 2 replicas; the end is small
-        kept = 0
-        for whole in gathered:
-            users = [op for op, _ in weight_gather.uses(whole)]
-            self.assertNotEmpty(users)
-            kept += any(weight_gather.BACKWARD in op.name for op in users)
-        self.assertLessEqual(kept, 4)
+        _, gathers, _ = self.step_graph(job(functools.partial(mlp, depth=6)))
+        in_backward = [
+            "sequential" in gate.name
+            for gate, whole in gathers
+            if any(weight_gather.BACKWARD in op.name for op in uses_of(whole))
+        ]
+        # On 2 replicas: 6 kernels, of which the backward needs 5.
+        self.assertLen(gathers, 2 * (6 + 3))
+        self.assertEqual(collections.Counter(in_backward), {True: 4, False: 6})
+
+    @parameterized.parameters("tied", "penalised")
+    def test_no_more_is_alive_in_whatever_order_operations_run(self, name):
+        graph, gathers, states = self.step_graph(JOBS[name])
+        for seed in range(20):
+            most = most_alive(graph.get_operations(), gathers, seed)
+            self.assertLen(most, 2)
+            for num_bytes in most.values():
+                self.assertLessEqual(num_bytes, states.max_gathered_bytes)
+
+
+def uses_of(whole):
+    """What computes with a gathered weight, or with what a tape is given."""
+    found = []
+    for op, _ in weight_gather.uses(whole):
+        # Of a custom gradient: the result, then the arguments.
+        again = op.type == "IdentityN" and op.inputs[0] is whole
+        found += uses_of(op.outputs[0]) if again else [op]
+    return found
+
+
+def most_alive(operations, gathers, seed):
+    """Of some order: the most bytes of gathered weights, by device."""
+    chance, waiting, followers = np.random.default_rng(seed), {}, {}
+    for op in operations:
+        waiting[op] = {x.op for x in op.inputs} | set(op.control_inputs)
+        for other in waiting[op]:
+            followers.setdefault(other, []).append(op)
+    started = {
+        gate.op: (gate, whole, uses_of(whole)) for gate, whole in gathers
+    }
+    ready, alive, most = [op for op in operations if not waiting[op]], [], {}
+    for _ in operations:
+        op = ready.pop(int(chance.integers(len(ready))))
+        for _, _, left in alive:
+            left.discard(op)
+        alive = [gather for gather in alive if gather[2]]
+        if op in started:
+            gate, whole, uses = started[op]
+            size = whole.shape.num_elements() * whole.dtype.size
+            if uses:  # else it is pruned
+                alive.append((gate.device, size, set(uses)))
+            now = sum(size for on, size, _ in alive if on == gate.device)
+            most[gate.device] = max(most.get(gate.device, 0), now)
+        for other in followers.get(op, ()):
+            waiting[other].remove(op)
+            if not waiting[other]:
+                ready.append(other)
+    return most
 
 
 class VariablesTest(tf.test.TestCase, parameterized.TestCase):
@@ -481,6 +532,21 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(model.layers[1].kernel.value.values[0].shape, (32, 16))
 
 
+class PenaltyOfGradients(keras.Model):
+    """A loss that contains gradients of weights."""
+
+    def train_step(self, data):
+        x, y = data
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            gradients = inner.gradient(loss, variables)
+            loss += tf.add_n([tf.reduce_sum(g * g) for g in gradients])
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
 class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     def test_stages(self):
         mesh = tfscale.device_mesh(data=2, pipeline=2)
@@ -499,6 +565,20 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             model = mlp()
             model.compile("sgd", "mse")
         with self.assertRaisesRegex(ValueError, "must find weights to divide"):
+            model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
+
+    def test_second_derivatives_by_weights(self):
+        """Their sum over replicas would count as constant, without a word."""
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=3
+        )
+        with strategy.scope(), small_weights_divided():
+            plain = mlp()
+            model = PenaltyOfGradients(plain.inputs, plain.outputs)
+            model.compile("sgd", "mse")
+        with self.assertRaisesRegex(
+            ValueError, "contains gradients of weights"
+        ):
             model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
 
     def test_xla(self):

@@ -4,7 +4,9 @@ import random
 
 from absl.testing import absltest
 
+from tfscale.distribute.fully_sharded.window import Need
 from tfscale.distribute.fully_sharded.window import Window
+from tfscale.distribute.fully_sharded.window import plan
 
 
 class WindowTest(absltest.TestCase):
@@ -52,6 +54,71 @@ class WindowTest(absltest.TestCase):
                 # of the largest fit.
                 if len(seen) > 1:
                     self.assertIn(seen[-2], alive)
+
+
+def needs_of_a_step(chance):
+    """A random step: weights of any size, used in any order, often again."""
+    sizes = [chance.randint(1, 9) for _ in range(chance.randint(1, 10))]
+    forward = [Need(name, size, False) for name, size in enumerate(sizes)]
+    backward = [need._replace(is_backward=True) for need in forward[::-1]]
+    for _ in range(chance.randint(0, 8)):
+        backward.insert(
+            chance.randint(0, len(backward)), chance.choice(backward)
+        )
+    return forward + backward, sum(sorted(sizes)[-2:])
+
+
+class PlanTest(absltest.TestCase):
+    def test_a_gather_waits_for_what_comes_before_it(self):
+        """So there is no cycle, whatever the step."""
+        chance = random.Random(1)
+        for _ in range(300):
+            needs, limit = needs_of_a_step(chance)
+            waits = plan(needs, limit)
+            self.assertLen(waits, len(needs))
+            for index, (need, found) in enumerate(zip(needs, waits)):
+                if found is None:
+                    self.assertTrue(need.is_backward)
+                else:
+                    self.assertTrue(all(other < index for other in found))
+
+    def test_no_order_that_waits_allow_has_more_alive(self):
+        """Gathers run as early as they may, and uses at any time."""
+        chance = random.Random(2)
+        for _ in range(300):
+            needs, limit = needs_of_a_step(chance)
+            waits = plan(needs, limit)
+            # By which gather each need has its weight.
+            gather_of, latest = [], {}
+            for index, need in enumerate(needs):
+                if waits[index] is not None:
+                    latest[need.gather] = index
+                gather_of.append(latest[need.gather])
+            gathers = [i for i, found in enumerate(waits) if found is not None]
+            gathered, used = set(), set()
+            while len(used) < len(needs):
+                ready = [
+                    ("use", i)
+                    for i in range(len(needs))
+                    if gather_of[i] in gathered and i not in used
+                ]
+                if len(gathered) < len(gathers):
+                    following = gathers[len(gathered)]
+                    if used.issuperset(waits[following]):
+                        ready.append(("gather", following))
+                kind, index = chance.choice(
+                    [r for r in ready if r[0] == "gather"] or ready
+                )
+                (gathered if kind == "gather" else used).add(index)
+                alive = sum(
+                    needs[g].num_bytes
+                    for g in gathered
+                    if any(
+                        gather_of[i] == g and i not in used
+                        for i in range(len(needs))
+                    )
+                )
+                self.assertLessEqual(alive, limit)
 
 
 if __name__ == "__main__":

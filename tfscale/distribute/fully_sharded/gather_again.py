@@ -20,31 +20,29 @@ Source: the recomputation of all-gathers in Zhang et al., SimpleFSDP: Simpler
 Fully Sharded Data Parallel with torch.compile (2024), section 3.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.distribute.fully_sharded import weight_gather
+from tfscale.distribute.fully_sharded import window
 from tfscale.distribute.fully_sharded.weight_gather import Gather
-from tfscale.distribute.fully_sharded.window import Window
 
 
-@dataclasses.dataclass(eq=False)
-class _Event:
-    """A weight is needed, in the forward or in the backward.
+class _Uses(NamedTuple):
+    """Where a step needs a weight: all of the forward, one of the backward.
 
     Attributes:
-        position: Of the first operation that needs it, in the graph.
-        gather: Its first gather.
-        uses: `(operation, inputs)` that compute with it; see
-            `weight_gather.uses`.
-        is_backward: Whether they are of the backward.
+        position: Of the gather, or of the operation, in the graph.
+        gather: The first gather.
+        operations: `(operation, inputs)`; see `weight_gather.uses`.
+        is_backward: Whether it is a use in the backward.
     """
 
     position: int
     gather: Gather
-    uses: list
+    operations: list
     is_backward: bool
 
 
@@ -60,59 +58,75 @@ def gather_again() -> None:
     if not step.gathers:
         return
     order = {op.name: i for i, op in enumerate(graph.get_operations())}
-    events = _events(step.gathers, graph, order)
-    window, latest = Window(step.limit), {}
-    for event in events:
-        gather = event.gather
-        is_kept = event.is_backward and gather in window
-        left = window.add(gather, gather.num_bytes)
-        if event.is_backward and not is_kept:
-            waits = [
+    found = _uses(step.gathers, graph, order)
+    plan = window.plan(
+        [
+            window.Need(use.gather, use.gather.num_bytes, use.is_backward)
+            for use in found
+        ],
+        step.limit,
+    )
+    gate, wholes = None, {}
+    for use, waits in zip(found, plan):
+        gather = use.gather
+        if not use.is_backward:
+            gate = graph.get_operation_by_name(gather.gate)
+            continue
+        if waits is not None:
+            ends = [
                 op
-                for other in left
-                for op in _ends(latest[other], graph)
-                if order.get(op.name, event.position) < event.position
+                for index in waits
+                for op in _ends(found[index], graph)
+                if order[op.name] < use.position
             ]
             shard = graph.get_tensor_by_name(gather.shard)
             with tf.device(shard.device):
-                _, whole = weight_gather.gather_after(waits, shard, gather.dim)
-            _replace(event.uses, whole)
-        latest[gather] = event
+                sent, whole = weight_gather.gather_after(
+                    [gate, *ends], shard, gather.dim
+                )
+            gate, wholes[gather] = sent.op, {(): whole}
+        if gather in wholes:
+            _replace(use.operations, wholes[gather])
     # Of what has no backward yet, there may be one behind another `apply`.
-    again = {event.gather for event in events if event.is_backward}
+    again = {use.gather for use in found if use.is_backward}
     step.gathers[:] = [g for g in step.gathers if g not in again]
 
 
-def _events(gathers, graph, order):
+def _uses(gathers, graph, order):
     """All needs of weights, in the order of the graph."""
-    events = []
+    found = []
     for gather in gathers:
-        uses = weight_gather.uses(graph.get_tensor_by_name(gather.whole))
-        later = [use for use in uses if _is_backward(use[0])]
-        earlier = [use for use in uses if not _is_backward(use[0])]
-        events.append(_Event(order[gather.gate], gather, earlier, False))
-        if later:
-            first = min(order[op.name] for op, _ in later)
-            events.append(_Event(first, gather, later, True))
-    return sorted(events, key=lambda event: event.position)
+        forward = []
+        for use in weight_gather.uses(graph.get_tensor_by_name(gather.whole)):
+            if _is_backward(use[0]):
+                position = order[use[0].name]
+                found.append(_Uses(position, gather, [use], True))
+            else:
+                forward.append(use)
+        found.append(_Uses(order[gather.gate], gather, forward, False))
+    return sorted(found, key=lambda use: use.position)
 
 
 def _is_backward(op):
     return weight_gather.BACKWARD in op.name
 
 
-def _ends(event, graph):
+def _ends(use, graph):
     """The operations behind which the memory of a weight is free again."""
-    ends = [op for op, _ in event.uses]
-    gradient = event.gather.gradient
-    if event.is_backward and gradient is not None:
+    ends = [op for op, _ in use.operations]
+    gradient = use.gather.gradient
+    if use.is_backward and gradient is not None:
         ends.append(graph.get_tensor_by_name(gradient).op)
     return ends
 
 
-def _replace(uses, whole):
-    """Has operations compute with another gathered tensor."""
-    made = {(): whole}
+def _replace(uses, made):
+    """Has operations compute with another gathered tensor.
+
+    Args:
+        uses: The operations; see `weight_gather.uses`.
+        made: The tensor, and views of it that were made, by their operations.
+    """
 
     def view(views):
         if views not in made:

@@ -187,6 +187,11 @@ def _gather(shard, dim):
 
 def _with_gradient(forward, dim, note=lambda gradient: None):
     @tf.custom_gradient
+    def scatter(gradient):
+        (part,) = zero.reduce_scatter_here([gradient], [dim])
+        return tf.stop_gradient(part), _refuse_second_derivative
+
+    @tf.custom_gradient
     def gather(shard):
         def backward(gradient):
             # Rows that were looked up become dense.
@@ -195,10 +200,22 @@ def _with_gradient(forward, dim, note=lambda gradient: None):
                 # `tf.recompute_grad` takes gradients by variable, and so has
                 # reduced and scattered this one.
                 return gradient
-            (part,) = zero.reduce_scatter_here([gradient], [dim])
+            part = scatter(gradient)
             note(part)
             return part
 
         return forward(shard), backward
 
     return gather
+
+
+def _refuse_second_derivative(gradient):
+    """A tape would not see the sum over replicas, and take it for constant."""
+    del gradient
+    raise ValueError(
+        "With zero_stage=3 gradients of weights are summed over the replicas "
+        "before a tape returns them. Received: a loss that contains gradients "
+        "of weights, whose own gradients would be those of other numbers. Use "
+        "zero_stage=1. Gradients by inputs, as in a gradient penalty, may be "
+        "part of a loss."
+    )

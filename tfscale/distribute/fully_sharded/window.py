@@ -6,7 +6,7 @@ A gather must not run before what leaves has been used, so the window bounds the
 bytes that are alive:
 
     gathers in their order     a   b   c   d   c   b   a
-    window of two              a   ab  bc  cd  cd  bc  ab
+    window of two              a   ab  bc  cd  dc  cb  ba
     left before                        a   b   .   d   c
 
 The second `c` finds its weight still there: it is kept and not gathered again,
@@ -16,7 +16,56 @@ Source: the two all-gather buffers of Zhao et al., PyTorch FSDP: Experiences on
 Scaling Fully Sharded Data Parallel (2023), section 3.3.2.
 """
 
+from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
+
+
+class Need(NamedTuple):
+    """A weight is gathered by the forward, or used by the backward.
+
+    Attributes:
+        gather: Names the gather of the forward.
+        num_bytes: Size of the whole weight.
+        is_backward: Whether it is used, and gathered again if it has to be.
+    """
+
+    gather: Hashable
+    num_bytes: int
+    is_backward: bool
+
+
+def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
+    """Which needs gather a weight, and what these gathers wait for.
+
+    A gather that waits for the uses that are named here, and for the gather
+    before it, runs when no more than `limit` bytes are alive, its own included.
+    There is no cycle: it waits for earlier needs only.
+
+    Args:
+        needs: In the order of the step.
+        limit: See `Window`.
+
+    Returns:
+        For each need the indices of those whose uses must be over before the
+        weight is gathered; None where the weight is there and is not gathered.
+
+    Example: the drawing above.
+
+    >>> needs = [Need(x, 1, False) for x in "abcd"]
+    >>> needs += [Need(x, 1, True) for x in "cba"]
+    >>> plan(needs, limit=2)
+    [[], [], [0], [1], None, [3], [2, 4]]
+    """
+    window, alive_for, waits = Window(limit), {}, []
+    for index, need in enumerate(needs):
+        is_there = need.is_backward and need.gather in window
+        left = window.add(need.gather, need.num_bytes)
+        over = [i for gather in left for i in alive_for.pop(gather)]
+        waits.append(None if is_there else over)
+        alive_for.setdefault(need.gather, []).append(index)
+    return waits
 
 
 class Window:
