@@ -37,7 +37,6 @@ PURE = (
     "tfscale/collectives/planning/picture.py",
     "tfscale/collectives/planning/send.py",
     "tfscale/collectives/planning/simulate.py",
-    "tfscale/distribute/fully_sharded/window.py",
     "tfscale/formatting.py",
     "tfscale/pipeline/planning/__init__.py",
     "tfscale/pipeline/planning/action.py",
@@ -55,6 +54,7 @@ PURE = (
     "tfscale/plan/report.py",
     "tfscale/plan/search.py",
     "tfscale/plan/schedule_cost.py",
+    "tfscale/sharding/gather_window.py",
     "tfscale/sharding/sharding.py",
     "tfscale/tensor_parallel/layouts/layouts.py",
 )

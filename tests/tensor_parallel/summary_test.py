@@ -1,5 +1,6 @@
 """The report of a sharded model, and the warning about lonely layers."""
 
+import os
 import re
 import warnings
 
@@ -220,6 +221,47 @@ class SummaryTest(tf.test.TestCase, parameterized.TestCase):
         before = model.predict(x, verbose=0)
         tfscale.sharding_summary(model)
         self.assertAllEqual(model.predict(x, verbose=0), before)
+
+    def on_replicas(self, stage, data):
+        """Three kernels of 16 KB, with Adam."""
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=data), zero_stage=stage
+        )
+        keras.utils.clear_session(free_memory=False)
+        with strategy.scope():
+            layers = [LAYERS.Dense(64, use_bias=False) for _ in range(3)]
+            model = keras.Sequential([keras.Input((64,)), *layers])
+            model.compile("adam", "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    @parameterized.parameters(
+        # 2 P (D - 1) / D; the peak is all that there is, and gradients.
+        (0, 2, "48.00 KB over 2 replicas\n", "192.01 KB"),
+        (1, 4, "72.00 KB over 4 replicas\n", "120.01 KB"),
+        (2, 2, "48.00 KB over 2 replicas, half of it in each micro", "144.01"),
+        # Of 3 P (D - 1) / D all but what is kept; two are gathered at a time,
+        # and as many whole gradients.
+        (3, 2, "56.00 KB over 2 replicas, in each microbatch\n", "136.01 KB"),
+    )
+    def test_says_what_a_replica_sends_and_has(self, stage, data, sent, peak):
+        text = summary(self.on_replicas(stage, data))
+        self.assertIn(f"Sent by a device in a step: {sent}", text)
+        self.assertIn(f"the peak of a step: at most about {peak}", text)
+        kept = "kept for the backward: sequential/dense_1/kernel, sequential/"
+        self.assertEqual(kept in text, stage == 3)
+
+    def test_draws_what_is_gathered_when(self):
+        path = os.path.join(self.create_tempdir(), "gathers.png")
+        tfscale.sharding_summary(
+            self.on_replicas(3, 2), print_fn=str, to_file=path
+        )
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(4), b"\x89PNG")
+        with self.assertRaisesRegex(ValueError, "each replica has all weights"):
+            tfscale.sharding_summary(
+                self.on_replicas(1, 2), print_fn=str, to_file=path
+            )
 
     def test_of_no_mesh_is_an_error(self):
         with self.assertRaisesRegex(ValueError, "scope of a .*MeshStrategy"):

@@ -71,6 +71,11 @@ class Sharding:
         return math.prod(self.shape) * self.itemsize
 
     @property
+    def shard_bytes(self) -> int:
+        """Of what a model rank has, all replicas together."""
+        return math.prod(self.shard_shape) * self.itemsize
+
+    @property
     def local_bytes(self) -> int:
         """Of what a device has."""
         return math.prod(self.local_shape) * self.itemsize

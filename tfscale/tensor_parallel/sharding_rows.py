@@ -1,7 +1,6 @@
 """How each layer of a sharded model runs, and what a device has of it."""
 
 import dataclasses
-import math
 
 import keras
 
@@ -47,7 +46,8 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
         divided = [s for s in shardings if s.data_dim is not None]
         if divided:
             how = "fully sharded" if how == "replicated" else how
-            size = readable_bytes(sum(map(missing_bytes, divided)))
+            size = sum(s.shard_bytes - s.local_bytes for s in divided)
+            size = readable_bytes(size)
             exchanged += (
                 "over replicas: all-gather of weights, forward and backward, "
                 f"{size}; reduce-scatter of gradients, {size}",
@@ -66,12 +66,6 @@ def layout_of(sharding: Sharding) -> str:
         return "replicated"
     axes = ", ".join(map(str, sharding.axes))
     return f"({axes}{',' * (len(sharding.axes) == 1)})"
-
-
-def missing_bytes(sharding: Sharding) -> int:
-    """What a replica lacks of the shard of a model rank."""
-    num_shard_bytes = math.prod(sharding.shard_shape) * sharding.itemsize
-    return num_shard_bytes - sharding.local_bytes
 
 
 def _how(call, shardings):

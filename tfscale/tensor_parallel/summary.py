@@ -1,5 +1,6 @@
 """The summary of a sharded model: who has what, and what ranks exchange."""
 
+import collections
 import functools
 from collections.abc import Callable
 
@@ -14,8 +15,10 @@ from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
+from tfscale.sharding import gather_window
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import analysis
+from tfscale.tensor_parallel import gather_picture
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.rules import sharded_call
 
@@ -28,29 +31,35 @@ def sharding_summary(
     model: keras.Model,
     line_length: int | None = None,
     print_fn: Callable[[str], None] | None = None,
+    *,
+    to_file: str | None = None,
 ) -> None:
-    """Prints how a model is sharded over the model ranks of a mesh.
+    """Prints how a model is sharded over the replicas and ranks of a mesh.
 
     One row for each layer with variables: by which rule it runs, the layout of
     each variable, the shape and the bytes that a device has of it, and what
     ranks exchange in one forward and backward. "gathered" is a layer without a
     rule, whose weights are gathered where they are used. Below it: why
     outputs do not stay sharded, layouts that are not as they were asked for,
-    and bytes per device.
+    bytes per device at rest and at the peak of a step, and what a device sends.
 
     Args:
         model: A built model, made in the scope of a `tfscale.MeshStrategy`
-            with a model axis, or with a `zero_stage` or `offload`. Layers that
+            with several replicas or model ranks, or with `offload`. Layers that
             have not been called on ranks yet are analysed now, with the
             warnings that this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
         print_fn: What to call with the text, as in `keras.Model.summary`.
+        to_file: Where to write a PNG of when a step has which weights gathered,
+            with `zero_stage=3`.
 
     Raises:
+        ImportError: If there is a `to_file`, and matplotlib is not installed.
         TypeError: If it is no model.
-        ValueError: If the model was not made on such a mesh, or
-            `line_length` is too small for a table.
+        ValueError: If the model was not made on such a mesh,
+            `line_length` is too small for a table, or there is a `to_file`
+            and no weight to gather.
 
     Example:
 
@@ -82,25 +91,24 @@ def sharding_summary(
         lambda console: _render(console, model, extended, line_length),
         print_fn,
     )
+    if to_file is not None:
+        gather_picture.save_png(_gathers(model, extended), to_file)
 
 
 def _extended(model):
     for variable in model.variables:
         strategy = getattr(variable.value, "distribute_strategy", None)
         extended = getattr(strategy, "extended", None)
-        if getattr(extended, "num_model_ranks", 1) > 1 or (
-            hasattr(extended, "optimizer_states")
-            and (
-                extended.optimizer_states.are_sharded
-                or extended.optimizer_states.are_on_host
-            )
+        if hasattr(extended, "optimizer_states") and (
+            extended.num_replicas * extended.num_model_ranks > 1
+            or extended.optimizer_states.are_on_host
         ):
             return extended
     raise ValueError(
-        "A sharding summary is of a built model on a mesh with a 'model' axis, "
-        f"or with a zero_stage or offload. Received: {model.name!r}, whose "
-        "variables have no model ranks. Build it in the scope of a "
-        "`tfscale.MeshStrategy` whose mesh has a 'model' axis larger than 1."
+        "A sharding summary is of a built model on a mesh with a 'data' or "
+        "'model' axis larger than 1, or with offload. Received: "
+        f"{model.name!r}, whose variables are on one device. Build it in the "
+        "scope of a `tfscale.MeshStrategy` for such a mesh."
     )
 
 
@@ -152,11 +160,17 @@ def _render(console, model, extended, line_length):
     divides = states.are_weights_sharded
     replicas = states.num_replicas if divides else 1
     line("Bytes per device", _totals(variables, ranks, replicas))
-    if divides:
+    gathers = _gathers(model, extended)
+    if gathers:
         size = readable_bytes(states.max_gathered_bytes)
         line("Gathered at a time", f"at most {colored(size)}")
-    if states.are_sharded:
-        line("Sent by a device in a step", _sent_text(variables, states))
+        times = collections.Counter(stay.gather for stay in gathers)
+        line(
+            "Gathered for the forward, and kept for the backward",
+            ", ".join(name for name, count in times.items() if count == 1),
+        )
+    if extended.num_replicas > 1:
+        line("Sent by a device in a step", _sent_text(model, extended, gathers))
     optimizer = getattr(model, "optimizer", None)
     # Before the first step it has no slots yet.
     if optimizer is not None and optimizer.built:
@@ -165,20 +179,57 @@ def _render(console, model, extended, line_length):
             f"Optimizer{', on the host (CPU:0)' * states.are_on_host}",
             _totals(slots, ranks, states.num_replicas),
         )
+        on_device = variables + slots * (not states.are_on_host)
+        peak = sum(sharding.local_bytes for sharding in on_device)
+        peak += _most_gradient_bytes(model, optimizer, states)
+        line(
+            "A device at the peak of a step",
+            f"at most about {colored(readable_bytes(peak))}, and activations",
+        )
 
 
-def _sent_text(shardings, states):
+def _gathers(model, extended):
+    """When a step has which weights gathered, in the order of layers."""
+    states = extended.optimizer_states
+    sizes = {
+        variable.path: sharding_of(variable).shard_bytes
+        for variable in model.trainable_variables
+        if sharding_of(variable).data_dim is not None
+    }
+    return gather_window.stays(sizes, states.max_gathered_bytes)
+
+
+def _sent_text(model, extended, gathers):
     """Weights are gathered once or twice, gradients reduced and scattered."""
+    stage, count = extended.optimizer_states.stage, extended.num_replicas
+    times = collections.Counter(stay.gather for stay in gathers)
     num_bytes = sum(
-        (3 if sharding.data_dim is not None else 2)
-        * sharding_rows.missing_bytes(sharding.over_data())
-        for sharding in shardings
+        # Without ZeRO too: an all-reduce is a reduce-scatter and a gather.
+        (1 + times.get(variable.path, 1)) * sharding_of(variable).shard_bytes
+        for variable in model.trainable_variables
     )
+    of_it = {2: ", half of it", 3: ","}.get(stage)
     return (
-        f"{colored(readable_bytes(num_bytes))} over "
-        f"{colored(states.num_replicas)} replicas"
-        f"{', in each microbatch' * (states.stage == 3)}"
+        f"{colored(readable_bytes(num_bytes * (count - 1) / count))} over "
+        f"{colored(count)} replicas"
+        + ("" if of_it is None else f"{of_it} in each microbatch")
     )
+
+
+def _most_gradient_bytes(model, optimizer, states):
+    """Of gradients that a step has at a time, and of gathered weights."""
+    shardings = [sharding_of(v) for v in model.trainable_variables]
+    whole = [s.shard_bytes for s in shardings if s.data_dim is None]
+    if not states.are_weights_sharded:
+        return sum(whole)
+    # Gradients of two weights are on their way, and what remains of each is a
+    # shard, which is kept where a norm or a check needs all of them.
+    divided = [s.local_bytes for s in shardings if s.data_dim is not None]
+    needs_all = getattr(optimizer, "global_clipnorm", None) or hasattr(
+        optimizer, "inner_optimizer"
+    )
+    shards = sum(divided) if needs_all else 0
+    return sum(whole) + shards + 2 * states.max_gathered_bytes
 
 
 def _totals(shardings, ranks, replicas):

@@ -26,8 +26,8 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.distribute.fully_sharded import weight_gather
-from tfscale.distribute.fully_sharded import window
 from tfscale.distribute.fully_sharded.weight_gather import Gather
+from tfscale.sharding import gather_window
 
 
 class _Uses(NamedTuple):
@@ -59,9 +59,11 @@ def gather_again() -> None:
         return
     order = {op.name: i for i, op in enumerate(graph.get_operations())}
     found = _uses(step.gathers, graph, order)
-    plan = window.plan(
+    plan = gather_window.plan(
         [
-            window.Need(use.gather, use.gather.num_bytes, use.is_backward)
+            gather_window.Need(
+                use.gather, use.gather.num_bytes, use.is_backward
+            )
             for use in found
         ],
         step.limit,

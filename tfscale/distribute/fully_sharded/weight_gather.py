@@ -4,7 +4,7 @@
     shard of the gradient ◄────── reduce-scatter ◄──────── gradient
 
 The gate is the operation that sends a shard: it waits until weights that were
-gathered earlier have been used (`window.py`). What a replica's step has
+gathered earlier have been used (`gather_window.py`). What a replica's step has
 gathered is noted by the names of its tensors, for `gather_again.py`.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.distribute.fully_sharded.window import Window
 from tfscale.distribute.variables import zero
+from tfscale.sharding.gather_window import Window
 
 # The gathers of each replica's step, by its graph and its thread.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -97,8 +97,7 @@ class OptimizerStateSharding:
         elif math.prod(sharding.shape) >= MIN_ELEMENTS:
             sharding = sharding.over_data()
         if sharding.data_dim is not None:
-            num_bytes = math.prod(sharding.shard_shape) * sharding.itemsize
-            self._largest = sorted([*self._largest, num_bytes])[1:]
+            self._largest = sorted([*self._largest, sharding.shard_bytes])[1:]
         return sharding
 
     def sharding_of(self, variable) -> Sharding:

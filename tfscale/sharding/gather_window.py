@@ -17,6 +17,7 @@ Scaling Fully Sharded Data Parallel (2023), section 3.3.2.
 """
 
 from collections.abc import Hashable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -66,6 +67,49 @@ def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
         waits.append(None if is_there else over)
         alive_for.setdefault(need.gather, []).append(index)
     return waits
+
+
+class Stay(NamedTuple):
+    """A weight is in the window: from one need to another, of a step.
+
+    Attributes:
+        gather: Names the weight.
+        start: The need that gathers it.
+        stop: The first need for which it leaves, or the end of the step.
+    """
+
+    gather: Hashable
+    start: int
+    stop: int
+
+
+def stays(num_bytes: Mapping[Hashable, int], limit: int) -> list[Stay]:
+    """When weights are gathered by a step that uses them in an order and back.
+
+    Args:
+        num_bytes: Size of each weight by name, in the order of the forward.
+        limit: See `Window`.
+
+    Example: `d` stays from its use in the forward to that in the backward.
+
+    >>> stays(dict.fromkeys("abcd", 1), limit=2)[3:5]
+    [Stay(gather='d', start=3, stop=6), Stay(gather='b', start=6, stop=8)]
+    """
+    forward = [Need(name, size, False) for name, size in num_bytes.items()]
+    needs = forward + [
+        need._replace(is_backward=True) for need in forward[::-1]
+    ]
+    waits, found = plan(needs, limit), []
+    for start, need in enumerate(needs):
+        if waits[start] is not None:
+            leaves = (
+                index
+                for index in range(start + 1, len(needs))
+                for user in waits[index] or ()
+                if user >= start and needs[user].gather == need.gather
+            )
+            found.append(Stay(need.gather, start, next(leaves, len(needs))))
+    return found
 
 
 class Window:

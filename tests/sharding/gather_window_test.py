@@ -4,9 +4,10 @@ import random
 
 from absl.testing import absltest
 
-from tfscale.distribute.fully_sharded.window import Need
-from tfscale.distribute.fully_sharded.window import Window
-from tfscale.distribute.fully_sharded.window import plan
+from tfscale.sharding.gather_window import Need
+from tfscale.sharding.gather_window import Window
+from tfscale.sharding.gather_window import plan
+from tfscale.sharding.gather_window import stays
 
 
 class WindowTest(absltest.TestCase):
@@ -119,6 +120,24 @@ class PlanTest(absltest.TestCase):
                     )
                 )
                 self.assertLessEqual(alive, limit)
+
+
+class StaysTest(absltest.TestCase):
+    def test_what_is_used_last_is_gathered_once(self):
+        self.assertEqual(
+            stays({"a": 1, "b": 1, "c": 1, "d": 1}, limit=2),
+            [
+                ("a", 0, 2),
+                ("b", 1, 3),
+                ("c", 2, 7),
+                ("d", 3, 6),
+                ("b", 6, 8),
+                ("a", 7, 8),
+            ],
+        )
+
+    def test_of_no_weight_there_is_none(self):
+        self.assertEqual(stays({}, limit=0), [])
 
 
 if __name__ == "__main__":

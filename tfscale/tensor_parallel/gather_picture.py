@@ -1,0 +1,58 @@
+"""A picture of when a step has which weights gathered (ZeRO stage 3)."""
+
+from collections.abc import Sequence
+
+from tfscale.sharding.gather_window import Stay
+
+_FORWARD_COLOR, _BACKWARD_COLOR = "#3b6fa5", "#c9702b"
+
+
+def save_png(stays: Sequence[Stay], path: str) -> None:
+    """Draws a line for each weight, and a bar for each time it is gathered.
+
+    Time goes from left to right, a column for each use of a weight: those of
+    the forward, and in the opposite order those of the backward.
+
+    Args:
+        stays: When weights are gathered; see `gather_window.stays`.
+        path: Where to write the PNG.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If no weight is gathered.
+    """
+    if not stays:
+        raise ValueError(
+            "A picture of gathers is of weights that replicas divide. "
+            "Received: a model of which each replica has all weights. Leave "
+            "out `to_file`, or use zero_stage=3."
+        )
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "`to_file` needs matplotlib. Install it with "
+            "`pip install tfscale[plot]`, or leave it out."
+        ) from error
+    names = list(dict.fromkeys(stay.gather for stay in stays))
+    # Not pyplot: it would keep the figure and choose the user's backend.
+    figure = Figure(figsize=(10, 1 + 0.25 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for stay in stays:
+        is_forward = stay.start < len(names)
+        axes.barh(
+            names.index(stay.gather),
+            stay.stop - stay.start,
+            left=stay.start,
+            color=_FORWARD_COLOR if is_forward else _BACKWARD_COLOR,
+        )
+    axes.axvline(len(names), color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks([len(names) / 2, len(names) * 1.5], ["forward", "backward"])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 2 * len(names))
+    axes.tick_params(length=0)
+    axes.set_title("Weights that are gathered", loc="left", weight="bold")
+    figure.savefig(path, dpi=80)
