@@ -49,7 +49,7 @@ def save_png(stays: Sequence[Stay], path: str) -> None:
             color=_FORWARD_COLOR if is_forward else _BACKWARD_COLOR,
         )
     axes.axvline(len(names), color="black", linewidth=0.8)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), list(map(str, names)))
     axes.set_xticks([len(names) / 2, len(names) * 1.5], ["forward", "backward"])
     axes.invert_yaxis()
     axes.set_xlim(0, 2 * len(names))

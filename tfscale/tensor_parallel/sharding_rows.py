@@ -46,8 +46,8 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
         divided = [s for s in shardings if s.data_dim is not None]
         if divided:
             how = "fully sharded" if how == "replicated" else how
-            size = sum(s.shard_bytes - s.local_bytes for s in divided)
-            size = readable_bytes(size)
+            missing = sum(s.shard_bytes - s.local_bytes for s in divided)
+            size = readable_bytes(missing)
             exchanged += (
                 "over replicas: all-gather of weights, forward and backward, "
                 f"{size}; reduce-scatter of gradients, {size}",
