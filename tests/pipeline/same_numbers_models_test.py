@@ -281,6 +281,19 @@ def branches():
     return keras.Model(inputs, keras.layers.Dense(3, name="c")(x))
 
 
+def flat_branches():
+    """Two branches of three layers each, in no models of their own."""
+    inputs = keras.Input((6,))
+    ends = []
+    for branch in range(2):
+        x = inputs
+        for index in range(3):
+            x = dense(name=f"b{branch}_{index}")(x)
+        ends.append(x)
+    x = keras.layers.Concatenate(name="join")(ends)
+    return keras.Model(inputs, keras.layers.Dense(3, name="end")(x))
+
+
 class Block(keras.layers.Layer):
     """A layer made of layers, one of them made of layers itself."""
 
@@ -367,6 +380,7 @@ MODELS = dict(
     ),
     composite=(composite_layers, BY_VALUES, "mse", "flops"),
     branches=(branches, BY_VALUES, "mse", ["b"]),
+    flat_branches=(flat_branches, BY_VALUES, "mse", ["b1_0"]),
     lookups=(lookups_in_activations, BY_VALUES, "mse", ["lookup"]),
     added_losses=(added_losses, BY_VALUES, "mse", ["b", "c"]),
     metric_in_layer=(metric_in_layer, BY_VALUES, "mse", ["s"]),

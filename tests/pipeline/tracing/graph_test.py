@@ -5,7 +5,10 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests.pipeline import same_numbers_models_test as models
+from tfscale._internals import attributes
+from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages.graph import flatten_model
+from tfscale.pipeline.stages.plan import make_plan
 
 
 def run(graph, x):
@@ -53,6 +56,39 @@ class GraphTest(parameterized.TestCase):
         self.assertEqual(found[0], "token_embedding")
         self.assertEqual(found[-1], "token_embedding")
         self.assertIn("transformer_layer_1", found)
+
+    def test_parallel_branches_follow_each_other(self):
+        # They came interleaved, by depth, and no cut was between them.
+        model = models.flat_branches()
+        model = keras.Model(model.inputs, model.get_layer("join").output)
+        branches = [[f"b{b}_{i}" for i in range(3)] for b in range(2)]
+        self.assertEqual(names(model), [*branches[0], *branches[1], "join"])
+        plan = make_plan(model, one_f_one_b(2, 1), "flops")
+        self.assertEqual(plan.stages[0].layers, branches[0])
+        # Only the result of the branch goes to the other stage.
+        self.assertLen(plan.stages[1].inputs, 2)
+        self.assertIn(plan.graph.inputs[0], plan.stages[1].inputs)
+
+    def test_calls_of_one_layer_stay_in_their_order(self):
+        # Keras calls it on the short branch first, at the same depth.
+        x = keras.Input((4,))
+        shared = keras.layers.Dense(4, name="shared")
+        a = shared(keras.layers.Dense(4, name="a")(x))
+        b = keras.layers.Dense(4, name="b")(x)
+        b = shared(keras.layers.Dense(4, name="b_1")(b))
+        model = keras.Model(x, [keras.layers.Dense(4, name="a_1")(a), b])
+        graph = flatten_model(model)
+        ours = [
+            id(graph.specs[call.outputs[0]])
+            for call in graph.calls
+            if call.operation is shared
+        ]
+        by_keras = [
+            id(node.outputs[0])
+            for node in attributes.nodes_of(model)
+            if node.operation is shared
+        ]
+        self.assertEqual(ours, by_keras)
 
     def test_sequential_models_are_opened(self):
         layers = [keras.layers.Dense(2, name=name) for name in "ab"]

@@ -134,7 +134,7 @@ class BalanceTest(tf.test.TestCase, parameterized.TestCase):
         ("no_layer", ["block_2_atention"], "mean 'block_2_attention'"),
         ("too_few", [], "2 stages need 1 cut points"),
         ("too_many", ["block_0_mlp_up", "logits"], "2 stages need 1 cut"),
-        ("first", ["ones_like"], "'ones_like', the first layer"),
+        ("first", ["tokens_embedding"], "'tokens_embedding', the first"),
     )
     def test_wrong_cut_points_are_refused(self, balance, message):
         model = gpt.build_gpt(4, 16, 2, 8, dropout=0.0)

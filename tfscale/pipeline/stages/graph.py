@@ -1,4 +1,4 @@
-"""A functional model as a flat list of layer calls, in the order of Keras.
+"""A functional model as a flat list of layer calls, branch by branch.
 
 Nested models are opened, so that a cut may go through them; a layer that is
 called twice is there twice. Tensors are numbers ("values"): a cut needs to know
@@ -139,9 +139,43 @@ def flatten_model(model: keras.Model) -> Graph:
         functional,
         tuple(inputs),
         tuple(outputs),
-        tuple(flattener.calls),
+        tuple(_branch_by_branch(flattener.calls, outputs)),
         flattener.specs,
     )
+
+
+def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
+    """The calls in another order: each after what its arguments need, in turn.
+
+    Keras goes by depth, through parallel branches at the same time, so that no
+    cut is between them. Calls of one layer stay in their order, in which they
+    draw random numbers and update statistics.
+
+    x ─┬─► a ─► b ─┬─► add        Keras:            a c b d add
+       └─► c ─► d ─┘              branch by branch: a b c d add
+    """
+    maker = {v: index for index, call in enumerate(calls) for v in call.outputs}
+    needs = []
+    last_of: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        operation = id(call.operation)
+        needed = [maker[value] for value in call.inputs if value in maker]
+        needs.append([*needed, last_of.get(operation, index)])
+        last_of[operation] = index
+    # The next one is the last; what leads to no output comes in the end.
+    todo = [
+        *reversed(range(len(calls))),
+        *(maker[value] for value in reversed(outputs) if value in maker),
+    ]
+    ordered: dict[int, Call] = {}
+    while todo:
+        index = todo[-1]
+        missing = [n for n in needs[index] if n not in ordered and n != index]
+        todo.extend(reversed(missing))
+        if not missing:
+            ordered.setdefault(index, calls[index])
+            todo.pop()
+    return list(ordered.values())
 
 
 class _Flattener:
