@@ -9,6 +9,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -75,6 +76,7 @@ class MetricsOfMeshesTest(parameterized.TestCase):
             if any("model" in axes for axes in pair)
         )
     )
+    @pytest.mark.crossing(every=7)
     def test_an_epoch_has_the_metrics_of_one_run(self, before, after):
         folder = self.create_tempdir().full_path
         with self.assertRaises(Interrupted):

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -28,6 +29,7 @@ def on_devices(x):
 
 class ExecuteTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*range(1, 10))
+    @pytest.mark.crossing(every=4)
     def test_every_algorithm_and_operation(self, num_devices):
         # As a graph of all of them: one trace.
         plans = numpy_collectives.plans(num_devices, [num_devices // 2])

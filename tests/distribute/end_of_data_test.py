@@ -11,6 +11,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -64,6 +65,7 @@ class EndOfDataTest(parameterized.TestCase):
         (lambda: dataset(4), dict(data=2, microbatches=2)),
         (batches, dict(data=2)),
     )
+    @pytest.mark.crossing(every=4)
     def test_counts_what_there_is(self, data, axes):
         model, expected = build(**axes), build()
         logs = model.fit(data(), verbose=0).history

@@ -6,6 +6,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -122,6 +123,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         (sharpness_aware, 2, 1),
         (decayed, 1, 2),
     )
+    @pytest.mark.crossing(every=4)
     def test_has_the_numbers_of_one_device(self, change, data, model):
         found = same_numbers.on_ranks(job(change), model, data, LAYOUTS)
         same_numbers.assert_same(self, one_device(change), found)

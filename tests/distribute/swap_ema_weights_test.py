@@ -8,6 +8,7 @@ import dataclasses
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -67,6 +68,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
                     np.testing.assert_array_equal(first, other)
 
     @parameterized.parameters((2, None, 1), (4, None, 1), (2, None, 2))
+    @pytest.mark.crossing(every=3)
     def test_has_the_numbers_of_one_device(self, *sizes):
         self.check(*sizes)
 

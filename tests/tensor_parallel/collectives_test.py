@@ -1,6 +1,7 @@
 """What ranks exchange, forward and backward, against tensors made by hand."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -166,6 +167,7 @@ class CollectivesTest(tf.test.TestCase, parameterized.TestCase):
                 )
 
     @parameterized.product(name=list(FORWARD_ONLY), size=SIZES)
+    @pytest.mark.crossing(every=4)
     def test_forward(self, name, size):
         operator, forward = FORWARD_ONLY[name]
         x = integers(0, *size, 2 * size[1])

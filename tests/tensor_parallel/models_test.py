@@ -307,6 +307,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, outcome, TOLERANCE[policy])
 
     @parameterized.parameters({}, {"run_eagerly": True})
+    @pytest.mark.crossing(every=2)
     def test_methods_of_a_model(self, **options):
         def train(model):
             model.compile(keras.optimizers.Adam(0.01), "mse", **options)

@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from keras import ops
@@ -146,6 +147,7 @@ class AcrossRowsTest(parameterized.TestCase):
         dict(data=2, accumulated=2),
         dict(pipeline=2, wrap=in_stages),
     )
+    @pytest.mark.crossing(every=4)
     def test_it_is_warned_of_once_in_parts_of_a_batch(self, **options):
         (said,) = fit(lambda: made_of(Centred()), **options)
         self.assertRegex(said, r"Mean '.*centred.*' \(line \d+ of .*_test.py\)")
@@ -159,6 +161,7 @@ class AcrossRowsTest(parameterized.TestCase):
     @parameterized.parameters(
         dict(data=2), dict(accumulated=4), dict(pipeline=2, wrap=in_stages)
     )
+    @pytest.mark.crossing(every=3)
     def test_layers_of_keras_are_not_warned_of(self, **options):
         synchronized = "data" in options
         self.assertEqual(fit(lambda: of_keras(synchronized), **options), [])

@@ -6,6 +6,7 @@ without rows (of 33 in batches of 16 the last leaves one) made them NaN.
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -61,6 +62,7 @@ def synchronized():
 
 class FitTest(parameterized.TestCase):
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_statistics_are_those_of_the_batch(self, num_ranks):
         job = same_numbers.Job(
             side_by_side, DATA, lambda: keras.optimizers.SGD(0.0)

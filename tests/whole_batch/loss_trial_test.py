@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from keras import ops
@@ -67,6 +68,7 @@ class LossTrialTest(parameterized.TestCase):
     @parameterized.parameters(
         (Contrastive, 2), (Sum, 2), (Contrastive, 1, 4), (Sum, 2, 2)
     )
+    @pytest.mark.crossing(every=4)
     def test_what_is_no_mean_is_warned_of_once(self, *arguments):
         (said,) = fit(*arguments)
         self.assertRegex(said, "Received: that of 'towers', which on a trial")
@@ -74,6 +76,7 @@ class LossTrialTest(parameterized.TestCase):
     @parameterized.parameters(
         (Contrastive, 1), (Sum, 1), (MeanBeside, 2), (MeanBeside, 1, 4)
     )
+    @pytest.mark.crossing(every=4)
     def test_what_is_one_and_what_has_the_batch_is_not(self, *arguments):
         self.assertEqual(fit(*arguments), [])
 

@@ -8,6 +8,7 @@ import dataclasses
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -125,6 +126,7 @@ JOBS = {
 
 class PlainFitTest(parameterized.TestCase):
     @parameterized.parameters(*JOBS)
+    @pytest.mark.crossing(every=4)
     def test_two_replicas(self, name):
         expected = same_numbers.on_one_device(JOBS[name])
         with warned(self, name):

@@ -7,6 +7,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -85,6 +86,7 @@ class ServiceTest(tf.test.TestCase, parameterized.TestCase):
         }
 
     @parameterized.parameters("arrays", "tfrecords", "dataset")
+    @pytest.mark.crossing(every=3)
     def test_same_batches_in_the_same_order_and_resume(self, name):
         source, parse = self._sources()[name]
         kwargs = {"batch_size": 4, "parse": parse, "augment": _augment}

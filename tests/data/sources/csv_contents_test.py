@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -69,6 +70,7 @@ class CsvTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(self._values(source)["a"], [1])
 
     @parameterized.parameters("int32", np.int64, tf.float32, float, str, bool)
+    @pytest.mark.crossing(every=6)
     def test_a_dtype_by_any_of_its_names(self, dtype):
         source = self._csv(b"a\n1\n", dtypes={"a": dtype})
         self.assertLen(self._values(source)["a"], 1)

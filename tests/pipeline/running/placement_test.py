@@ -12,6 +12,7 @@ import weakref
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -165,6 +166,7 @@ class PlacementTest(parameterized.TestCase):
                 self.assertEqual(short(variable.value.device), device)
 
     @parameterized.parameters((1, 1), (2, 1), (3, 1), (1, 2), (3, 2))
+    @pytest.mark.crossing(every=5)
     def test_variables_and_slots_are_on_their_stage_of_every_replica(
         self, num_stages, num_replicas
     ):

@@ -6,6 +6,7 @@ import pickle
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -56,6 +57,7 @@ class WrappedModelTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         build=[functional, sequential], how=["saved", "copied", "pickled"]
     )
+    @pytest.mark.crossing(every=3)
     def test_saved_copied_or_pickled_it_is_the_plain_model(self, build, how):
         # Nothing loaded what `keras.saving.save_model` had written.
         make = {

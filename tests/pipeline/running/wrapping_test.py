@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -167,6 +168,7 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         lambda model: model.fit(X, X, verbose=0),
         lambda model: model.train_on_batch(X, X),
     )
+    @pytest.mark.crossing(every=4)
     def test_a_model_inside_that_is_quantized_later(self, run):
         # What had been traced went on with the float weights.
         model = pipeline()

@@ -5,6 +5,7 @@ import re
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -83,6 +84,7 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
 
     # In the GPT Grappler finds that two lookups keep the same numbers.
     @parameterized.parameters((_mlp, 0), (_cnn, 0), (_gpt, 0.002))
+    @pytest.mark.crossing(every=3)
     def test_estimate_is_what_a_stage_keeps(self, build, rtol):
         model = _fitted(build, 2)
         estimated = stage_memory(model._plan, ROWS)
@@ -168,6 +170,7 @@ class DividedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters((2, 1, 1), (1, 2, 0))
+    @pytest.mark.crossing(every=2)
     def test_a_limit_may_be_lower_by_what_others_have(self, *mesh):
         least, needed = [], []
         for sizes in ((mesh[0], 1, 0), mesh):

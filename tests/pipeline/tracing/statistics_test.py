@@ -4,6 +4,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -205,6 +206,7 @@ class StatisticsTest(parameterized.TestCase):
             )
 
     @parameterized.parameters((3, 1), (2, 2))
+    @pytest.mark.crossing(every=2)
     def test_those_of_any_layer_are_of_the_batch(self, count, num_replicas):
         # One called twice, one that renormalises, one of masked rows. Of the
         # last batch, one row, microbatches and a replica have none.
