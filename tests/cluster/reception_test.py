@@ -197,7 +197,7 @@ class PresenceTest(_StrangersTest):
                 ConnectionError,
                 f"{names[1]} .something else listens at its port",
             ):
-                Roster("word").wait_for(names, 1.0)
+                Roster("word").wait_for(names, 2.0)
             other.shutdown(socket.SHUT_RDWR)
 
 

@@ -109,7 +109,8 @@ class Roster:
             connection = None
             try:
                 connection = ports.connect(server)
-                self._missing[server] = "it does not answer"
+                if self._missing.get(server) == _NOT_CALLED:
+                    self._missing[server] = "it does not answer"
                 self._greet(server, connection)
             except (OSError, ValueError) as error:
                 if connection is not None:
