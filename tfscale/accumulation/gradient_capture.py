@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.distribute.fully_sharded import gather_again
+from tfscale.distribute.optimizers.gradient_reduction import scatter_microbatch
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import model_loss
 
@@ -86,7 +87,8 @@ class GradientCapture:
         ]
         self.variables = None if variables is None else list(variables)
         if getattr(extended, "accumulates_shards", False):
-            self.gradients = extended.scatter_microbatch(
+            self.gradients = scatter_microbatch(
+                extended,
                 self.gradients,
                 self.variables or attributes.optimized_variables(optimizer),
                 self.weight,

@@ -1,6 +1,5 @@
 """What `MeshStrategy` does: makes variables, sums gradients, updates."""
 
-import functools
 import weakref
 from typing import Any
 
@@ -11,31 +10,46 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.model import adapt_model
 from tfscale.collectives.workers import check_one_process
-from tfscale.distribute.fully_sharded import gather_again
+from tfscale.distribute.inputs.mesh_inputs import MeshInputs
 from tfscale.distribute.mesh_config import MeshConfig
-from tfscale.distribute.model_ranks import ModelRanks
 from tfscale.distribute.models.packed_logs import PackedLogs
 from tfscale.distribute.optimizers import mixed_update
+from tfscale.distribute.rank_calls import RankCalls
+from tfscale.distribute.rank_calls import Replica
+from tfscale.distribute.rank_calls import with_collectives
+from tfscale.distribute.rank_calls import with_seeds
+from tfscale.distribute.reducer import Reducer
+from tfscale.distribute.reducer import is_of_threads
+from tfscale.distribute.reducer import is_per_replica
+from tfscale.distribute.reducer import of_first_ranks
 from tfscale.distribute.replica_function import are_per_replica
+from tfscale.distribute.replica_function import check_divides_weights
+from tfscale.distribute.replica_function import check_has_pipeline
 from tfscale.distribute.replica_function import check_in_scope
+from tfscale.distribute.replica_function import check_not_compiled
 from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.replica_function import draw_apart
-from tfscale.distribute.replica_function import trained_by
 from tfscale.distribute.replica_function import with_input_dependencies
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable_creator import VariableCreator
-from tfscale.sharding.shards import shard
-from tfscale.whole_batch import batch_norm
+from tfscale.tensor_parallel import rank_state
 from tfscale.whole_batch import step as whole_batch_step
 
 
-class MeshExtended(ModelRanks):
+class MeshExtended(symbols.MirroredExtended):
     """The `extended` of a `MeshStrategy`.
 
     As far as tf.distribute is concerned a replica is the devices of its first
     stage: they get the inputs and run what has no other place.
 
     Attributes:
+        config: What the strategy was made with.
+        num_replicas: Number of replicas of this worker.
+        num_model_ranks: Number of model ranks of each replica.
+        sequence_parallel: Whether activations are sharded along the sequence.
+        workers: The `Workers` that have replicas, or None for one process.
+        num_gathers: How often replicas have gathered what all of them have.
+        rank_calls: How functions are called on model ranks.
         layouts: They say which variables are sharded.
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
@@ -46,12 +60,17 @@ class MeshExtended(ModelRanks):
     """
 
     def __init__(self, strategy, config: MeshConfig):
+        self.config = config
         self.layouts = config.layouts
+        self.num_replicas = config.num_replicas
+        self.num_model_ranks = config.num_model_ranks
+        self.sequence_parallel = config.sequence_parallel
+        self.workers = config.workers
+        self.num_gathers = 0
         self.pipelined: weakref.WeakValueDictionary = (
             weakref.WeakValueDictionary()
         )
         self.gradient_noise: Any = None
-        self._num_stages = len(config.devices[0])
         self.optimizer_states = zero.OptimizerStateSharding(
             config.zero_stage,
             config.num_replicas,
@@ -61,7 +80,91 @@ class MeshExtended(ModelRanks):
         self.variable_creator = VariableCreator(
             config.devices, config.layouts, self.optimizer_states
         )
-        super().__init__(strategy, config)
+        self.rank_calls = RankCalls(config)
+        self._logs: PackedLogs | None = None
+        self._devices = config.first_stage_devices
+        self._reducer = Reducer(
+            self.num_replicas, self.num_model_ranks, self.workers
+        )
+        super().__init__(
+            strategy,
+            # It wants devices of one machine, and sees no more of them.
+            devices=self._devices[:1],
+            cross_device_ops=self._reducer,
+        )
+
+    def _initialize_single_worker(self, devices):
+        # As TensorFlow does, but for the line that it prints each time, and
+        # for the host: where the program runs, wherever the devices are, since
+        # that is where Python functions of a dataset are.
+        del devices
+        host = symbols.device_util.canonicalize("/device:CPU:0")
+        self._input_workers_devices = ((host, self._first_ranks),)
+        self._host_input_device = symbols.numpy_dataset.SingleDevice(host)
+        spec = tf.DeviceSpec.from_string(host)
+        if spec.job not in (None, "localhost"):
+            # Where a scope makes what has no device of its own.
+            self._default_device = (
+                f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
+            )
+        self._inputs = MeshInputs(
+            self._container_strategy(),
+            host,
+            self._devices,
+            self._first_ranks,
+            self.workers,
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        return self._inputs.of_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        return self._inputs.from_function(dataset_fn, options)
+
+    @property
+    def worker_devices(self):
+        """One device of each replica, as far as inputs are concerned.
+
+        A call has a thread for each model rank.
+        """
+        return rank_state.current().devices or self._first_ranks
+
+    @property
+    def _first_ranks(self):
+        return self._devices[:: self.num_model_ranks]
+
+    @property
+    def _num_replicas_in_sync(self):
+        step = step_context.current()
+        if step.is_one_replica:
+            return 1
+        if step.part is not None:
+            step.part.is_divided = True
+        num_workers = 1 if self.workers is None else self.workers.count
+        return self.num_replicas * num_workers
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        replicas_before = 0
+        if self.workers is not None:
+            replicas_before = self.workers.index * self.num_replicas
+        replica = Replica(replicas_before + replica_id // self.num_model_ranks)
+        replica.thread = replica_id
+        return replica
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group.thread
+
+    def replica_and_rank(self) -> tuple[int, int]:
+        """Replica and model rank of this thread; in replica context."""
+        thread = symbols.get_current_replica_id_as_int()
+        if thread is None:
+            raise ValueError(
+                "A step must be called by the replicas. Received: a call in "
+                "the scope of the strategy, outside of `strategy.run`. Call "
+                "`strategy.run(model.train_step, args=(batch,))`, or likewise "
+                "what has the step in it."
+            )
+        return divmod(thread, self.num_model_ranks)
 
     @property
     def has_workers(self) -> bool:
@@ -87,18 +190,19 @@ class MeshExtended(ModelRanks):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         self.layouts.check_all_matched(self.variable_creator.paths)
-        self._check_not_compiled(fn)
-        self._check_has_pipeline(fn)
-        self._check_divides_weights()
+        check_not_compiled(self, fn)
+        check_has_pipeline(self, fn)
+        check_divides_weights(self)
         model = whole_batch_step.model_of(fn)
-        if self.has_workers and model is not None:
+        logs_are_packed = self.has_workers and model is not None
+        if logs_are_packed:
             adapt_model(model)
-            results = self._call(fn, args, kwargs)
+        results = self._call(fn, args, kwargs)
+        if logs_are_packed:
             self._logs = PackedLogs(
                 results, self._parts_of, self._reducer.means
             )
-            return results
-        return self._call(fn, args, kwargs)
+        return results
 
     def _call(self, fn, args, kwargs):
         if attributes.predicts(fn) and not are_per_replica(args):
@@ -109,80 +213,37 @@ class MeshExtended(ModelRanks):
             )
             # `predict_on_batch`: all of them make the same of it, and Keras
             # would return it once for each.
-            results = super()._call_for_each_replica(fn, args, kwargs)
-            return tf.nest.map_structure(self._of_first_replica, results)
-        call = super()._call_for_each_replica
+            results = self._call_on_ranks(fn, args, kwargs)
+            return tf.nest.map_structure(
+                lambda value: self._local_results(value)[0], results
+            )
         fn = whole_batch_step.checking_gradients(with_input_dependencies(fn))
         # A function of TensorFlow has a graph of its own in each replica, in
         # which no two of them meet.
         if self._num_replicas_in_sync == 1 or isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
-            return call(fn, args, kwargs)
+            return self._call_on_ranks(fn, args, kwargs)
         check_trains(fn)
         draw_apart(fn)
         with whole_batch_step.prepared(fn, are_per_replica(args)) as step:
-            return call(step, args, kwargs)
+            return self._call_on_ranks(step, args, kwargs)
 
-    def _of_first_replica(self, value):
-        return self._local_results(value)[0]
+    def _call_on_ranks(self, fn, args, kwargs):
+        if self.num_model_ranks > 1 or self.gathers_weights:
+            return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
+        fn = with_seeds(fn, self._container_strategy())
+        return super()._call_for_each_replica(fn, args, kwargs)
 
-    def _check_has_pipeline(self, fn):
-        # With no variable there is nothing to train.
-        if self._num_stages == 1 or not self.variable_creator.paths:
-            return
-        model = whole_batch_step.model_of(fn)
-        # Its class is in a higher layer, and checks its variables itself.
-        is_pipeline = hasattr(model, "pipeline_summary")
-        if not self.pipelined or any(
-            id(variable) not in self.pipelined and not is_pipeline
-            for variable in trained_by(fn)
-        ):
-            raise ValueError(
-                "A mesh with a 'pipeline' axis is for a "
-                "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "
-                f"on a mesh with pipeline={self._num_stages}, of a model that "
-                "was not cut: it would train on one device of each row. "
-                "Wrap the model, `tfscale.PipelineModel(model, "
-                "num_microbatches)`, in the strategy's scope, or make a mesh "
-                "with data= and model= only."
-            )
-
-    def _check_divides_weights(self):
-        states, paths = self.optimizer_states, self.variable_creator.paths
-        if self.gathers_weights and paths and not states.max_gathered_bytes:
-            raise ValueError(
-                "zero_stage=3 must find weights to divide: trainable ones of "
-                f"at least {zero.MIN_ELEMENTS} elements with a dim that the "
-                f"replicas divide. Received: {len(paths)} variables, "
-                f"{paths[0]!r} the first, and none that {self.num_replicas} "
-                "replicas divide. Use zero_stage=0 for a small model, or name "
-                "dims in a layout map: {'.*kernel': ('data', None)}."
-            )
-
-    def _check_not_compiled(self, fn):
-        graph = tf.compat.v1.get_default_graph()
-        count = len(self._devices)
-        # Ranks of a replica meet in one function, replicas have one each.
-        offloads = self.optimizer_states.are_on_host
-        is_compiled = symbols.is_compiled_by_xla(graph) or (
-            (self.num_model_ranks > 1 or self.gathers_weights or offloads)
-            and attributes.asks_for_xla(fn)
-        )
-        if (count > 1 or offloads) and is_compiled:
-            raise ValueError(
-                "XLA compiles a function for one device. Received: "
-                f"`strategy.run`, on a mesh of {count} devices"
-                f"{' with slots on the host' * offloads}, in or of a "
-                "function with jit_compile=True. Pass jit_compile=False to "
-                "`compile` or `tf.function`, or leave it out; on a mesh "
-                "without a 'model' axis XLA can compile the stages of a "
-                "`tfscale.PipelineModel`."
-            )
+    def call_ranks(self, fn, devices, args=(), kwargs=None):
+        """Calls a function on model ranks, a thread for each device."""
+        fn = with_seeds(with_collectives(fn), self._container_strategy())
+        with rank_state.within(devices=tuple(devices)):
+            return super()._call_for_each_replica(fn, args, kwargs or {})
 
     @property
     def gathers_weights(self) -> bool:
-        """See `ModelRanks`."""
+        """Whether replicas meet where a weight is read."""
         return self.optimizer_states.are_weights_sharded
 
     @property
@@ -202,83 +263,6 @@ class MeshExtended(ModelRanks):
         """
         return step_context.current().update is not None
 
-    def sum_gradients(self, gradients, variables) -> list:
-        """Gradients summed over the replicas; in replica context.
-
-        Of a variable whose slots the replicas divide it is this replica's part.
-
-        Raises:
-            ValueError: If a variable was made outside of the scope.
-        """
-        for variable in variables:
-            check_in_scope(variable)
-        sums = list(gradients)
-        if self._num_replicas_in_sync == 1:
-            return sums
-        if self.optimizer_states.are_weights_sharded:
-            gather_again.gather_again()
-        dims: list[Any] = [
-            self.optimizer_states.dim_of(variable) for variable in variables
-        ]
-        given = [i for i, value in enumerate(gradients) if value is not None]
-        whole = [i for i in given if dims[i] is None]
-        divided = [i for i in given if dims[i] is not None]
-        context = tf.distribute.get_replica_context()
-
-        def dense(places):
-            return [tf.convert_to_tensor(gradients[i]) for i in places]
-
-        # Not by `context.all_reduce`, which has an operation for all of them,
-        # on one device, where they would meet from all stages.
-        all_reduce = functools.partial(context.merge_call, _sums)
-        found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
-        for i, total in zip(whole, found):
-            sums[i] = total
-        parts = zero.reduce_scatter(
-            dense(divided),
-            [
-                None if self._is_part(gradients[i], variables[i]) else dims[i]
-                for i in divided
-            ],
-        )
-        for i, part in zip(divided, parts):
-            sums[i] = part
-        if self.gradient_noise is not None:
-            self.gradient_noise.of_replicas(gradients, sums, variables, self)
-        return sums
-
-    def scatter_microbatch(self, gradients, variables, weight) -> list:
-        """Gradients of a microbatch, reduce-scattered over the replicas.
-
-        With `zero_stage=3` those of sharded weights have been so by the tape.
-
-        Args:
-            gradients: For each variable a dense tensor or None.
-            variables: Trainable Keras variables.
-            weight: What this replica's gradients are multiplied by first.
-        """
-        found, dims = list(gradients), {}
-        for i, (gradient, variable) in enumerate(zip(gradients, variables)):
-            if gradient is None or zero.is_divided(variable):
-                continue
-            factor = tf.cast(weight, gradient.dtype)
-            found[i] = tf.math.multiply_no_nan(gradient, factor)
-            dim = self.optimizer_states.dim_of(variable)
-            if dim is not None:
-                dims[i] = dim
-        shards = zero.reduce_scatter_here(
-            [found[i] for i in dims], list(dims.values())
-        )
-        for i, gradient in zip(dims, shards):
-            shape = self.optimizer_states.sharding_of(variables[i]).local_shape
-            found[i] = tf.ensure_shape(gradient, shape)
-        return found
-
-    def _is_part(self, gradient, variable):
-        """Whether a gradient is a part of this worker's sum already."""
-        local_shape = self.optimizer_states.sharding_of(variable).local_shape
-        return zero.is_divided(variable) or gradient.shape == local_shape
-
     def sum_over_workers(self, tensors) -> list[tf.Tensor]:
         """Sums over the workers of tensors that are summed here."""
         if self.workers is None:
@@ -292,14 +276,6 @@ class MeshExtended(ModelRanks):
         fact = f"{path} {tensor.shape} {tensor.dtype.name}"
         self.workers.coordination.check_same("variables", fact)
         return self.workers.from_first(tensor)
-
-    def shard_gradient(self, gradient, variable) -> tf.Tensor:
-        """This device's part of a gradient that all devices have whole.
-
-        It is what `apply_sums` takes; see `adapters/optimizer.py`.
-        """
-        sharding = self.optimizer_states.sharding_of(variable)
-        return shard(gradient, sharding, *self.replica_and_rank())
 
     def _update(self, var, fn, args, kwargs, group):
         check_in_scope(var)
@@ -321,9 +297,81 @@ class MeshExtended(ModelRanks):
             return value
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
 
+    def _in_multi_worker_mode(self):
+        return self.workers is not None
 
-def _sums(strategy, *values):
-    """Sums over the replicas; where these meet."""
-    return strategy.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
-    )
+    def _get_cross_device_ops(self, value):
+        return self._reducer
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        has_all = is_per_replica(value, len(self._devices))
+        if self.workers is None and self.num_model_ranks > 1 and has_all:
+            return self._reducer.on_each(reduce_op, [value])[0]
+
+        def reduce(value):
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            is_mirrored = isinstance(value, symbols.Mirrored)
+            if self.workers is not None:
+                if is_mean and is_mirrored:
+                    return value.values[0]
+                if is_mean and self._logs is not None:
+                    mean = self._logs.take(value)
+                    if mean is not None:
+                        return mean
+            elif not is_of_threads(value) or (is_mirrored and not is_mean):
+                return super(MeshExtended, self)._reduce_to(
+                    reduce_op, value, destinations, options
+                )
+            return self._reducer.on_destinations(
+                reduce_op, self._parts_of(value), value, destinations
+            )
+
+        return tf.nest.map_structure(reduce, value)
+
+    def _parts_of(self, value):
+        """What each replica of this worker has of a value."""
+        if self.workers is None:
+            return self._local_results(value)
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        if isinstance(value, symbols.Mirrored):
+            value = value.values[0]
+        if is_of_threads(value):
+            return [tf.convert_to_tensor(x) for x in value.values]
+        return [tf.convert_to_tensor(value)] * self.num_replicas
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        # A tensor that threads share comes as itself, for all replicas.
+        values = [value for value, _ in value_destination_pairs]
+        return self._reducer.on_each(reduce_op, values)
+
+    def _batch_gather_to(self, value_destination_pairs, axis, options=None):
+        # What `all_gather` calls, where all threads meet.
+        self.num_gathers += 1
+        return [
+            self._reducer.gathered(self._parts_of(value), axis)
+            if self.workers is not None
+            else tf.concat([value] * self.num_replicas, axis)
+            if not is_of_threads(value)
+            else self._gather_to(value, destination, axis, options)
+            for value, destination in value_destination_pairs
+        ]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self.workers is not None:
+            # Keras gathers one tensor of each worker, with its replicas' sizes.
+            parts = self._parts_of(value) if is_of_threads(value) else [value]
+            return self._reducer.gathered(parts, axis)
+        if is_per_replica(value, len(self._devices)):
+            return self._reducer.gather_on_each(value, axis)
+        return super()._gather_to_implementation(
+            value, destinations, axis, options
+        )
+
+    def _of_first_ranks(self, value):
+        return of_first_ranks(value, len(self._devices), self.num_model_ranks)
+
+    def _local_results(self, value):
+        # Where threads meet there is a value of each rank.
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        with rank_state.within(devices=None):
+            return super()._local_results(value)

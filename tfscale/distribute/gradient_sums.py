@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfscale import step_context
 from tfscale.distribute.extended import MeshExtended
+from tfscale.distribute.optimizers import gradient_reduction
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import changed_gradients
@@ -101,7 +102,7 @@ def sum_gradients(
     _, unsummed = changed_gradients.origins_of(
         gradients, variables, extended.has_several_replicas
     )
-    sums = extended.sum_gradients(unsummed, variables)
+    sums = gradient_reduction.sum_over_replicas(extended, unsummed, variables)
     return [
         gradient if total is None else changed_gradients.as_sum(_dense(total))
         for gradient, total in zip(gradients, _whole(sums, variables, extended))

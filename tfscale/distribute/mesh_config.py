@@ -32,6 +32,11 @@ class MeshConfig:
         return len(self.devices)
 
     @property
+    def num_stages(self) -> int:
+        """Number of stages of each replica."""
+        return len(self.devices[0])
+
+    @property
     def num_model_ranks(self) -> int:
         """Number of model ranks of each replica."""
         return len(self.devices[0][0])

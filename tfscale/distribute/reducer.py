@@ -184,6 +184,22 @@ class Reducer(tf.distribute.ReductionToOneDevice):
             return self._workers.all_gather(here, axis)
 
 
+def is_per_replica(value: Any, count: int) -> bool:
+    """Whether a value has so many parts, and is no variable."""
+    return (
+        is_of_threads(value)
+        and not isinstance(value, symbols.DistributedVariable)
+        and len(value.values) == count
+    )
+
+
+def of_first_ranks(value: Any, num_threads: int, num_ranks: int) -> Any:
+    """Of a value of all ranks what the first ones have, of replicas' itself."""
+    if not is_per_replica(value, num_threads):
+        return value
+    return symbols.distribute_utils.regroup(value.values[::num_ranks])
+
+
 def is_of_threads(value: Any) -> bool:
     """Whether each thread has a value of its own; else it is that of all."""
     return isinstance(value, tf.distribute.DistributedValues)

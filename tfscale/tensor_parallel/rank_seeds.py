@@ -74,20 +74,16 @@ class GlobalSeeds:
     with one device's.
     """
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        num_replicas: int,
-        num_ranks: int,
-    ):
+    def __init__(self, strategy: tf.distribute.Strategy):
+        extended = strategy.extended
         self._generator = None
         generator = attributes.used_seed_generator()
-        if generator is not None and num_ranks == 1:
+        if generator is not None and extended.num_model_ranks == 1:
             value = attributes.value_of(generator.state)
             is_distributed = isinstance(value, symbols.DistributedVariable)
             # All devices have the same state, or there is one device.
             if getattr(value, "distribute_strategy", None) is strategy or (
-                num_replicas == 1 and not is_distributed
+                extended.num_replicas == 1 and not is_distributed
             ):
                 self._generator = generator
                 attach(generator)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfscale import step_context
 from tfscale.distribute import device_grid
 from tfscale.distribute.optimizers import clipping
+from tfscale.distribute.optimizers import gradient_reduction
 from tfscale.distribute.optimizers import optimizer_checks
 from tfscale.distribute.variables import zero
 from tfscale.optimizers.lars import has_ratio
@@ -108,9 +109,13 @@ class MeshUpdate:
             origins, unsummed = changed_gradients.origins_of(
                 grads, variables, extended.has_several_replicas
             )
-            sums = extended.sum_gradients(unsummed, variables)
+            sums = gradient_reduction.sum_over_replicas(
+                extended, unsummed, variables
+            )
             grads = [
-                extended.shard_gradient(grad, variable) if o.is_sum else total
+                gradient_reduction.shard_gradient(extended, grad, variable)
+                if o.is_sum
+                else total
                 for o, grad, variable, total in zip(
                     origins, grads, variables, sums
                 )

@@ -254,7 +254,7 @@ def _prepare_layers(callers, extended, is_found):
     for layer in sharded_call.layers_with_rules(callers):
         sharded_call.attach(layer, apply_decision)
         layer.sharded_call.is_found &= is_found
-        extended.sharded_calls.add(layer.sharded_call)
+        extended.rank_calls.sharded_calls.add(layer.sharded_call)
 
 
 def _as_tensor(initial_value, dtype=None, **_):

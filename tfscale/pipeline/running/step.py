@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.distribute.optimizers.gradient_reduction import sum_over_replicas
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
@@ -213,7 +214,8 @@ class PipelineStep:
         The moments that layers noted are summed in the same all-reduce. Where
         replicas divide slots, gradients are this replica's shard.
         """
-        sums = self._strategy.extended.sum_gradients(
+        sums = sum_over_replicas(
+            self._strategy.extended,
             list(gradients.values()),
             [self._plan.variables[number] for number in gradients],
         )

@@ -14,6 +14,7 @@ from tfscale._internals import instances
 from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.distribute.optimizers.gradient_reduction import shard_gradient
 from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.running import checks
@@ -317,7 +318,7 @@ class PipelineTrainer(WrappedModel):
             total += tf.cast(penalty, total.dtype)
             if number in gradients:
                 gradient = tape.gradient(penalty, value)
-                gradient = extended.shard_gradient(gradient, variable)
+                gradient = shard_gradient(extended, gradient, variable)
                 gradients[number] += gradient * tf.cast(scale, gradient.dtype)
         return total
 
