@@ -27,8 +27,8 @@ class Step:
         moments: Where BatchNormalization layers note what they saw, a
             `whole_batch.batch_norm.NotedMoments`, or None.
         gradient_capture: What takes gradients from optimizers, or None.
-        update: The `Update` by an optimizer that applies summed gradients, or
-            None.
+        update: The `Update` that is under way, or None: by an optimizer that
+            applies summed gradients, or while weights are loaded on trial.
         is_one_replica: Whether Keras is told that there is one replica.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
@@ -57,9 +57,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """Variables are updated by gradients that are summed over the replicas.
+    """Variables are updated, by summed gradients or on trial.
 
     Attributes:
+        is_on_trial: Whether what is assigned is only checked.
         is_in_branch: Whether in a branch, where ranks can exchange nothing.
         new_parts: What has been assigned to parts of variables; see
             `zero.LocalShard`.
@@ -67,6 +68,7 @@ class Update:
         norms: Of weights and gradients that are updated, by variable.
     """
 
+    is_on_trial: bool = False
     is_in_branch: bool = False
     new_parts: dict = dataclasses.field(default_factory=dict)
     are_parts_read: bool = False

@@ -11,15 +11,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-
-class _NothingAssigned(keras.StatelessScope):
-    """Within it, Keras checks what is assigned, and drops it."""
-
-    def add_update(self, update):
-        """See `keras.StatelessScope`, which would keep all values."""
+from tfscale import step_context
 
 
 def load_all_or_nothing(
@@ -32,10 +26,11 @@ def load_all_or_nothing(
         OSError: If the file is damaged; nothing is changed then.
         ValueError: If it is of another model; nothing is changed then.
     """
+    on_trial = step_context.Update(is_on_trial=True)
     try:
         # What is to be warned of will be when it happens.
         with (
-            _NothingAssigned(),
+            step_context.within(update=on_trial),
             tf.device("CPU:0"),
             warnings.catch_warnings(),
         ):

@@ -33,10 +33,13 @@ class _Common:
         return int(self.numpy())
 
     def assign(self, value, *args, **kwargs):
-        """See `tf.Variable.assign`; a part of a batch notes it down."""
-        part = step_context.current().part
-        if part is not None and part.changes is not None:
-            part.changes.note(self, value)
+        """See `tf.Variable.assign`; on trial it changes nothing."""
+        step = step_context.current()
+        if step.update is not None and step.update.is_on_trial:
+            self._checked(value)
+            return self
+        if step.part is not None and step.part.changes is not None:
+            step.part.changes.note(self, value)
         return super().assign(value, *args, **kwargs)
 
     @property
