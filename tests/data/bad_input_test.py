@@ -54,6 +54,11 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue(self._pipeline().options().deterministic)
         with self.assertWarnsRegex(DeprecationWarning, "16 files"):
             self._pipeline(interleaved_reads=4)
+        with self.assertWarnsRegex(DeprecationWarning, "8 workers"):
+            self._pipeline(service_lanes=4)
+        with self.assertWarnsRegex(DeprecationWarning, "autotune.ram_budget"):
+            pipeline = self._pipeline(ram_budget=99)
+        self.assertEqual(pipeline.options().autotune.ram_budget, 99)
         with self.assertRaisesRegex(TypeError, "no argument 'batchsize'"):
             self._pipeline(batchsize=4)
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.data.sources.source import BlockSource
-from tfscale.data.sources.source import IndexedSource
-from tfscale.data.sources.source import StreamSource
+from tfscale.data.sources.source import Source
 
 _BUILDERS = "arrays, csv, dataset, files, image_folder, text, tfds, ..."
 _INT64 = 1 << 63
@@ -17,12 +15,14 @@ _REPLACED = {
     "deterministic": "`options.deterministic`",
     "num_threads": "`options.threading.private_threadpool_size`",
     "interleaved_reads": "nothing: 16 files are read at a time",
+    "ram_budget": "`options.autotune.ram_budget`",
+    "service_lanes": "nothing: 8 workers of a service work at a time",
 }
 
 
 def check_source(source):
     """Refuses an object that no builder returned."""
-    if isinstance(source, BlockSource | IndexedSource | StreamSource):
+    if isinstance(source, Source):
         return
     advice = f"what a builder of `tfscale.data` returns ({_BUILDERS})"
     if isinstance(source, tf.data.Dataset):
@@ -35,18 +35,19 @@ def check_source(source):
     )
 
 
-def check_numbers(*, seed, num_threads, **positive):
-    """Refuses numbers that are no integers, or out of their range."""
+def check_seed(seed):
+    """Refuses a seed that is no integer of 64 bits."""
     _check_integer("seed", seed, -_INT64, "an integer of 64 bits")
-    if num_threads is not None:
-        _check_integer("num_threads", num_threads, 0, "0 or more, or None")
-    for name, value in positive.items():
+
+
+def check_numbers(**numbers):
+    """Refuses numbers that are no integers, or out of their range."""
+    for name, value in numbers.items():
         tuned = name in ("parallelism", "prefetch")
-        if value is None and name in ("ram_budget", "shuffle_window"):
+        default = tf.data.AUTOTUNE if tuned else None
+        if value == default and name != "batch_size":
             continue
-        if tuned and value == tf.data.AUTOTUNE:
-            continue
-        least = 0 if name in ("prefetch", "ram_budget") else 1
+        least = 0 if name in ("num_threads", "prefetch", "ram_budget") else 1
         rule = f"{least} or more" + ", or `tf.data.AUTOTUNE`" * tuned
         _check_integer(name, value, least, rule)
 
@@ -54,15 +55,17 @@ def check_numbers(*, seed, num_threads, **positive):
 def with_replaced(
     options: tf.data.Options | None, replaced: Mapping[str, Any]
 ) -> tf.data.Options:
-    """Options, with arguments of the last release that they have replaced.
+    """Options that include the replaced arguments of the last release.
 
     Raises:
-        TypeError: If there never was such an argument.
+        TypeError: If no release had such an argument.
     """
     options = tf.data.Options().merge(options or tf.data.Options())
     for name, value in replaced.items():
         if name not in _REPLACED:
             raise TypeError(f"`pipeline` has no argument {name!r}.")
+        if name != "deterministic":
+            check_numbers(**{name: value})
         warnings.warn(
             f"`{name}` of `tfscale.data.pipeline` goes in the next release. "
             f"Use {_REPLACED[name]}.",
@@ -73,6 +76,8 @@ def with_replaced(
             options.deterministic = value
         elif name == "num_threads" and value is not None:
             options.threading.private_threadpool_size = value
+        elif name == "ram_budget" and value is not None:
+            options.autotune.ram_budget = value
     return options
 
 

@@ -46,10 +46,8 @@ def pipeline(
     shard: str = "records",
     prefetch: int = tf.data.AUTOTUNE,
     parallelism: int = tf.data.AUTOTUNE,
-    ram_budget: int | None = None,
     options: tf.data.Options | None = None,
     service: str | None = None,
-    service_lanes: int = 8,
     **replaced: Any,
 ) -> ResumableDataset:
     """The input pipeline of a source: everything in the right order.
@@ -101,20 +99,17 @@ def pipeline(
             one worker; or `"files"`: each worker reads only its own files.
         prefetch: Integer or `tf.data.AUTOTUNE`: batches prepared ahead.
         parallelism: Integer or `tf.data.AUTOTUNE`: records read at a time.
-        ram_budget: Integer, bytes for caches and buffers; by default half of
-            what is free on the machine or in its cgroup.
-        options: `tf.data.Options`, such as `deterministic`: if it is False, no
-            slow record holds up those after it, and an epoch has the same
-            records and no exact order or resume.
+        options: `tf.data.Options`. Without `deterministic`, no slow record
+            holds up those after it; an epoch has the same records, but no exact
+            order or resume. `autotune.ram_budget` is the number of bytes for
+            caches and buffers; by default half of the free memory of the
+            machine or its cgroup.
         service: String, the address of a `tf.data` service's dispatcher, such
-            as `"grpc://host:5000"`: its workers do all but the prefetching.
-            Order and resume are the same. The batches of a worker that dies
+            as `"grpc://host:5000"`: up to 8 of its workers do all but the
+            prefetching. Order and resume are the same. Each worker reads all of
+            a source that is read in blocks. The batches of a worker that dies
             are lost.
-        service_lanes: Integer, the largest number of the service's workers that
-            work at the same time. Each reads all of a source that is read in
-            blocks.
-        **replaced: `deterministic`, `num_threads` and `interleaved_reads` of
-            the last release, which `options` replace.
+        **replaced: Arguments of the last release, which `options` replace.
 
     Returns:
         A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
@@ -138,16 +133,12 @@ def pipeline(
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
     arguments.check_source(source)
+    arguments.check_seed(seed)
     arguments.check_numbers(
-        seed=seed,
-        num_threads=replaced.get("num_threads"),
         batch_size=batch_size,
         shuffle_window=shuffle_window,
         prefetch=prefetch,
         parallelism=parallelism,
-        interleaved_reads=replaced.get("interleaved_reads", 1),
-        ram_budget=ram_budget,
-        service_lanes=service_lanes,
     )
     options = arguments.with_replaced(options, replaced)
     if service is not None:
@@ -163,7 +154,8 @@ def pipeline(
         replicas=context.num_replicas_in_sync,
         sizes=sizes,
     )
-    budget = memory.budget() if ram_budget is None else ram_budget
+    budget = options.autotune.ram_budget
+    budget = memory.budget() if budget is None else budget
     if isinstance(source, StreamSource) and source.kind == "dataset":
         findings = lints.lint(source.dataset, ram_budget=budget)
         for finding in findings + lints.lint_order(source.dataset):
@@ -192,13 +184,10 @@ def pipeline(
         prefetch=prefetch,
         padding=padding,
         service=service,
-        service_lanes=service_lanes,
-        options=_options(options, ram_budget, context),
+        options=_options(options, context),
     )
     recipe = batchwise.decided(recipe, parse_batch, raw)
-    if recipe.has_quick_decode:
-        found = named.most_are_made(recipe)
-        recipe = dataclasses.replace(recipe, most_are_made=found)
+    recipe = dataclasses.replace(recipe, names_failed=named.can_name(recipe))
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed, plan.end)
     dataset = chain.build(recipe, position)
@@ -212,15 +201,13 @@ def _with_seed(augment):
     return lambda *record: augment(*record, seed=seed)
 
 
-def _options(asked, ram_budget, context):
+def _options(asked, context):
     options = tf.data.Options().merge(asked)
     options.deterministic = asked.deterministic is not False
-    # The last map tells when an epoch was consumed: nothing may run it ahead.
+    # The last map moves the position: nothing may read ahead of it.
     options.experimental_optimization.inject_prefetch = False
-    if ram_budget is not None:
-        options.autotune.ram_budget = ram_budget
-    # Already this worker's part: tf.distribute must not cut it again. Or else
-    # all records, in an order of their own: it must not cut them by files.
+    # With several workers, tf.distribute must not divide the records again;
+    # with one, it must not divide them by files.
     policies = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = (
         policies.OFF if context.num_input_pipelines > 1 else policies.DATA

@@ -34,14 +34,22 @@ def _other_files(path):
     return os.path.join(path, "*"), shard
 
 
+def _with_budget(num_bytes):
+    options = tf.data.Options()
+    if num_bytes is not None:
+        options.autotune.ram_budget = num_bytes
+    return options
+
+
 class CacheTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = os.path.join(self.create_tempdir(), "cache")
 
-    def _pipeline(self, **kwargs):
+    def _pipeline(self, ram_budget=None, **kwargs):
         return data.pipeline(
             data.arrays(np.arange(10)),
+            options=_with_budget(ram_budget),
             parse=kwargs.pop("parse", lambda x: tf.fill([100], x)),
             batch_size=5,
             **kwargs,
@@ -77,7 +85,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
                 data.tfrecords(path),
                 batch_size=2,
                 shuffle_window=10,
-                ram_budget=1000,
+                options=_with_budget(1000),
                 cache="none",
             )
 

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import threading
+from unittest import mock
 
 import keras
 import numpy as np
@@ -92,9 +93,8 @@ class ServiceTest(tf.test.TestCase, parameterized.TestCase):
         kwargs = {"batch_size": 4, "parse": parse, "augment": _augment}
         alone = data.pipeline(source, cache="none", **kwargs)
         # More lanes than workers; each of them is a chain to be started.
-        served = data.pipeline(
-            source, service=self.address, service_lanes=3, **kwargs
-        )
+        with mock.patch.object(service, "LANES", 3):
+            served = data.pipeline(source, service=self.address, **kwargs)
         self.assertEqual(served.cardinality(), 13)
         for epoch, index in ((0, 0), (1, 0), (0, 20)):
             for pipeline in (alone, served):

@@ -129,9 +129,7 @@ def _comes_in_batches(source):
 def _compare(recipe, batched):
     """Refuses a function that does not give the bits of single records."""
     records = recipe.source.sample(_TRIED)
-    # A tuple is several arguments to `map`, and one record to `parsed`.
-    parsed = records.map(lambda *r: recipe.parsed(r if len(r) > 1 else r[0]))
-    want = next(iter(parsed.batch(_TRIED)))
+    want = next(iter(recipe.map_parsed(records).batch(_TRIED)))
     for size in (_TRIED, 3):  # nothing may depend on the batch
         batches = records.batch(size).map(
             lambda *b: batched(*b, numbers=tf.range(_TRIED, dtype=tf.int64))

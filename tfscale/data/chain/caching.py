@@ -39,7 +39,7 @@ def cached(recipe, kind, cache_dir, first, budget):
                 "read at random, and is there to save the way to a remote one."
                 f" Received: cache_dir={cache_dir!r}."
             )
-    if getattr(recipe.source, "order", None) is not None:
+    if recipe.source.order is not None:
         if kind in ("memory", "file"):
             raise ValueError(
                 "A mixture is not cached: its sources are to be in memory or "
@@ -52,7 +52,7 @@ def cached(recipe, kind, cache_dir, first, budget):
         raise ValueError(
             "Parsed records must fit the memory budget to be cached in "
             f"memory. Received: {fits}. Use cache='auto', smaller records, or "
-            "a larger `ram_budget`."
+            "a larger `ram_budget` in `options.autotune`."
         )
     if kind == "memory" and not recipe.has_one_shape:
         raise ValueError(
@@ -113,7 +113,5 @@ def _file(recipe, cache_dir, need):
     records = records.map(lambda _, record: record).prefetch(tf.data.AUTOTUNE)
     file_cache.write(directory, records, recipe.spec, need)
     cache = FileCache(directory, recipe.spec)
-    # A tuple is several arguments to `map`, and one record to `parsed`.
-    parsed = some.map(lambda *r: recipe.parsed(r if len(r) > 1 else r[0]))
-    cache.check(numbers, parsed)
+    cache.check(numbers, recipe.map_parsed(some))
     return cache

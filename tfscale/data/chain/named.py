@@ -1,16 +1,15 @@
-"""A record that fails is named after its batch.
+"""Errors that name a failed record, at no cost.
 
-An operation's error does not say which record failed. Catching the error at
-each record costs 0.1 ms, an eighth of decoding a photo. This way is free: a
-record that fails is left out, and the keys of the batches are compared with the
-keys that belong there. The first missing record is read again, in a way that
-names it.
+The error of an operation does not name the record. Catching it at each record
+costs 0.1 ms, an eighth of decoding a photo. Instead, failed records are left
+out, and the keys of each batch are compared with the expected keys. The first
+missing record is read again, in a way that names it.
 
     wanted   1 7 4 | 3 0 5 | 2 6
     made     1 7 4 | 3 5 2 | 6        0 has failed: read again, slowly
 
-If most records fail, as do images of many sizes that `parse` does not resize,
-a batch takes long to fill. Therefore some records are tried before.
+If most records fail, such as images of many sizes that `parse` does not resize,
+a batch would take long to fill. Therefore some records are tried before.
 """
 
 import tensorflow as tf
@@ -23,8 +22,18 @@ from tfscale.data.order import stream
 _TRIED = 8  # records
 
 
-def most_are_made(recipe):
-    """Whether more than half of some records can be made."""
+def can_name(recipe):
+    """Whether failed records of this pipeline are named after their batch.
+
+    Records must come in order, from this process, and most of some must not
+    fail.
+    """
+    if (
+        getattr(recipe.source, "quick_decode", None) is None
+        or recipe.service is not None
+        or not recipe.options.deterministic
+    ):
+        return False
     epoch = tf.constant(0, tf.int64)
 
     def make(number):
@@ -41,10 +50,10 @@ def most_are_made(recipe):
 
 
 def batches(made, wanted, make):
-    """The batches in `made`, if they have all the keys in `wanted`.
+    """The batches of `made`, which must have all the keys of `wanted`.
 
-    `make` is a function of a key that makes the record and names it if it
-    fails; `made` is a dataset of `(keys, batch)` without failed records.
+    `made` is a dataset of `(keys, batch)` without failed records; `make` is a
+    function of a key that returns the record, and names it if it fails.
     """
     spec = made.element_spec
     nothing = tf.data.Dataset.from_tensors(0).repeat()
@@ -64,7 +73,7 @@ def batches(made, wanted, make):
         first = tf.reduce_sum(tf.math.cumprod(tf.cast(same, tf.int32)))
 
         def fail():
-            # As it was tried at first, and not readied before it is needed.
+            # In a map of its own, which is prepared only if it is needed.
             key = tf.data.Dataset.from_tensors(wanted[first])
             tried = key.map(make).get_single_element()
             with tf.control_dependencies(tf.nest.flatten(tried)):
@@ -86,5 +95,5 @@ def batches(made, wanted, make):
 
 
 def _empty(spec):
-    """None of a batch, with as many rows as its spec says."""
+    """A tensor of a spec's shape, with 0 for unknown sizes."""
     return tf.zeros([size or 0 for size in spec.shape], spec.dtype)

@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from tfscale.data.caches.file_cache import FileCache
 from tfscale.data.caches.memory_cache import MemoryCache
+from tfscale.data.chain import service
 from tfscale.data.order.epoch_plan import EpochPlan
-from tfscale.data.sources.source import BlockSource
-from tfscale.data.sources.source import IndexedSource
-from tfscale.data.sources.source import StreamSource
+from tfscale.data.sources.source import Source
 
 
 def call(function, record, **kwargs):
@@ -26,12 +25,12 @@ def call(function, record, **kwargs):
 class Recipe:
     """Everything that the chain is built from.
 
-    The first fields are arguments of `pipeline`, checked, and this worker's
-    part of the source. `spec` is that of a parsed record, or None if records
-    are not to be checked.
+    The first fields are checked arguments of `pipeline`; `source` has the
+    records of this worker. `spec` is that of a parsed record, or None if
+    records are not checked.
     """
 
-    source: IndexedSource | BlockSource | StreamSource
+    source: Source
     plan: EpochPlan
     parse: Callable[..., Any] | None
     augment: Callable[..., Any] | None
@@ -48,38 +47,19 @@ class Recipe:
     parse_batch: Callable[..., Any] | None = None
     batchwise: bool = False  # whether records are batched before `augment`
     parse_reason: str = ""
-    most_are_made: bool = False  # of some records that were tried
+    names_failed: bool = False  # see `named`
     padding: Any = None
     service: str | None = None
-    service_lanes: int = 1
-    lane: tf.Tensor | int = 0  # which of the lanes this is; see `service`
+    lane: tf.Tensor | int = 0  # see `service`
 
     @property
     def num_lanes(self):
-        """Lanes that the steps of an epoch are dealt out to."""
-        return 1 if self.service is None else self.service_lanes
-
-    @property
-    def names_failed(self):
-        """Whether a failed record is named after its batch: see `named`.
-
-        That needs all records, and in order; and a batch must soon be full.
-        """
-        return (
-            self.has_quick_decode
-            and self.most_are_made
-            and self.service is None
-            and self.options.deterministic
-        )
-
-    @property
-    def has_quick_decode(self):
-        """Whether the source has a decoder with errors that name no record."""
-        return getattr(self.source, "quick_decode", None) is not None
+        """The lanes that share the steps of an epoch."""
+        return 1 if self.service is None else service.LANES
 
     @property
     def has_one_shape(self):
-        """Whether all parsed records have the same one."""
+        """Whether all parsed records have one shape."""
         return all(
             spec.shape.is_fully_defined()
             for spec in keras.tree.flatten(self.spec)
@@ -89,9 +69,8 @@ class Recipe:
         """The recipe with the quick decoder, if `names_failed`."""
         if not self.names_failed:
             return self
-        source = dataclasses.replace(
-            self.source, decode=self.source.quick_decode
-        )
+        decode = self.source.quick_decode
+        source = dataclasses.replace(self.source, decode=decode)
         return dataclasses.replace(self, source=source)
 
     def parallel(self):
@@ -105,9 +84,14 @@ class Recipe:
         for function in (self.source.decode, self.parse):
             if function is not None:
                 record = call(function, record)
-                # As `Dataset.map` takes what a function returns.
+                # As `Dataset.map` does with the result of a function.
                 record = tuple(record) if isinstance(record, list) else record
         return record
+
+    def map_parsed(self, records):
+        """A dataset of unparsed records, parsed."""
+        # A tuple is several arguments to `map`, and one record to `parsed`.
+        return records.map(lambda *r: self.parsed(r if len(r) > 1 else r[0]))
 
     def parsed_batch(self, batch, numbers):
         """A batch of records, parsed; its first dimension is the batch's."""

@@ -1,16 +1,16 @@
 """The chain on the workers of a tf.data service, in the same order.
 
-A service hands out batches as its workers finish them, in no order. Therefore
-the steps of an epoch are dealt to lanes. Each lane is one split of the service,
-hence the work of one worker, in order. The lanes are interleaved here, one
-batch from each in turn:
+A service returns batches in the order in which its workers finish them.
+Therefore the steps of an epoch are divided into lanes. Each lane is one split
+of the service, which one worker processes in order. The lanes are interleaved
+here, one batch from each in turn:
 
     lane 0   step 0       step 4       step 8   ...    some worker
     lane 1      step 1       step 5       ...          some worker
     lane 2         step 2       step 6    ...          ...
     lane 3            step 3       step 7 ...
 
-Each iterator registers an epoch's datasets anew, with the position in them.
+Each iterator registers the datasets of an epoch again, with its position.
 """
 
 import dataclasses
@@ -22,10 +22,9 @@ import tensorflow as tf
 
 
 def reach(address, *, patience=30.0):
-    """Waits until a dispatcher answers at an address.
+    """Waits up to `patience` seconds until a dispatcher answers.
 
-    tf.data itself would wait for ever, and say nothing. Processes that start
-    together are not ready together: hence the `patience`, in seconds.
+    tf.data itself would wait for ever without a message.
 
     Raises:
         ValueError: If it is no such address.
@@ -54,6 +53,9 @@ def reach(address, *, patience=30.0):
         time.sleep(0.2)
 
 
+LANES = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class _FixedPosition:
     """A `Position` for the chain on a worker: a tensor, not state."""
@@ -66,7 +68,7 @@ class _FixedPosition:
 
 def batches(recipe, position, make):
     """Keyed batches of an epoch; `make(recipe, position)` builds a lane's."""
-    lanes = recipe.service_lanes
+    lanes = recipe.num_lanes
 
     def epoch(state):
         def lane(number):
@@ -93,6 +95,6 @@ def _on_service(dataset, service):
         service=service,
     )
     with warnings.catch_warnings():
-        # Options are not looked at before they are made part of the graph.
+        # The options are set later.
         warnings.filterwarnings("ignore", "To make it possible to preserve")
         return dataset.apply(distribute)

@@ -18,7 +18,6 @@ from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 from tfscale.data.order.position import Position
 from tfscale.data.order.position import PositionReadAhead
-from tfscale.data.sources.source import IndexedSource
 from tfscale.dataset_graph import chain_of
 
 _AUTO = tf.data.AUTOTUNE
@@ -81,17 +80,15 @@ def _built(recipe):
 
 
 def _recipe_prefixes(recipe):
-    source = recipe.source
-    if isinstance(source, IndexedSource):
-        source = dataclasses.replace(source, quick_decode=None)
     bare = dataclasses.replace(
         recipe,
-        source=dataclasses.replace(source, decode=None),
+        source=dataclasses.replace(recipe.source, decode=None),
         parse=None,
         parse_batch=None,
         augment=None,
         cache=None,
         spec=None,
+        names_failed=False,
     )
     steps = [("read", bare)]
     if _parses(recipe):

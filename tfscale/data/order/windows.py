@@ -51,7 +51,8 @@ def window_size(
             "The shuffle window must fit the memory budget. Received: "
             f"shuffle_window={window} records of {record:.0f} bytes, of which "
             f"{_COPIES} windows live at a time, and a budget of {budget} "
-            f"bytes. Use {fit} or less, or a larger `ram_budget`."
+            f"bytes. Use {fit} or less, or a larger `ram_budget` in "
+            "`options.autotune`."
         )
     if window is None:
         window = max(_WINDOW_RECORDS, int(_WINDOW_BYTES // (record + 1)))

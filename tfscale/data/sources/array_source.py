@@ -58,26 +58,25 @@ def arrays(*components: Any) -> IndexedSource:
     )
 
 
-def _tensors(part):
-    if isinstance(part, tuple):
-        plain = type(part) is tuple
-        parts = map(_tensors, part)
-        return tuple(parts) if plain else type(part)(*parts)
-    if isinstance(part, dict):
-        return {key: _tensors(value) for key, value in part.items()}
+def _tensors(component):
+    if isinstance(component, tuple):
+        plain = type(component) is tuple
+        tensors = map(_tensors, component)
+        return tuple(tensors) if plain else type(component)(*tensors)
+    if isinstance(component, dict):
+        return {key: _tensors(value) for key, value in component.items()}
     try:
-        return tf.convert_to_tensor(part)
+        return tf.convert_to_tensor(component)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            "Arrays must be dense, of numbers or strings. Received: "
-            f"{type(part).__name__}, of which no tensor can be made: {error} "
-            "Rows of different lengths have to be padded; give what there is "
-            "not as no argument."
+            "Arrays must be dense, of numbers or strings. Received: a "
+            f"{type(component).__name__} that is no tensor: {error} "
+            "Pad rows of different lengths, and leave out a missing argument."
         ) from error
 
 
 def digest(tensor: tf.Tensor) -> bytes:
-    """A few bytes that are the same for the same values only."""
+    """A hash of the values of a tensor."""
     values = tensor.numpy()
     if values.dtype == object:  # strings
         values = np.frombuffer(tf.io.serialize_tensor(tensor).numpy(), np.uint8)

@@ -10,16 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources import file_source
+from tfscale.data.sources import table_source
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import data_loss
-from tfscale.data.sources.source import locator
-from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.source import unreadable
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _TRUE, _FALSE = ("true", "1"), ("false", "0", "")
-_MARK = b"\xef\xbb\xbf"  # with which spreadsheets begin UTF-8
+_MARK = b"\xef\xbb\xbf"  # at the beginning of UTF-8 of spreadsheets
 
 
 def csv(
@@ -100,10 +99,35 @@ def csv(
             f"{skipped} damaged lines of {len(texts)} CSV files are left out.",
             stacklevel=2,
         )
-    parse = _reader(columns, dtypes, label, delimiter)
-    spec = {n: tf.TensorSpec([], dtypes[n]) for n in columns if n in dtypes}
-    record = spec if label is None else (spec, spec.pop(label))
-    return _source(texts, parse, record, skipped)
+    names = [name for name in columns if name in dtypes]
+    selected = [columns.index(name) for name in names]
+    defaults = [_default(dtypes[name]) for name in names]
+    found = {text.path: text for text in texts if text.begins.size}
+
+    def read(path, _):
+        lines = found[path].lines(tf.io.read_file(path))
+        fields = tf.io.decode_csv(
+            lines, defaults, field_delim=delimiter, select_cols=selected
+        )
+        values = {
+            name: _is_one_of(field, _TRUE) if dtypes[name] == tf.bool else field
+            for name, field in zip(names, fields, strict=True)
+        }
+        return [value.numpy() for value in tf.nest.flatten(record_of(values))]
+
+    def record_of(values):
+        return values if label is None else (values, values.pop(label))
+
+    return table_source.source_of_files(
+        "csv",
+        [
+            (path, [(text.begins.size, int(text.lengths.sum()))])
+            for path, text in found.items()
+        ],
+        record_of({name: tf.TensorSpec([], dtypes[name]) for name in names}),
+        read,
+        skipped=skipped,
+    )
 
 
 def _dtype(name, dtype):
@@ -121,7 +145,7 @@ def _dtype(name, dtype):
 
 
 def _columns(texts, delimiter):
-    """Names of the columns, which all files must have in common."""
+    """Names of the columns, the same in all files."""
     headers = {tuple(text.columns(delimiter)) for text in texts}
     if len(headers) > 1:
         raise ValueError(
@@ -129,60 +153,6 @@ def _columns(texts, delimiter):
             f"{sorted(map(list, headers))}."
         )
     return list(headers.pop())
-
-
-def _reader(columns, dtypes, label, delimiter):
-    """Function from lines to what is read of them."""
-    names = [name for name in columns if name in dtypes]
-    selected = [columns.index(name) for name in names]
-    defaults = [_default(dtypes[name]) for name in names]
-
-    def parse(lines):
-        values = tf.io.decode_csv(
-            lines, defaults, field_delim=delimiter, select_cols=selected
-        )
-        record = {
-            name: _is_one_of(value, _TRUE) if dtypes[name] == tf.bool else value
-            for name, value in zip(names, values, strict=True)
-        }
-        if label is None:
-            return record
-        target = record.pop(label)
-        return record, target
-
-    return parse
-
-
-def _source(texts, parse, record_spec, skipped):
-    texts = [text for text in texts if text.begins.size]
-    sizes = np.array([text.begins.size for text in texts], np.int64)
-    paths = tf.constant([text.path for text in texts], tf.string)
-    ends = tf.constant(np.cumsum(sizes))
-    firsts = tf.constant(np.cumsum(sizes) - sizes)
-    empty = np.zeros([0], np.int64)
-    begins = tf.constant(np.concatenate([empty, *(t.begins for t in texts)]))
-    lengths = tf.constant(np.concatenate([empty, *(t.lengths for t in texts)]))
-
-    def read_block(block):
-        own = slice(tf.gather(firsts, block), tf.gather(ends, block))
-        contents = tf.io.read_file(tf.gather(paths, block))
-        lines = tf.strings.substr(contents, begins[own], lengths[own])
-        return tf.data.Dataset.from_tensors(parse(lines))
-
-    table = [(text.begins.size, int(text.lengths.sum())) for text in texts]
-    return BlockSource(
-        kind="csv",
-        blocks=np.array(table, np.int64).reshape(-1, 2),
-        read_block=read_block,
-        locate=locator([text.path for text in texts], sizes, begins),
-        record_spec=record_spec,
-        split=split_by_file(
-            texts,
-            lambda text: text.begins.size,
-            lambda own: _source(own, parse, record_spec, skipped),
-        ),
-        num_skipped=skipped,
-    )
 
 
 class _CsvFile:
@@ -219,6 +189,10 @@ class _CsvFile:
         self.begins = begins
         self.lengths = (ends - begins).astype(np.int64)
 
+    def lines(self, contents):
+        """The lines in the contents of the file, as a vector of strings."""
+        return tf.strings.substr(contents, self.begins, self.lengths)
+
     def columns(self, delimiter):
         """Names of the columns, as the header has them."""
         try:
@@ -241,7 +215,7 @@ class _CsvFile:
         """
         with tf.io.gfile.GFile(self.path, "rb") as file:
             contents = file.read()
-        lines = tf.strings.substr(contents, self.begins, self.lengths)
+        lines = self.lines(contents)
         # All fields, so that one too few or too many is found.
         defaults = [_default(dtypes.get(name, tf.string)) for name in columns]
 
@@ -274,7 +248,7 @@ class _CsvFile:
 
 
 def _default(dtype):
-    """What an empty field is, as `tf.io.decode_csv` takes it."""
+    """The value of an empty field, for `tf.io.decode_csv`."""
     if dtype in (tf.string, tf.bool):  # which it reads as a string
         return tf.constant([""])
     return tf.constant([0], dtype)
@@ -295,6 +269,6 @@ def _is_one_of(fields, words):
 
 
 def _reason(error):
-    """What TensorFlow says, without where in its graph."""
+    """The message of TensorFlow without the name of its operation."""
     reason = error.message.split("}}")[-1].split(" [Op:")[0].strip()
     return reason.removesuffix(" in record 0")

@@ -1,9 +1,7 @@
-"""Sources whose library reads records at random, in Python: a batch a call."""
+"""ArrayRecord files as a source, read at random through their library."""
 
 import os
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -67,7 +65,7 @@ def array_records(
 
 
 class _File:
-    """An ArrayRecord file, opened where it is used.
+    """An ArrayRecord file, which each process opens when it reads.
 
     Attributes:
         path: String.
@@ -104,13 +102,13 @@ class _File:
             ) from error
 
     def skip_damaged(self):
-        """Reads everything, and leaves out what cannot be read."""
+        """Reads all records, and leaves out those that cannot be read."""
 
         def read(first, last):
             try:
                 self.read(self.records[first:last])
             except ValueError:
-                self._reader = None  # it fails for ever after
+                self._reader = None  # a reader that failed always fails
                 raise
 
         failures = unreadable(len(self.records), read, ValueError)
@@ -133,42 +131,16 @@ def _of_files(files, skipped):
         return [found]
 
     about = repr([(f.path, os.path.getsize(f.path)) for f in files])
-    return fetched(
-        "array_records",
-        int(ends[-1]),
-        fetch,
-        about.encode,
+    spec = tf.TensorSpec([], tf.string)
+    return IndexedSource(
+        kind="array_records",
+        num_records=int(ends[-1]),
+        gather=lambda index: from_python(fetch, index, spec),
+        identity=about.encode,
         split=split_by_file(
             files,
             lambda file: len(file.records),
             lambda own: _of_files(own, skipped),
         ),
         num_skipped=skipped,
-    )
-
-
-def fetched(
-    kind: str,
-    num_records: int,
-    fetch: Callable[[np.ndarray], list[np.ndarray]],
-    identity: Callable[[], bytes],
-    spec: Any = tf.TensorSpec([], tf.string),  # noqa: B008
-    **kwargs: Any,
-) -> IndexedSource:
-    """A source of records that a Python function reads, many at a time.
-
-    `fetch` is a function from an int64 vector, numbers of records, to a list of
-    arrays, in the order of the flat `spec` of a record. More arguments are
-    those of `IndexedSource`.
-    """
-
-    def gather(index):
-        return from_python(fetch, index, spec)
-
-    return IndexedSource(
-        kind=kind,
-        num_records=num_records,
-        gather=gather,
-        identity=identity,
-        **kwargs,
     )

@@ -15,7 +15,7 @@ Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def match(pattern: Pattern) -> list[str]:
-    """The files that a pattern names, sorted, so that they have numbers.
+    """The files that a pattern names, sorted.
 
     Raises:
         FileNotFoundError: If a pattern matches nothing, or a directory.
@@ -93,7 +93,7 @@ def labelled(
 ) -> IndexedSource:
     """A source of files with a number each: `record(contents, number, path)`.
 
-    More arguments are those of `IndexedSource`.
+    `kwargs` are arguments of `IndexedSource`.
     """
     paths, numbers = map(list, zip(*files)) if files else ([], [])
     all_paths, all_numbers = tf.constant(paths, tf.string), tf.constant(numbers)

@@ -1,7 +1,8 @@
-"""Rows of a Hugging Face dataset, read at random or as they are streamed.
+"""Rows of a Hugging Face dataset, read at random or as a stream.
 
-Not through the arrays that they make for NumPy: those make float64 float32, a
-missing integer the smallest one, and take zeros off the ends of bytes.
+The rows are read as Arrow tables. The NumPy arrays of `datasets` turn float64
+into float32 and missing integers into the smallest one, and take zeros off the
+ends of bytes.
 """
 
 from collections.abc import Sequence
@@ -10,17 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.data.sources import fetched_source
 from tfscale.data.sources import stream_source
 from tfscale.data.sources import table_columns
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import StreamSource
+from tfscale.data.sources.source import from_python
 from tfscale.data.sources.table_columns import Leaf
 
-# Rows that are looked at to know a dataset again.
-_NUM_MARKED = 256
+_NUM_MARKED = 256  # rows by which a cache identifies a dataset
 _NUM_STREAMED = 32  # rows of a stream that are read at a time
-_NUM_TRIED = 4  # rows that a transform is run on twice
+_NUM_TRIED = 4  # rows on which a transform is compared with itself
 
 
 def hugging_face(
@@ -36,22 +36,22 @@ def hugging_face(
     in `augment`.
 
     Args:
-        dataset: `datasets.Dataset`, or a streamed `datasets.IterableDataset`,
-            one split. A streamed one is read in its order, and a pipeline
-            enters an epoch by reading up to the position; its own `shuffle`
-            must have a seed, and a `map` must be given `features`, where it
-            returns images or lists that may be empty.
+        dataset: One split: a `datasets.Dataset`, or a streamed
+            `datasets.IterableDataset`. A stream is read in its order, and a
+            pipeline enters an epoch by reading up to the position; its own
+            `shuffle` must have a seed, and a `map` that returns images or lists
+            that may be empty must be given `features`.
         columns: List of strings, the columns to be read, of those that a
-            transform returns where there is one; by default all.
+            transform returns if there is one; by default all.
         num_records: Integer, for a streamed dataset: the rows of an epoch, the
             first ones.
 
     Returns:
         A source of dicts from column to tensor, of the column's own dtype: a
-        scalar; a vector where it has lists of numbers, which may differ in
-        length; an array where it has arrays or images, of any size. A missing
-        number is 0 or NaN, a missing string "", a missing list empty. A
-        transform must leave nothing missing.
+        scalar; a vector for lists of numbers, which may differ in length; an
+        array for arrays or images of any size. A missing number is 0 or NaN, a
+        missing string "", a missing list empty. The result of a transform must
+        have no missing values.
 
     Raises:
         TypeError: If it is no such dataset, or a column holds neither
@@ -86,17 +86,16 @@ def hugging_face(
         return tf.nest.flatten(read(index.tolist()))
 
     def mark():
-        """What a cache knows the rows by: how many, and some all over them."""
         step = max(len(dataset) // _NUM_MARKED, 1)
         some = [a.tolist() for a in fetch(np.arange(0, len(dataset), step))]
         return repr((list(leaves), len(dataset), some)).encode()
 
-    return fetched_source.fetched(
-        "hugging_face",
-        len(dataset),
-        fetch,
-        mark,
-        spec={name: leaf.spec for name, leaf in leaves.items()},
+    spec = {name: leaf.spec for name, leaf in leaves.items()}
+    return IndexedSource(
+        kind="hugging_face",
+        num_records=len(dataset),
+        gather=lambda index: from_python(fetch, index, spec),
+        identity=mark,
         decode=_decoder(leaves),
     )
 
@@ -126,7 +125,6 @@ def _check(dataset, num_records):
 
 
 def _checked(columns, there):
-    """Names of the columns to be read."""
     names = list(dict.fromkeys(there if columns is None else columns))
     if isinstance(columns, str) or not names or set(names) - set(there):
         raise ValueError(
@@ -180,13 +178,11 @@ def _decoder(leaves):
 
 
 def _arrow_rows(names, features, first, whole):
-    """Columns of Hugging Face's tables, and a function that reads them.
+    """Columns of Arrow tables, and a function that reads them.
 
     `first` is a pyarrow table of the first row, `whole` of all rows, or None.
-
-    Returns:
-        `(leaves, read)`: a dict from column to `Leaf`, and a function of a
-        table and its rows' numbers that returns a dict from column to values.
+    The function takes a table and its rows' numbers, and returns a dict from
+    column to values.
     """
     import datasets
 
@@ -259,7 +255,7 @@ def _image(name, feature, column, number):
 
 
 def _stored(column):
-    """A column of lists, also where it is one of Hugging Face's arrays."""
+    """The storage of a column of one of Hugging Face's array types."""
     import pyarrow
 
     if isinstance(column.type, pyarrow.ExtensionType):
@@ -268,7 +264,7 @@ def _stored(column):
 
 
 def _shape_of_all(column):
-    """The shape that the lists of all rows have, or None."""
+    """The one shape of the lists of all rows, or None."""
     from pyarrow import compute
 
     column, shape = _stored(column), []
@@ -288,7 +284,7 @@ def _leaf_of_array(array):
 
 
 def _serialized(name, arrays, leaf):
-    """Arrays as bytes, which must be like the first one but for their sizes."""
+    """Arrays, which may differ in their sizes only, as bytes."""
     found = np.empty([len(arrays)], object)
     for row, array in enumerate(arrays):
         own = _leaf_of_array(array)
@@ -306,7 +302,7 @@ def _serialized(name, arrays, leaf):
 
 
 def _transformed_rows(dataset, columns):
-    """As `_arrow_rows`, of rows that a transform is run on."""
+    """`_arrow_rows`, for rows on which a transform runs."""
     tried = list(range(min(_NUM_TRIED, len(dataset))))
     names = _checked(columns, list(dataset[tried]))
     leaves = {}

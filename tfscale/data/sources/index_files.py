@@ -1,13 +1,13 @@
-"""Many files are indexed side by side, and what was found is kept.
+"""Many files are indexed at the same time, and their indices are kept.
 
-An index says where the records of one file begin. It is found by reading the
-file, so it is worth keeping where files are many, large or far away:
+The index of a file says where its records begin. To find that, the file must be
+read; keeping the index pays off if files are many, large or remote:
 
-    index_dir/3f9a...e1.npz    sizes of the records, and of which file: its
-                               path, length and time, which must be the same
+    index_dir/3f9a...e1.npz    sizes of the records; path, length and time of
+                               the file, which must be unchanged
 
 Workers that start together with one directory share the work: each begins with
-other files, and files whose index is kept meanwhile are not read again.
+other files, and reads no file whose index is kept by then.
 """
 
 import concurrent.futures
@@ -28,8 +28,8 @@ import tensorflow as tf
 from tfscale.data.sources.tfrecord_index import FileIndex
 
 _Index = TypeVar("_Index")
-_SIDE_BY_SIDE = 32  # files: a server's answer takes longer than the work
-_SOON = 1.0  # seconds after which progress is shown
+_NUM_THREADS = 32  # most of them wait for a server
+_PROGRESS_AFTER = 1.0  # seconds
 
 
 def index_files(
@@ -39,7 +39,7 @@ def index_files(
 ) -> list[_Index]:
     """The indices of files, in their order: what `scan` returns of each path.
 
-    Those that are kept in `index_dir`, if there is one, are of `FileIndex`.
+    Indices that are kept in `index_dir` are of `FileIndex`.
     """
     if index_dir is not None:
         index_dir = os.fspath(index_dir)
@@ -48,19 +48,19 @@ def index_files(
     def one(path):
         return _kept_or_scanned(path, scan, index_dir)
 
-    # Other files first on every worker. A generator of its own: the program's
-    # random numbers are not ours to draw, and may have one seed everywhere.
+    # Each worker begins with other files. The program's random numbers may
+    # have the same seed in all workers.
     order = random.SystemRandom().sample(range(len(paths)), len(paths))
     begin, progress = time.monotonic(), None
     with concurrent.futures.ThreadPoolExecutor(
-        min(_SIDE_BY_SIDE, len(paths))
+        min(_NUM_THREADS, len(paths))
     ) as pool:
         todo = {number: pool.submit(one, paths[number]) for number in order}
         try:
             done = concurrent.futures.as_completed(todo.values())
             for number, future in enumerate(done, 1):
                 future.result()  # an error ends it
-                if progress or time.monotonic() - begin > _SOON:
+                if progress or time.monotonic() - begin > _PROGRESS_AFTER:
                     progress = progress or keras.utils.Progbar(
                         len(paths), unit_name="file"
                     )
@@ -96,7 +96,7 @@ def _read(kept_path, about):
             kept = np.load(io.BytesIO(file.read()))
             return kept["sizes"] if str(kept["about"]) == about else None
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile):
-        return None  # not whole: it is written anew
+        return None  # damaged: it will be written again
 
 
 def _write(kept_path, about, sizes):

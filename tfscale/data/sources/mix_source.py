@@ -1,15 +1,15 @@
 """Several sources at stated weights, in an order that can be entered anywhere.
 
-The source at a position is a function of the position: a pattern is repeated,
-in which each source is as often as its weight says, as evenly as possible. How
-often a source came before a position is then a sum, so a position means one
-record of each source's own order, and nothing has to be counted.
+The source at a position is a function of the position: a pattern repeats, in
+which each source is as frequent as its weight says, as evenly as possible. So
+the number of times that a source came before a position is a sum, which needs
+no counting, and is the position in that source's own order.
 
     weights 0.5, 0.25, 0.25    a b a c | a b a c | a ...
     record of a's own order    0   1     2   3     4
 
-The order of a source is shuffled by its own epoch: each of its records comes
-once before any comes again.
+Each source is shuffled by its own epoch: all of its records come once before
+any comes again.
 """
 
 import dataclasses
@@ -33,11 +33,9 @@ class _Stretch:
     """Positions in which the same sources take part."""
 
     begin: int  # the first position
-    pattern: np.ndarray  # which source comes, again and again
-    before: (
-        np.ndarray
-    )  # (len(pattern), num_sources): how often each came before
-    taken: np.ndarray  # how often each came before the stretch
+    pattern: np.ndarray  # a source for each position; it repeats
+    before: np.ndarray  # (positions, sources): counts within the pattern
+    taken: np.ndarray  # counts before the stretch
 
 
 def mix(
@@ -48,22 +46,23 @@ def mix(
     """Records of several sources, as often as their weights say.
 
     Args:
-        sources: Dict from a name to `(source, weight)`. Sources must be such
-            that are read at random (`arrays`, `tokens`, `text`, `pack`,
-            `files`, `image_folder`), with records of one structure. Weights
-            are above 0; they count in proportion to each other.
-        exhausted: When an epoch ends, and what becomes of a source all of whose
-            records were seen before: `"repeat"`, it begins its next epoch, and
-            the mixture's ends when all have been seen whole; `"stop"`, the
-            mixture's epoch ends, and the rest of the others comes in the next;
-            or `"renormalise"`, the others go on at their weights until all have
-            ended, so that each record comes once.
+        sources: Dict from a name to `(source, weight)`. The sources must be
+            read at random (`arrays`, `tokens`, `text`, `pack`, `files`,
+            `image_folder`), and have records of one structure. Weights are
+            above 0, and relative to each other.
+        exhausted: When an epoch ends, and how a source goes on after all of its
+            records: `"repeat"`, it begins its next epoch, and the mixture's
+            epoch ends when all sources have been seen whole; `"stop"`, the
+            mixture's epoch ends, and the other records come in the next one; or
+            `"renormalise"`, the other sources go on at their weights, so that
+            each record comes once.
 
     Returns:
         A source of their records; its `class_names` are the sources' names.
 
     Raises:
-        TypeError: If a source cannot be read at random, or it is no such dict.
+        TypeError: If a source cannot be read at random, or `sources` is no
+            dict.
         ValueError: If there is none, one is empty, a weight is not above 0 or
             too small, or records differ in structure or dtype.
 
@@ -173,9 +172,9 @@ def _record(source, index):
 
 
 def _pattern(weights):
-    """Which source comes when, how often each came before, and comes at all.
+    """The sources of a pattern, how often each came before, and comes in all.
 
-    As evenly as it goes: the one that lags most is the next.
+    The next source is always the one that lags most.
     """
     counts = np.maximum(np.round(weights * _PATTERN), 0).astype(np.int64)
     if (counts[weights > 0] == 0).any():
@@ -197,13 +196,13 @@ def _pattern(weights):
 
 
 def _position_of(number, which, pattern, counts):
-    """The position, from 0 on, at which a source comes for the n-th time."""
+    """The position of the n-th record of a source, counted from 0."""
     rounds, rest = divmod(int(number), int(counts[which]))
     return rounds * len(pattern) + int(np.flatnonzero(pattern == which)[rest])
 
 
 def _stretches(sizes, weights, exhausted):
-    """Stretches of an epoch, and its length."""
+    """The stretches of an epoch, and its length."""
     pattern, before, counts = _pattern(weights)
     taken = np.zeros(len(sizes), np.int64)
     first = _Stretch(0, pattern, before, taken)
@@ -231,7 +230,7 @@ def _stretches(sizes, weights, exhausted):
 
 
 def _order(stretches, length, sizes, offsets):
-    """Function from positions of an epoch to records of the mixture."""
+    """A function from positions of an epoch to records of the mixture."""
     begins = tf.constant([s.begin for s in stretches], tf.int64)
     periods = tf.constant([len(s.pattern) for s in stretches], tf.int64)
     firsts = tf.cumsum(periods, exclusive=True)
@@ -264,7 +263,7 @@ def _order(stretches, length, sizes, offsets):
         size = tf.gather(all_sizes, which)
         own = number % size
         if shuffle:
-            # A key of each source and of its own epoch.
+            # Each source and each of its epochs has a key.
             seeds = tf.fill(tf.shape(which), seed)
             key = tf.stack([seeds, which, number // size], axis=1)
             # The public `index_shuffle` pads keys of a matrix wrongly (2.21).

@@ -1,13 +1,13 @@
-"""Documents packed into sequences of one length, none seeing another.
+"""Documents packed into sequences of one length, none attending to another.
 
     tokens       a a a a a b b b . .    documents, one after another
-    segments     1 1 1 1 1 2 2 2 0 0    which document of the sequence; 0: none
+    segments     1 1 1 1 1 2 2 2 0 0    the document's number; 0: padding
     positions    0 1 2 3 4 0 1 2 0 0    index within the document
 
-Where each document alone would be filled up to the full length, most of a batch
-is padding; where documents are cut wherever a window ends, a document is read
-with another one before it. Packing does neither (Krell et al., "Efficient
-Sequence Packing without Cross-contamination", 2021; first-fit as in Grain).
+If each document had its own sequence, most of a batch would be padding. If
+documents were cut at the end of each window, a document would follow another in
+its context. Packing avoids both (Krell et al., "Efficient Sequence Packing
+without Cross-contamination", 2021; first-fit as in Grain).
 """
 
 import dataclasses
@@ -49,25 +49,23 @@ def pack(
 ) -> PackedSource:
     """Sequences of one length that hold whole documents, for language models.
 
-    A token is learned from those before it in its document. A document of n
-    tokens takes n - 1 positions of a sequence; one with more than `length` is
-    cut into pieces, each of which is a segment of its own. A document goes into
-    the first open sequence that has room for it; where none has, the fullest
-    one is closed.
+    A model learns each token from those before it in the document. A document
+    of n tokens takes n - 1 positions of a sequence; a longer one than `length`
+    is cut into pieces, each its own segment. A document goes into the first
+    open sequence that has room for it; if none has, the fullest is closed.
 
     Args:
         documents: Rows of integers: lists, arrays or tensors, of any lengths.
-            One of fewer than two tokens has nothing to be learned from, and is
-            left out.
+            Those of fewer than two tokens are left out.
         length: Integer, positions of a sequence.
         num_open: Integer, sequences that are filled at the same time. More of
             them waste less.
 
     Returns:
         A source of `(x, y, sample_weight)`: x is a dict of `"tokens"`,
-        `"segment_ids"`, which count from 1 and are 0 where there is nothing,
-        and `"positions"`; y are the tokens that follow. All are int32 of shape
-        `(length,)`; the weights are float32, 0 where there is nothing. Give
+        `"segment_ids"`, which count from 1 and are 0 for padding, and
+        `"positions"`; y are the tokens that follow. All are int32 of shape
+        `(length,)`; the weights are float32, 0 for padding. Give
         `packed_attention_mask(x["segment_ids"])` to attention layers.
 
     Raises:
@@ -118,10 +116,10 @@ def pack(
 
 
 def packed_attention_mask(segment_ids: Any) -> Any:
-    """Which positions may attend to each other: those of one document.
+    """The mask with which positions of one document attend to each other.
 
     For the `attention_mask` of Keras' attention layers, in a model or outside;
-    beside it, `use_causal_mask=True` hides what comes later.
+    `use_causal_mask=True` also hides later positions.
 
     Args:
         segment_ids: Integer tensor of shape `(batch, length)`, of `pack`.
@@ -143,7 +141,6 @@ def packed_attention_mask(segment_ids: Any) -> Any:
 
 
 def _row(number, document):
-    """The document as int32."""
     row = np.asarray(document)
     if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
         raise ValueError(
@@ -170,7 +167,7 @@ def _pieces(rows, length):
 
 
 def _first_fit(sizes, length, num_open):
-    """The pieces in the order of the sequences, and where each one begins."""
+    """The pieces in the order of the sequences, and where each begins."""
     room = np.full(num_open, length)
     held = [[] for _ in range(num_open)]
     closed = []
@@ -188,7 +185,7 @@ def _first_fit(sizes, length, num_open):
 
 
 def _reader(tokens, begins, sizes, splits, length):
-    """Function from numbers of sequences to a batch of them."""
+    """A function from numbers of sequences to a batch of them."""
     begins, sizes, splits = map(tf.constant, (begins, sizes, splits))
 
     def gather(index):
@@ -198,7 +195,7 @@ def _reader(tokens, begins, sizes, splits, length):
         begin = tf.gather(begins, pieces.values)
         size = tf.gather(sizes, pieces.values)
         indices = tf.ragged.range(begin, begin + size)
-        # Tokens of a sequence, whichever document they are of.
+        # The end of the tokens of each sequence.
         ends = tf.gather(tf.cumsum(size), pieces.row_limits() - 1)
         limits = tf.concat([[0], ends], 0)
         number = tf.ragged.range(1, pieces.row_lengths() + 1).values

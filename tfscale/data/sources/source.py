@@ -1,6 +1,7 @@
-"""What a builder returns: how many records there are and how one is read."""
+"""Sources, which builders return: how many records, and how one is read."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -9,60 +10,76 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Stands for a record that could not be read; no record is this by chance.
+# Marks a record that could not be read.
 DAMAGED = b"\x00tfscale: damaged record 5b0d6b1e7f8a4c52\x00"
 
-# A block of neighbours ends after so many records or bytes.
+# The size of a block of neighbours.
 BLOCK_RECORDS = 128
 BLOCK_BYTES = 2 << 20
 _STRING = tf.TensorSpec([], tf.string)
 
 
-@dataclasses.dataclass(frozen=True)
-class IndexedSource:
-    """Records that can be read one by one, in any order, at the same price.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """Records of one kind.
 
     Attributes:
         kind: The builder's name, for explanations.
+        decode: Function from a record as it is read to the record, or None if
+            they are the same.
+        split: Function `(num_workers, worker)` that returns a worker's own
+            source and the sizes of all workers' sources; None if there are no
+            files to divide.
+        in_memory: Whether a cache of unparsed records gains nothing.
+        class_names: Strings, the names of classes if labels are numbers.
+        num_skipped: Integer, damaged records that were left out.
+        identity: Function that returns bytes, which differ for other records,
+            if a few records do not tell; else None.
+        order: Function `(positions, seed, epoch, shuffle)` that returns the
+            records at positions of an epoch, for a source with its own order;
+            `num_records` then counts positions. None: any order will do.
+    """
+
+    kind: str
+    decode: Callable[..., Any] | None = None
+    split: Callable[[int, int], tuple[Any, list[int]]] | None = None
+    in_memory: bool = False
+    class_names: tuple[str, ...] = ()
+    num_skipped: int = 0
+    identity: Callable[[], bytes] | None = None
+    order: Callable[..., tf.Tensor] | None = None
+
+    def __post_init__(self):
+        # AutoGraph would convert the source's own functions, 50 ms for each.
+        for name, value in list(vars(self).items()):
+            if inspect.isfunction(value) or inspect.ismethod(value):
+                plain = tf.autograph.experimental.do_not_convert(value)
+                object.__setattr__(self, name, plain)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexedSource(Source):
+    """Records that can be read one by one, in any order, at the same price.
+
+    Attributes:
         num_records: Integer.
         read: Function of an int64 scalar that returns the record; by default
             by `gather`.
         gather: Function of an int64 vector that returns a batch of records,
-            where that is cheaper than `read`; else None.
-        in_memory: Whether a cache of the records as they are gains nothing.
-        decode: Function of what was read that returns the record; None where
-            that is the record.
-        quick_decode: As `decode`, for less, with errors that do not say which
-            record it was; else None.
-        split: Function `(num_workers, worker)` that returns a worker's own
-            source and the sizes of all workers' sources; None where there are
-            no files to share out.
-        class_names: Strings, where labels are numbers of classes.
-        identity: Function that returns bytes, the same for the same records
-            only, where some records do not tell; else None.
-        num_skipped: Integer, damaged records that were left out.
-        order: Function `(positions, seed, epoch, shuffle)` that returns the
-            records at positions of an epoch, for a source with an order of its
-            own; `num_records` are then the positions. None: any order will do.
+            if that is cheaper than `read`; else None.
+        quick_decode: A cheaper `decode` whose errors do not name the record;
+            else None.
     """
 
-    kind: str
     num_records: int
     read: Callable[[tf.Tensor], Any] = None  # type: ignore[assignment]
     gather: Callable[[tf.Tensor], Any] | None = None
-    in_memory: bool = False
-    decode: Callable[..., Any] | None = None
     quick_decode: Callable[..., Any] | None = None
-    split: Callable[[int, int], tuple[Any, list[int]]] | None = None
-    class_names: tuple[str, ...] = ()
-    identity: Callable[[], bytes] | None = None
-    num_skipped: int = 0
-    order: Callable[..., tf.Tensor] | None = None
 
     def __post_init__(self):
         if self.read is None:
             object.__setattr__(self, "read", self._read_one)
-        _as_they_are(self, "read", "gather", "decode", "quick_decode", "order")
+        super().__post_init__()
 
     def _read_one(self, index):
         batch = self.gather(tf.reshape(tf.cast(index, tf.int64), [1]))
@@ -84,33 +101,30 @@ class IndexedSource:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockSource:
-    """Records that are read in runs of neighbours; else as `IndexedSource`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockSource(Source):
+    """Records that are read in runs of neighbours.
 
     Attributes:
         blocks: int64 array of shape `(num_blocks, 2)`: the number of records
-            of each block, and the bytes that they take in memory.
+            of each block, and their bytes in memory.
         read_block: Function of an int64 scalar, the block's number, that
             returns a `tf.data.Dataset` of one element, a batch of its records.
-            Strings are `DAMAGED` where they cannot be read.
+            Strings that cannot be read are `DAMAGED`.
         locate: Function of an int64 scalar, a record's number, that returns
             its file and the offset in it, for errors.
         record_spec: Structure of `tf.TensorSpec`, a record as it is read.
     """
 
-    kind: str
     blocks: np.ndarray
     read_block: Callable[[tf.Tensor], tf.data.Dataset]
     locate: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     record_spec: Any = _STRING
-    decode: Callable[..., Any] | None = None
-    split: Callable[[int, int], tuple[Any, list[int]]] | None = None
-    num_skipped: int = 0
-    in_memory: bool = False
 
     def __post_init__(self):
-        _as_they_are(self, "read_block", "locate", "decode")
+        # The sizes of the files tell most data apart.
+        object.__setattr__(self, "identity", self.blocks.tobytes)
+        super().__post_init__()
 
     @property
     def num_records(self) -> int:
@@ -128,7 +142,7 @@ class BlockSource:
         Raises:
             tf.errors.DataLossError: If it cannot be read.
         """
-        # Inside a dataset: some of what reads blocks runs nowhere else.
+        # In a dataset: some operations that read blocks run nowhere else.
         record = self.sample(1).get_single_element()
         strings = [t for t in tf.nest.flatten(record) if t.dtype == tf.string]
         if any(t.numpy() == DAMAGED for t in strings):
@@ -145,10 +159,6 @@ class BlockSource:
         blocks = tf.data.Dataset.range(len(self.blocks))
         return blocks.flat_map(self.read_block).unbatch().take(count)
 
-    def identity(self) -> bytes:
-        """Bytes that are the same for the same files' sizes."""
-        return self.blocks.tobytes()
-
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """Numbers and records, the first ones of some blocks."""
         filled = np.flatnonzero(self.blocks[:, 0])
@@ -160,17 +170,12 @@ class BlockSource:
         return firsts[blocks], records
 
 
-@dataclasses.dataclass(frozen=True)
-class StreamSource:
-    """Records of a `tf.data.Dataset`, the same whenever it is iterated."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamSource(Source):
+    """Records of a `tf.data.Dataset`, the same in each iteration."""
 
-    kind: str
     num_records: int
     dataset: tf.data.Dataset
-    decode: Callable[..., Any] | None = None
-    split: None = None
-    in_memory: bool = False
-    identity: None = None
 
     def first(self) -> Any:
         """The first record, as eager tensors."""
@@ -181,7 +186,7 @@ class StreamSource:
         return self.dataset.take(count)
 
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
-        """The first records."""
+        """The first records and their numbers."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
 
@@ -205,7 +210,7 @@ def unreadable(
     read: Callable[[int, int], Any],
     error_type: type[Exception] | tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Exception]]:
-    """Numbers of the records at which `read(first, last)` fails, and errors."""
+    """Numbers and errors of the records at which `read(first, last)` fails."""
     todo = [(0, count)] if count else []
     while todo:
         first, last = todo.pop()
@@ -224,9 +229,9 @@ def split_by_file(
     num_records: Callable[[Any], int],
     build: Callable[[Sequence[Any]], Any],
 ) -> Callable[[int, int], tuple[Any, list[int]]]:
-    """`split` of a source that `build` returns for some of its files.
+    """The `split` of a source that `build` creates from some of its files.
 
-    There is no own source if a worker would have no record.
+    If a worker would have no record, the worker's source is None.
     """
 
     def split(num_workers, worker):
@@ -242,9 +247,9 @@ def locator(
     counts: Sequence[int] | np.ndarray,
     offsets: np.ndarray | None,
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """`locate` of records in files that hold so many of them each.
+    """The `locate` of records in files, by the number of records of each.
 
-    Without `offsets` a record is located by its number.
+    Without `offsets`, a record's number stands for its offset.
     """
     ends = tf.constant(np.cumsum(counts), tf.int64)
     all_paths = tf.constant(paths, tf.string)
@@ -265,13 +270,13 @@ def from_python(
 ) -> Any:
     """A batch of records that a Python function of `argument` reads.
 
-    It returns arrays, in the order of the flat `spec` of a record.
+    The function returns arrays in the order of the flat `spec` of a record.
     """
     flat = tf.nest.flatten(spec)
     parts = tf.numpy_function(
         function, [argument], [part.dtype for part in flat], stateful=False
     )
-    # Outside of a graph one string comes without a dimension.
+    # Outside of a graph, a vector of one string loses its dimension.
     shaped = [
         tf.reshape(part, [-1, *one.shape])
         for part, one in zip(parts, flat, strict=True)
@@ -279,16 +284,13 @@ def from_python(
     return tf.nest.pack_sequence_as(spec, shaped)
 
 
-Source = IndexedSource | BlockSource | StreamSource
-
-
 def of_worker(
     source: Source, shard: str, context: tf.distribute.InputContext
 ) -> tuple[Source, list[int] | None]:
-    """A worker's source and, where files are dealt out, each worker's records.
+    """A worker's source and, if files are divided, the sizes of all sources.
 
     Raises:
-        ValueError: If there are no files to deal out.
+        ValueError: If there are no files to divide.
     """
     if shard not in ("records", "files"):
         raise ValueError(
@@ -312,18 +314,6 @@ def of_worker(
     return own, sizes
 
 
-def _as_they_are(source: Any, *names: str) -> None:
-    """Keeps AutoGraph off the functions of a source, which do not need it.
-
-    It takes some 50 ms for each, before the first step.
-    """
-    for name in names:
-        function = getattr(source, name)
-        if function is not None:
-            plain = tf.autograph.experimental.do_not_convert(function)
-            object.__setattr__(source, name, plain)
-
-
 def _spread(size: int, count: int) -> np.ndarray:
-    """Up to `count` numbers from 0 to `size - 1`, both of them among these."""
+    """Up to `count` numbers from 0 to `size - 1`, both ends included."""
     return np.unique(np.linspace(0, size - 1, count).astype(np.int64))

@@ -20,9 +20,9 @@ def dataset(
     Args:
         records: `tf.data.Dataset` of single records, not batches, that gives
             the same ones in the same order whenever it is iterated.
-        num_records: Integer, if the dataset does not know it: an epoch is its
-            first so many elements. If there are fewer, reading fails when the
-            dataset ends.
+        num_records: Integer, the number of elements of an epoch, if the
+            dataset does not know it. If there are fewer, reading fails when
+            the dataset ends.
 
     Returns:
         A source of its elements.
@@ -164,7 +164,7 @@ def of_dataset(
 
 
 def _first(kind, records, num_records, known):
-    """So many records, or an error at the end of fewer."""
+    """The first `num_records`, or an error at the end of fewer."""
     if num_records < 1 or 0 <= known < num_records:
         raise ValueError(
             "`num_records` must be 1 or more, and not more than there are. "

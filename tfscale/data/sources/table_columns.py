@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What a column without objects holds."""
+    """A column without objects."""
 
     dtype: tf.DType
     shape: tuple[int, ...] | None  # of each row; None where rows differ
@@ -35,13 +35,13 @@ class Leaf:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """Of a row as it is read."""
+        """The spec of a row as it is read."""
         if self.shape is None:
             return tf.TensorSpec([], tf.string)
         return tf.TensorSpec(self.shape, self.dtype)
 
     def parsed(self, row: tf.Tensor) -> tf.Tensor:
-        """A row as it was before it was serialized."""
+        """The array of a serialized row."""
         if self.shape is not None:
             return row
         array = tf.io.parse_tensor(row, self.dtype)
@@ -49,16 +49,16 @@ class Leaf:
 
 
 class TableColumns:
-    """The columns of pyarrow tables with one schema, None if without a row.
-
-    Raises:
-        ValueError: If a column is missing or there twice, or holds none
-            of numbers, dates, strings, and lists and objects of these.
+    """The columns of pyarrow tables with one schema; None if there is no row.
 
     Attributes:
         names: List of strings, the columns that are read.
         spec: Structure of `tf.TensorSpec`, a row as it is read.
         decode: Function of such a row that parses its lists, or None.
+
+    Raises:
+        ValueError: If a column is missing or there twice, or holds none
+            of numbers, dates, strings, and lists and objects of these.
     """
 
     def __init__(self, schema: Any, columns: Sequence[str] | None):
@@ -67,7 +67,7 @@ class TableColumns:
         once = bool(self.names) and all(
             there.count(name) == 1 for name in self.names
         )
-        # Without a row a pipeline says that the dataset is empty.
+        # Without a row, the pipeline raises an error that says so.
         if schema is not None and (isinstance(columns, str) or not once):
             raise ValueError(
                 "`columns` must be a list of columns of the files, at least "
@@ -100,7 +100,7 @@ class TableColumns:
 
 
 def decoder(leaves: Mapping[Path, Leaf]) -> Callable[[Any], Any] | None:
-    """A function that parses the lists of a row; None where there are none."""
+    """A function that parses the lists of a row; None without lists."""
     if all(leaf.shape is not None for leaf in leaves.values()):
         return None
 
@@ -162,7 +162,7 @@ def without_dictionary(kind: Any) -> Any:
 
 
 def leaf_and_rank(kind: Any) -> tuple[Any, int]:
-    """The pyarrow type of the values in lists of lists, and how deep."""
+    """The pyarrow type of the values in nested lists, and their depth."""
     rank = 0
     while is_list(kind):
         kind, rank = kind.value_type, rank + 1
@@ -170,7 +170,7 @@ def leaf_and_rank(kind: Any) -> tuple[Any, int]:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a pyarrow type is one of lists, of whatever."""
+    """Whether a pyarrow type is a kind of list."""
     return _is_any(kind, "list", "large_list", "fixed_size_list")
 
 
@@ -222,7 +222,7 @@ def _without_objects(path, column):
 
     kind = column.type
     inner, rank = leaf_and_rank(kind)
-    # One without a key is no column at all, and is refused.
+    # An object without keys is no column: `_leaf` refuses it.
     if not pyarrow.types.is_struct(inner) or not inner.num_fields:
         yield path, column
     elif not rank:
@@ -248,7 +248,7 @@ def values_of(
 ) -> np.ndarray:
     """The values of a pyarrow column without objects, row by row.
 
-    The path of keys that leads to it, and its rows' numbers, are for errors.
+    The path of keys and the numbers of the rows are for errors.
 
     Raises:
         ValueError: If the lists within a row are no array.

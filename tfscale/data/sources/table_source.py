@@ -1,4 +1,4 @@
-"""Files of tables as sources: read by blocks of rows, through pyarrow."""
+"""Files of tables as sources, read in blocks of rows through pyarrow."""
 
 import contextlib
 import io
@@ -24,17 +24,19 @@ from tfscale.data.sources.table_columns import TableColumns
 _BLOCK_BYTES = 1 << 20  # of JSON, parsed at a time
 
 
-def _source(
+def source_of_files(
     kind: str,
     files: Sequence[tuple[str, list[tuple[int, int]]]],
-    columns: TableColumns,
-    read: Callable[[str, int], Any],
-    skipped: int,
+    spec: Any,
+    read: Callable[[str, int], list[np.ndarray]],
+    decode: Callable[[Any], Any] | None = None,
+    skipped: int = 0,
 ) -> BlockSource:
     """A source of the rows of files, in their order.
 
     `files` are their paths and the numbers of rows and bytes of their blocks;
-    `read` takes a path and a block's number, and returns a pyarrow table.
+    `read` takes a path and a block's number, and returns arrays in the order
+    of the flat `spec` of a row.
     """
     blocks = [
         (path, number, *size)
@@ -45,35 +47,32 @@ def _source(
     table = np.array([block[2:] for block in blocks], np.int64).reshape(-1, 2)
 
     def fetch(number):
-        path, group, count, _ = blocks[int(number)]
+        path, block, count, _ = blocks[int(number)]
         try:
-            table = read(path, group)
-            found = columns.arrays(table)
+            arrays = read(path, block)
         except ValueError as error:
             raise ValueError(f"{error} File {path}.") from error
-        if table.num_rows != count:
+        if len(arrays[0]) != count:
             raise data_loss(
                 "A file must stay as it was when its source was made. "
-                f"Received: file {path} with {table.num_rows} rows where there "
+                f"Received: file {path} with {len(arrays[0])} rows where there "
                 f"were {count}."
             )
-        return found
-
-    def read_block(number):
-        rows = from_python(fetch, number, columns.spec)
-        return tf.data.Dataset.from_tensors(rows)
+        return arrays
 
     return BlockSource(
         kind=kind,
         blocks=table,
-        read_block=read_block,
-        record_spec=columns.spec,
+        read_block=lambda number: tf.data.Dataset.from_tensors(
+            from_python(fetch, number, spec)
+        ),
+        record_spec=spec,
         locate=locator([b[0] for b in blocks], table[:, 0], offsets=None),
-        decode=columns.decode,
+        decode=decode,
         split=split_by_file(
             [file for file in files if any(rows for rows, _ in file[1])],
             lambda file: sum(rows for rows, _ in file[1]),
-            lambda own: _source(kind, own, columns, read, skipped),
+            lambda own: source_of_files(kind, own, spec, read, decode, skipped),
         ),
         num_skipped=skipped,
     )
@@ -157,15 +156,16 @@ def parquet(
 
     def read(path, group):
         with _named(path), opened(path) as file:
-            return file.read_row_group(group, columns=found.names)
+            table = file.read_row_group(group, columns=found.names)
+        return found.arrays(table)
 
-    return _source("parquet", files, found, read, 0)
+    return source_of_files("parquet", files, found.spec, read, found.decode)
 
 
 def _check_same(schema, own, columns, path):
-    """Refuses a file whose columns, those that are read, are not the first's.
+    """Refuses a file whose columns differ from those of the first file.
 
-    Their order may differ, and whether values are numbered in a dictionary.
+    Their order may differ, and so may dictionary encoding.
     """
     own, first = (
         {
@@ -247,9 +247,12 @@ def json_lines(
         lines = _lines(path)
         whole = [lines[n] for n in lines if n not in damaged[path]]
         with _named(path):
-            return _parsed(whole, [schema.field(n) for n in found.names])
+            table = _parsed(whole, [schema.field(n) for n in found.names])
+        return found.arrays(table)
 
-    return _source("json_lines", files, found, read, skipped)
+    return source_of_files(
+        "json_lines", files, found.spec, read, found.decode, skipped
+    )
 
 
 def _lines(path):
@@ -260,7 +263,7 @@ def _lines(path):
 
 
 def _parsed(lines, fields=None):
-    """A table of lines; of given columns, or of all that there are."""
+    """A table of lines, of given columns or of all."""
     import pyarrow
     from pyarrow import json as pyarrow_json
 
@@ -280,7 +283,7 @@ def _parsed(lines, fields=None):
 
 
 def _table_and_damaged(path):
-    """What can be read, or None, and the other lines' numbers and reasons."""
+    """A table of readable lines, or None, and the reasons of other lines."""
     import pyarrow
 
     lines, damaged = _lines(path), {}
@@ -315,7 +318,7 @@ def _table_and_damaged(path):
 
 
 def _joined(schema, own, columns, path):
-    """The schema of a file and of those before it, as far as it is read."""
+    """The schema of a file joined with that of the files before."""
     import pyarrow
 
     before = [] if schema is None else schema.names

@@ -1,9 +1,9 @@
-"""Where the samples of a WebDataset shard are, read from a tar file's headers.
+"""The samples of a WebDataset shard, found by the headers of a tar file.
 
     header (512 bytes) | data, filled up to 512 | header | ... | zeros (1024)
 
-Headers have checksums and are enough to find everything; the end is marked, so
-a shard that was cut is found before the first step.
+Headers have checksums, and the end is marked: a shard that was cut is detected
+before the first step.
 """
 
 import re
@@ -21,11 +21,11 @@ from tfscale.data.sources.source import data_loss
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _TAR_BLOCK = 512
 _ELSEWHERE = -1  # the size of links and of files with holes
-_END_BYTES = 1 << 20  # that are filled up after the last member, at most
+_END_BYTES = 1 << 20  # the most padding after the last member
 
 
 class Shard:
-    """Where the files of a shard's samples are, by its headers."""
+    """The files of a shard's samples, found by its headers."""
 
     def __init__(self, path):
         self.path = path
@@ -41,11 +41,11 @@ class Shard:
             file.seek(at)
             end = file.read(_END_BYTES) if at < self.size else b""
         if end[:_TAR_BLOCK] != bytes(_TAR_BLOCK):
-            # `tarfile` takes any header that is not one for the end.
+            # `tarfile` takes any invalid header for the end.
             reason = "no header is there" if end else "its end is missing"
             self.damage = (at, reason)
         elif end.strip(b"\0"):
-            reason = "more comes behind its end, as where two are joined"
+            reason = "more data follows its end, as if two files were joined"
             self.damage = (at, reason)
 
     def _scan(self):
@@ -83,7 +83,7 @@ class Shard:
         return begin + max(size, 0)
 
     def take(self, names, on_damage):
-        """Keeps the samples that have these files; returns how many have not.
+        """Keeps samples that have these files; returns the number of others.
 
         Their keys are in `sample_keys`; begins and sizes of their files are in
         `file_spans`, of shape `(num_samples, num_files, 2)`.
@@ -126,12 +126,12 @@ class Shard:
         )
 
     def spans(self):
-        """Begin and end of each sample that was taken."""
+        """Begin and end of each sample that was kept."""
         begins = self.file_spans[:, :, 0].min(axis=1)
         return begins, self.file_spans.sum(axis=2).max(axis=1)
 
     def runs(self):
-        """Neighbours, `(first, last)`, that are read at one go."""
+        """Runs of neighbours, `(first, last)`, that are read at once."""
         begins, _ = self.spans()
         runs, first = [], 0
         while first < len(begins):

@@ -1,10 +1,6 @@
-"""WebDataset shards: tar files whose neighbours with one key are a record.
+"""WebDataset shards: tar files in which neighbours with one key are a record.
 
-    000.jpg 000.cls | 001.jpg 001.cls | ...      members; key "000", "001"
-
-A record travels through the chain as bytes, and becomes a dict in `decode`:
-
-    begin and size of each file and of the key | key | part of the tar file
+000.jpg 000.cls | 001.jpg 001.cls | ...      members; keys "000", "001"
 """
 
 import warnings
@@ -34,11 +30,11 @@ def webdataset(
 ) -> BlockSource:
     """Records are the samples of WebDataset shards, uncompressed tar files.
 
-    A sample is the files that follow one another and have one name up to the
-    first dot; folders, and files without such a name, are left out. Links, and
-    files with holes, are not read: such a sample is incomplete. The headers
-    are read once, here, many shards at a time; afterwards samples are read by
-    their offsets. A tar file has checksums of its headers, not of the data.
+    A sample is a run of files with one name up to the first dot; folders, and
+    files without such a name, are left out. A sample with links or files with
+    holes is incomplete. The headers are read once, many shards at a time; then
+    samples are read by their offsets. A tar file has checksums of its headers,
+    not of the data.
 
     Args:
         pattern: String or path, or a list of them: paths or globs, also of a
@@ -148,8 +144,7 @@ def _source(shards, names, skipped):
             }
             return {**files, _KEY: keys[own]}
 
-        # Counting makes errors finite: a file that cannot be opened fails
-        # for ever.
+        # `range` ends it: a file that cannot be opened fails for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), part)
         records = single_device.map_on_host(counted.ignore_errors(), cut)
         damaged = tf.data.Dataset.from_tensors(

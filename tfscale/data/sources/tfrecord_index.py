@@ -1,9 +1,9 @@
-"""Where the records of a TFRecord file begin, read from their headers.
+"""The records of a TFRecord file, found by their headers.
 
     length (8 bytes) | CRC of length (4) | data | CRC of data (4) | length ...
 
-The headers are enough to count and to find; a file that ends in the middle of
-a record, or whose length is damaged, is found before the first step.
+A damaged length, or a file that ends within a record, is detected before the
+first step.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import tensorflow as tf
 _LENGTH = struct.Struct("<Q")
 _HEADER = 12
 FRAME = 16  # bytes of a record besides its data
-# Bytes that are read at a time: a server takes its time to answer.
+# Bytes that are read at a time; a request to a server takes long.
 _LOCAL_CHUNK, _REMOTE_CHUNK = 64 << 10, 4 << 20
 
 
@@ -39,7 +39,7 @@ class FileIndex:
     damage: tuple[int, str] | None
 
     def without(self, numbers: Sequence[int]) -> "FileIndex":
-        """The index less some records, given by their numbers."""
+        """The index without some records, given by their numbers."""
         return dataclasses.replace(
             self,
             offsets=np.delete(self.offsets, numbers),
@@ -61,10 +61,10 @@ def scan(path: str) -> FileIndex:
     elif at > end:
         damage = (offsets[-1], "the file ends within a record")
         offsets.pop()
-    # Of all at once: in Python one takes longer than the rest of the loop.
+    # All at once: in Python, one CRC takes longer than the rest of the loop.
     wrong = np.flatnonzero(~_match(headers))
     if wrong.size:
-        # What follows was found by a wrong length.
+        # Later records were found by a wrong length.
         if wrong[0] < len(offsets):
             at = offsets[wrong[0]]
         elif damage is not None:
@@ -80,9 +80,9 @@ def scan(path: str) -> FileIndex:
 
 
 def _walk(path, end):
-    """Offsets of the records, their headers, and the offset after the last.
+    """The records' offsets and headers, and the offset after the last record.
 
-    The last record may not be all there.
+    The last record may be incomplete.
     """
     if "://" not in path:
         with open(path, "rb") as file:
@@ -100,7 +100,7 @@ def _walk(path, end):
 
 
 def _walk_chunks(read, end, chunk_bytes):
-    """As `_walk`, by a function that reads so many bytes at an offset."""
+    """`_walk`, by a function that reads a number of bytes at an offset."""
     length_of = _LENGTH.unpack_from
     offsets, headers = [], []
     at = last = 0
@@ -122,7 +122,7 @@ def _walk_chunks(read, end, chunk_bytes):
 
 
 def scan_compressed(path: str, compression: str) -> FileIndex:
-    """Reads all of a compressed file, which has no offsets to begin at.
+    """Reads a whole compressed file, which cannot be entered at an offset.
 
     The offsets in its `FileIndex` are records' numbers.
     """
@@ -155,7 +155,7 @@ def damaged_data(
 ) -> list[int]:
     """Numbers of the records whose data does not match its CRC.
 
-    `read` returns a dataset that reads from an offset on.
+    `read` returns a dataset of the records from an offset on.
     """
     damaged, number = [], 0
     while number < len(index.offsets):

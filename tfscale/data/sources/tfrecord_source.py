@@ -20,8 +20,8 @@ from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
 
-# To begin a block costs as much as to read 100 records, so of small ones it
-# takes more. The default window (16 MiB) still mixes 128 blocks.
+# Beginning a block costs as much as reading 100 records, so a block has more
+# small records. The default window (16 MiB) still mixes 128 blocks.
 _SMALL_BLOCK_BYTES = 128 << 10
 
 
@@ -40,16 +40,15 @@ def tfrecords(
     Args:
         pattern: String or list of strings: paths or globs, also of a remote
             file system that `tf.io.gfile` knows.
-        compression: `""`, `"GZIP"` or `"ZLIB"`. A compressed file can only be
-            entered at its beginning, so each is read as a whole.
-        on_damage: `"raise"`, with the file and the offset, or `"skip"`: what
-            is damaged is left out, and counted in a warning. That is decided
-            before the first step, by reading everything once, because workers
-            that skip as they go would disagree on the number of batches.
-        index_dir: String, a directory, also of a remote file system, where the
-            index of each uncompressed file is kept, or None. It is used by
-            later runs and other workers while the file has the same size and
-            time.
+        compression: `""`, `"GZIP"` or `"ZLIB"`. Compressed files are read as
+            wholes.
+        on_damage: `"raise"`, with the file and the offset, or `"skip"`: damaged
+            records are left out, and counted in a warning. All files are read
+            once before the first step, so that workers agree on the number of
+            batches.
+        index_dir: String, a directory, also of a remote file system, that keeps
+            the index of each uncompressed file, or None. Later runs and other
+            workers use the index while size and time of the file are the same.
 
     Returns:
         A source of scalar strings.
@@ -131,9 +130,9 @@ def _records(path, offset):
 def from_offset(
     path: str | tf.Tensor, offset: tf.Tensor, buffer_bytes: int | tf.Tensor
 ) -> tf.data.Dataset:
-    """The records of a file from an offset on; within a dataset's function."""
-    # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), which
-    # making an iterator does, but not within a function of another dataset.
+    """The records of a file from an offset on; in a dataset's function only."""
+    # TFRecordDatasetV2 loses its offsets when it is serialized (2.21), as for
+    # each iterator, but not in a function of another dataset.
     variant = tf.raw_ops.TFRecordDatasetV2(
         filenames=[path],
         compression_type="",
@@ -148,7 +147,7 @@ def from_offset(
 def _source(indices, compression, skipped):
     blocks, begins, paths = [], [], []
     for number, index in enumerate(indices):
-        # Lists: one number of an array takes ten times longer to look at.
+        # Lists: reading a number of an array takes ten times longer.
         offsets = index.offsets.tolist()
         ends = [0, *np.cumsum(index.sizes).tolist()]
         for first, last in _blocks_of(index, whole=bool(compression)):
@@ -172,8 +171,7 @@ def _source(indices, compression, skipped):
                 path, tf.gather(begins, block), tf.gather(bytes_of, block)
             )
         whole = records.take(count).batch(count, drop_remainder=True)
-        # Counting makes errors finite: a file that cannot be opened fails
-        # for ever.
+        # `range` ends it: a file that cannot be opened fails for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
         damaged = tf.data.Dataset.from_tensors((np.int64(0), DAMAGED))
         up_to_damage = (
@@ -182,7 +180,7 @@ def _source(indices, compression, skipped):
             .map(lambda _, record: record)
             .batch(count, drop_remainder=True)
         )
-        # The second is only begun if the first one fails.
+        # The second only starts if the first one fails.
         either = tf.data.Dataset.zip(tf.data.Dataset.range(1), whole)
         either = either.ignore_errors().map(lambda _, records: records)
         return either.concatenate(up_to_damage).take(1)
@@ -206,12 +204,12 @@ def _source(indices, compression, skipped):
 
 
 def _blocks_of(index, *, whole):
-    """Runs of neighbours, `(first, last)`, that are read at one go."""
+    """Runs of neighbours, `(first, last)`, that are read at once."""
     count = len(index.offsets)
     if whole:
         return [(0, count)] if count else []
     ends = index.offsets + index.sizes
-    # A damaged record lies between: what follows begins anew.
+    # After a damaged record, a new run begins.
     gaps = [*(np.flatnonzero(ends[:-1] != index.offsets[1:]) + 1), count]
     at, runs, first = index.offsets.tolist(), [], 0
     for gap in gaps:
