@@ -1,4 +1,4 @@
-"""The first record, by which a pipeline learns what its functions make."""
+"""The first record, which shows a pipeline the results of its functions."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tfscale.data.sources.source import Source
 
 
 def read(source: Source) -> Any:
-    """The first record of a source, as it is.
+    """The first record of a source, unparsed.
 
     Raises:
         ValueError: If there is none.
@@ -33,7 +33,7 @@ def read(source: Source) -> Any:
 
 
 def only_element(dataset: tf.data.Dataset) -> Any:
-    """The parsed record that is a dataset's only element: eager tensors.
+    """The only element of a dataset, a parsed record of eager tensors.
 
     Raises:
         TypeError: If it is no structure of dense tensors.
@@ -70,7 +70,7 @@ def _spec_of_any(known, first):
 def mapped(
     dataset: tf.data.Dataset, functions: Sequence[Callable[..., Any]]
 ) -> tf.data.Dataset:
-    """Records as they are after functions, one after the other."""
+    """Records after functions, one after the other."""
     for function in functions:
         dataset = dataset.map(functools.partial(_returning, function))
     return dataset
@@ -80,7 +80,7 @@ def _returning(function, *record):
     result = function(*record)
     if result is None:
         raise TypeError(
-            "`parse` must return the record that it makes. Received: None. Is "
-            "there a `return`?"
+            "`parse` must return the parsed record. Received: None. Is there a "
+            "`return`?"
         )
     return result

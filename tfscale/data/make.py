@@ -1,4 +1,4 @@
-"""`pipeline`: from what the user states to a `tf.data.Dataset`."""
+"""`pipeline`: from a user's arguments to a `tf.data.Dataset`."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Photos are cropped at random and decoded in one: pixels of the crop only."""
+"""Random crops of encoded photos: only the pixels of the crop are decoded."""
 
 import tensorflow as tf
 

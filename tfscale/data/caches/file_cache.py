@@ -1,8 +1,7 @@
 """A cache on disk: parsed records written once, read by their numbers.
 
-It is written under another name and renamed when it is whole. Hence a killed
-run leaves neither a lock nor half a cache, two runs can write the same cache,
-and a cache that is found is whole.
+A cache is written under another name, and renamed at the end. So a killed run
+leaves neither a lock nor half a cache, and two runs can write the same cache.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ _ABOUT = "about.json"
 
 
 class FileCache:
-    """Parsed records that `write` has put into a directory.
+    """Parsed records of a directory that `write` has written.
 
     Raises:
         ValueError: If the directory does not hold a whole cache.
@@ -54,7 +53,7 @@ class FileCache:
                 raise ValueError(_broken(directory, reason))
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
-        """Compares records of given numbers, parsed now, with what is kept.
+        """Compares records, parsed now, with the kept records of `numbers`.
 
         Raises:
             ValueError: If they differ.
@@ -73,11 +72,11 @@ class FileCache:
                 )
 
     def is_full(self) -> tf.Tensor:
-        """Every record is there: a bool scalar tensor; for tf.data."""
+        """Whether every record is there: a bool scalar tensor."""
         return tf.constant(True)
 
     def get_or_make(self, index: tf.Tensor, make: Any) -> Any:
-        """Records of an int64 scalar or vector `index`; as of `MemoryCache`."""
+        """Records of `index`, as of `MemoryCache`."""
         del make
         return keras.tree.pack_sequence_as(self._spec, self._file.read(index))
 
@@ -89,9 +88,9 @@ def _format(specs: list[tf.TensorSpec]) -> type[RowFile | StringFile]:
 def path_of(
     cache_dir: str, source: Any, spec: Any, some: tf.data.Dataset
 ) -> str:
-    """The directory of one source's cache within `cache_dir`.
+    """The directory of a source's cache within `cache_dir`.
 
-    It depends on the data, of which `some` records are read: sources of one
+    Its name depends on the data, including `some` records, so sources of one
     shape, such as the files of two workers, may share a `cache_dir`.
     """
     parts = [
@@ -112,10 +111,10 @@ def path_of(
 def write(
     directory: str, records: tf.data.Dataset, spec: Any, need: int
 ) -> None:
-    """Writes all parsed records, of `need` bytes, unless another run has.
+    """Writes all parsed records, of `need` bytes, unless a cache is there.
 
     Raises:
-        OSError: If the disk is too small, or fills up on the way.
+        OSError: If the disk is too small, or becomes full.
     """
     _sweep(directory)
     if os.path.isdir(directory):
@@ -144,7 +143,7 @@ def write(
 
 @contextlib.contextmanager
 def _disk(directory, need):
-    """Says what it means that writing fails."""
+    """Explains errors of writing."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
@@ -181,12 +180,12 @@ def _full(directory, need, free):
 
 
 def _sweep(directory):
-    """Removes what killed runs of this host have left unfinished."""
+    """Removes unfinished caches of killed runs of this host."""
     begin = f"{os.path.basename(directory)}.partial-{socket.gethostname()}-"
     parent = os.path.dirname(directory)
     for name in os.listdir(parent) if os.path.isdir(parent) else ():
         pid = name.removeprefix(begin)
-        # Names of hosts may begin alike: what follows must be all number.
+        # The name of another host may begin with that of this host.
         ours = name.startswith(begin) and pid.isdecimal()
         if ours and not _is_alive(int(pid)):
             shutil.rmtree(os.path.join(parent, name), ignore_errors=True)

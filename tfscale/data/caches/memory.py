@@ -1,4 +1,4 @@
-"""How much memory there is for a pipeline: the machine's or the cgroup's."""
+"""The memory for a pipeline: the machine's or the cgroup's."""
 
 import os
 import pathlib
@@ -11,14 +11,14 @@ _CGROUPS = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-_SHARE = 0.5  # the rest is for the model, the program and other pipelines
+_SHARE = 0.5  # the model and other pipelines need the rest
 
 
 def budget(*, cgroup="/sys/fs/cgroup", available=None):
     """Bytes that a cache or a shuffle buffer may take.
 
-    Half of the free memory: of the machine, measured if `available` is None,
-    or of the limit of the control groups if that leaves less.
+    Half of the free memory of the machine, measured if `available` is None, or
+    of the limit of the control groups if that leaves less.
     """
     free = [_machine_available() if available is None else available]
     for limit_name, use_name in _CGROUPS:

@@ -1,8 +1,8 @@
-"""A cache in memory that is filled as records are read, by their numbers.
+"""A cache in memory that is filled while records are read, by their numbers.
 
-`Dataset.cache` stores an order: the second epoch would repeat the first one's,
-and an epoch entered in its middle would break the cache. A row of memory for
-each record serves any order, position and epoch, and a batch is one lookup.
+`Dataset.cache` stores an order: the second epoch would repeat the first one,
+and an epoch entered in its middle would break the cache. One row of memory for
+each record serves any order, position and epoch; a batch is one lookup.
 """
 
 from collections.abc import Callable
@@ -15,30 +15,30 @@ from tfscale._internals import symbols
 
 
 class MemoryCache:
-    """Parsed records of a `spec` in memory, under their numbers."""
+    """Parsed records of a `spec` in memory, by their numbers."""
 
     def __init__(self, spec: Any, num_records: int):
         self._spec = spec
         with tf.init_scope(), tf.device("CPU:0"):
             self._rows = [
-                # Not filled: memory is taken when a record is written.
+                # Not initialized: the system allocates rows when written.
                 _variable(_empty([num_records, *part.shape], part.dtype))
                 for part in keras.tree.flatten(spec)
             ]
             self._is_there = _variable(tf.zeros([num_records], tf.bool))
 
     def is_full(self) -> tf.Tensor:
-        """Whether every record is there: a bool scalar tensor; for tf.data."""
+        """Whether every record is there: a bool scalar tensor."""
         return tf.reduce_all(self._is_there.read_value())
 
     def has(self, index: tf.Tensor) -> tf.Tensor:
-        """Whether records are there: a bool scalar tensor; for tf.data."""
+        """Whether the records are there: a bool scalar tensor."""
         return tf.reduce_all(_gather(self._is_there, index))
 
     def get_or_make(self, index: tf.Tensor, make: Callable[[], Any]) -> Any:
         """Records of `index`, an int64 scalar or vector.
 
-        If one is not there, `make()` returns them, and they are kept.
+        If one is not there, `make()` returns them all, and they are kept.
         """
 
         def hit():
@@ -53,7 +53,7 @@ class MemoryCache:
                     self._rows, keras.tree.flatten(record), strict=True
                 )
             ]
-            # Last, so that a record that is there is there as a whole.
+            # Last, so that no record is there in part.
             with tf.control_dependencies(stored):
                 done = _scatter(
                     self._is_there, index, tf.ones_like(index, tf.bool)
@@ -71,7 +71,7 @@ def _empty(shape, dtype):
 
 
 def _variable(value):
-    # Of no strategy: see `Position`.
+    # Outside of strategies: see `Position`.
     return symbols.ResourceVariable(value, trainable=False)
 
 

@@ -1,10 +1,10 @@
-"""Records of fixed size in files of rows, any of which are read at once.
+"""Records of fixed size in files of rows, which are read in any order.
 
-    0.bin    the first part of record 0, of record 1, ...    one file a part
-    sums.bin    64 bits for each record and part: its fingerprint
+    0.bin    the first component of record 0, of record 1, ...
+    sums.bin    a fingerprint of 64 bits for each component of each record
 
-A file is mapped into memory, so that a batch of records is one gather, and what
-has been read once stays in the machine's page cache.
+A file is mapped into memory: a batch of records is one gather, and rows stay in
+the machine's page cache.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ _WRITTEN = 256  # records at a time
 
 
 def suits(specs: Sequence[tf.TensorSpec]) -> bool:
-    """Whether records of these parts have a fixed size."""
+    """Whether records of these components have a fixed size."""
     return all(
         spec.dtype != tf.string and spec.shape.num_elements() for spec in specs
     )
 
 
 class RowFile:
-    """Records of a fixed size, of `specs`: a row in each file."""
+    """Records of a fixed size: a row of each in a file for each of `specs`."""
 
     def __init__(
         self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
@@ -38,7 +38,7 @@ class RowFile:
         self._num_records = num_records
 
     def sizes(self) -> dict[str, int]:
-        """Bytes that each file must have, by its name."""
+        """The bytes of each file, by its name."""
         sizes = {
             f"{number}.bin": self._num_records
             * spec.dtype.size
@@ -49,7 +49,7 @@ class RowFile:
         return {**sizes, _SUMS: sums}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """The parts of records, compared with their sums; for tf.data."""
+        """The components of records, compared with their sums."""
         rows = tf.reshape(index, [-1])
         parts = [
             tf.gather(
@@ -88,10 +88,9 @@ class RowFile:
         specs: Sequence[tf.TensorSpec],
         disk: Callable[[], AbstractContextManager],
     ) -> int:
-        """Writes rows, some hundreds at a time; returns how many.
+        """Writes rows, some hundreds at a time; returns their number.
 
-        Only writing is within `disk`, which explains its errors: reading
-        records fails for other reasons.
+        `disk` explains errors of writing; reading fails for other reasons.
         """
         names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
         batches = records.batch(_WRITTEN).map(
@@ -132,7 +131,7 @@ def check_record(
 
 
 def _write_all(file, data):
-    """A file without a buffer may take less than it is given."""
+    """Writes all bytes: an unbuffered file may take fewer."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

@@ -1,4 +1,4 @@
-"""Records that hold strings, one after the other in a TFRecord file."""
+"""Records with strings, one after the other in a TFRecord file."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _RECORDS, _OFFSETS = "records.tfrecord", "offsets.npy"
 
 
 class StringFile:
-    """Records of any size: their parts, serialized; as `RowFile` otherwise."""
+    """Records of any size, serialized, with the methods of `RowFile`."""
 
     def __init__(
         self, directory: str, specs: Sequence[tf.TensorSpec], num_records: int
@@ -31,11 +31,11 @@ class StringFile:
         self._offsets = tf.constant(offsets)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes that the file of the records must have."""
+        """The bytes of the file of records."""
         return {_RECORDS: self._end}
 
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
-        """The parts of records, one by one; for tf.data."""
+        """The components of records, one by one."""
         if index.shape.rank == 0:
             return self._read_one(index)
         return tf.map_fn(
@@ -46,8 +46,8 @@ class StringFile:
         offset = tf.gather(self._offsets, index)
         size = tf.gather(self._offsets, index + 1) - offset
         records = tfrecord_source.from_offset(self._path, offset, size)
-        # An error of the file does not say which one it is. `range` ends it:
-        # a file that cannot be opened fails for ever.
+        # An error of the file does not name the record. `range` ends it: a
+        # file that cannot be opened fails for ever.
         record = tf.data.Dataset.zip(tf.data.Dataset.range(1), records)
         nothing = tf.data.Dataset.from_tensors((np.int64(1), ""))
         failed, value = (
@@ -74,7 +74,7 @@ class StringFile:
         specs: Sequence[tf.TensorSpec],
         disk: Callable[[], AbstractContextManager],
     ) -> int:
-        """Writes records, and then where each one begins; as of `RowFile`."""
+        """Writes records, and their offsets; returns their number."""
         del specs
 
         def serialize(*parts):

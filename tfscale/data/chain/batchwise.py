@@ -1,12 +1,11 @@
 """Whether records are parsed one by one or a batch at a time.
 
-A single record costs 20 to 50 microseconds in the chain, whatever its `parse`,
-so small records are parsed in batches, 7 to 11 times faster. Either by the
-user's `parse_batch`, or by the operations of `parse`, if all of them take a
-batch in place of a record: `tf.io.parse_single_example` of a vector of strings
-is `tf.io.parse_example`, and so it is with other operations on strings, exact
-arithmetic and `reshape`. In either case some records are parsed both ways, and
-must have the same bits.
+A single record costs 20 to 50 microseconds in the chain, whatever its `parse`
+does, so batches of small records are parsed 7 to 11 times faster: by the user's
+`parse_batch`, or by `parse` if all its operations take a batch in place of a
+record. `tf.io.parse_single_example` of a vector of strings is
+`tf.io.parse_example`. Some records are parsed both ways, and must have the same
+bits.
 """
 
 import dataclasses
@@ -20,11 +19,11 @@ from tfscale.data.chain.recipe import Recipe
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import IndexedSource
 
-FEW_RECORDS = 2048  # that are parsed before it is found out how
-_LARGE_BATCH = 4 << 20  # bytes: worth a core for each of its records
+FEW_RECORDS = 2048  # are parsed before two ways could be compared
+_LARGE_BATCH = 4 << 20  # bytes: worth a core for each record
 _TRIED = 16  # records
-# Each record's result is the same whatever records are beside it. A sum or an
-# exponential is added up or approximated differently at a vector's end.
+# The result of a record does not depend on the records beside it. Sums and
+# exponentials are computed differently at the end of a vector.
 _BROADCAST = ("AddV2", "Equal", "Mul", "RealDiv", "Sub")
 _ON_BATCHES = frozenset(
     (
@@ -40,16 +39,14 @@ _ON_BATCHES = frozenset(
 )
 
 
-class _NotKnownError(Exception):
-    """A function cannot be run on batches; the message says why."""
+class _NotOnBatchesError(Exception):
+    """A function cannot run on batches; the message says why."""
 
 
 def decided(
     recipe: Recipe, parse_batch: Callable[..., Any] | None, raw: Any
 ) -> Recipe:
-    """The recipe, with how its records are parsed, and why.
-
-    `raw` is the first record as it is read, of eager tensors.
+    """The recipe with its way of parsing; `raw` is the first record as read.
 
     Raises:
         ValueError: If `parse_batch` does not return what `parse` does.
@@ -97,7 +94,7 @@ def decided(
     try:
         batched = _on_batches(recipe.parsed, raw)
         _compare(recipe, batched)
-    except _NotKnownError as error:
+    except _NotOnBatchesError as error:
         return chosen(str(error))
     except (tf.errors.OpError, ValueError) as error:
         reason = f"some records were tried in vain: {error}"
@@ -106,7 +103,7 @@ def decided(
 
 
 def of_one(parse_batch: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a batch, as one of a record."""
+    """A function of a record that calls a function of a batch."""
 
     def parse(*record):
         batch = keras.tree.map_structure(lambda t: t[tf.newaxis], record)
@@ -153,7 +150,7 @@ def _bits(tensor):
 
 
 def _on_batches(function, raw):
-    """A function of a record, as one of a batch and its records' `numbers`."""
+    """A function of a record, as a function of a batch and its `numbers`."""
     spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, raw)
     traced = tf.function(function).get_concrete_function(spec)
     graph, num_inputs = traced.graph, len(tf.nest.flatten(spec))
@@ -162,14 +159,16 @@ def _on_batches(function, raw):
     for operation in graph.get_operations():
         if of_records.isdisjoint(t.name for t in operation.inputs):
             if operation.type not in ("Const", "NoOp", "Placeholder"):
-                raise _NotKnownError(f"it uses {operation.type}")
+                raise _NotOnBatchesError(f"it uses {operation.type}")
             continue
         _check(operation, of_records)
         of_records.update(t.name for t in operation.outputs)
         operations.append(operation)
     outputs = tf.nest.flatten(graph.structured_outputs)
     if not of_records.issuperset(t.name for t in outputs):
-        raise _NotKnownError("it returns something that is not of the record")
+        raise _NotOnBatchesError(
+            "it returns something that is not of the record"
+        )
 
     @tf.autograph.experimental.do_not_convert
     def batched(*batch, numbers):
@@ -195,14 +194,14 @@ def _on_batches(function, raw):
 
 
 def _check(operation, of_records):
-    """Refuses an operation that is not known to be right on a batch."""
+    """Refuses an operation that may be wrong on a batch."""
     kind = operation.type
     if kind not in _ON_BATCHES:
-        raise _NotKnownError(f"it uses {kind}")
+        raise _NotOnBatchesError(f"it uses {kind}")
     if kind == "Cast":
         given, result = operation.inputs[0].dtype, operation.outputs[0].dtype
         if given.is_floating and result.is_integer:
-            raise _NotKnownError(
+            raise _NotOnBatchesError(
                 "it casts floats to integers, which are others in a vector "
                 "where they are out of range"
             )
@@ -212,7 +211,7 @@ def _check(operation, of_records):
             t.shape.rank for t in operation.inputs if t.name in of_records
         ]
         if None in ranks or min(record_ranks) != max(ranks):
-            raise _NotKnownError(f"it uses {kind} of several ranks")
+            raise _NotOnBatchesError(f"it uses {kind} of several ranks")
     if kind == "ParseExampleV2":
         shapes = map(tf.TensorShape, operation.get_attr("dense_shapes"))
         if (
@@ -220,7 +219,7 @@ def _check(operation, of_records):
             or operation.get_attr("ragged_value_types")
             or not all(shape.is_fully_defined() for shape in shapes)
         ):
-            raise _NotKnownError("it parses features of variable length")
+            raise _NotOnBatchesError("it parses features of variable length")
 
 
 def _run(operation, inputs, numbers):
@@ -240,7 +239,7 @@ def _run(operation, inputs, numbers):
 
 
 def _of_one_length(strings, numbers):
-    """The strings, which must make rows of one length."""
+    """The strings, which must have one length; the error names a record."""
     lengths = tf.strings.length(strings)
     # A record may be a vector of strings, all of which have that length.
     first = tf.reshape(lengths, [-1])[:1]

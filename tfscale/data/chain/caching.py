@@ -1,4 +1,4 @@
-"""Which cache a pipeline gets: memory, else file, else none."""
+"""The cache of a pipeline: memory, else file, else none."""
 
 import dataclasses
 import os
@@ -15,14 +15,14 @@ from tfscale.data.order.epoch_plan import make_plan
 from tfscale.data.order.position import Position
 
 KINDS = ("auto", "memory", "file", "none")
-_COMPARED = 8  # records of a cache that are made again, to be compared
+_COMPARED = 8  # records of a cache that are parsed again and compared
 
 
 def cached(recipe, kind, cache_dir, first, budget):
     """The recipe with its cache; `budget` is in bytes of memory.
 
     Raises:
-        ValueError: If the kind is unknown, or what is asked for does not fit.
+        ValueError: If the kind is unknown, or the cache does not fit.
         OSError: If a cache file cannot be written.
     """
     if kind is False or kind is None:
@@ -36,7 +36,7 @@ def cached(recipe, kind, cache_dir, first, budget):
         if "://" in cache_dir:
             raise ValueError(
                 "`cache_dir` must be a directory of this machine: a cache is "
-                "read at random, and is there to save the way to a remote one."
+                "read at random, which a remote file system is too slow for."
                 f" Received: cache_dir={cache_dir!r}."
             )
     if recipe.source.order is not None:

@@ -1,17 +1,17 @@
-"""One chain for every source, in the one order that is right.
+"""The chain of steps from records to batches, the same for every source.
 
-    order      (seed, epoch, index) -> record numbers    what shard and shuffle
-    read       parallel, AUTOTUNE                        are elsewhere
-    parse      deterministic: worth keeping
+    order      (seed, epoch, index) -> record numbers    for `shuffle`, `shard`
+    read       parallel, AUTOTUNE
+    parse      deterministic, so it can be cached
     cache      by record number; never random values
     augment    random, from (seed, epoch, record)
     batch      and the remainder
-    prefetch   AUTOTUNE, so that training never waits for all of this
+    prefetch   AUTOTUNE, so that training does not wait for the other steps
 
 If records can be parsed in batches (see `batchwise`), reading, parsing and
-caching are one parallel map of batches. Else they and augmentation are one
-parallel map of records: each hop between maps costs 10 to 30 microseconds, and
-autotuning one number is enough.
+caching are one parallel map of batches. Otherwise they and augmentation are one
+parallel map of records: each map of records costs 10 to 30 microseconds, and
+one number is easier to tune.
 """
 
 import functools
@@ -33,11 +33,7 @@ from tfscale.data.sources.source import IndexedSource
 
 
 def build(recipe, position):
-    """The chain as a plain `tf.data.Dataset`.
-
-    Returns:
-        `tf.data.Dataset` of batches, cut for one worker.
-    """
+    """The chain of one worker, as a plain `tf.data.Dataset` of batches."""
     if recipe.service is None:
         batches = keyed_batches(recipe, position)
     else:
@@ -64,7 +60,7 @@ def keyed_batches(recipe, position):
     batches = _parsed_batches(recipe, position)
     if recipe.augment is None:
         return batches
-    # As many as a whole epoch has: see `stream`.
+    # The number of a whole epoch: see `stream`.
     size = recipe.plan.batch_size
     records = batches.map(
         lambda *batch: keras.tree.map_structure(
@@ -75,7 +71,7 @@ def keyed_batches(recipe, position):
 
 
 def keyed_records(recipe, position):
-    """The chain up to batches, one by one: a dataset of `(key, record)`."""
+    """The chain up to batches: a dataset of `(key, record)`."""
     return _mapped(recipe, _raw_records(recipe, position))
 
 
@@ -88,7 +84,7 @@ def _raw_records(recipe, position):
 
 
 def _parsed_batches(recipe, position):
-    """Read, parse and cache, a batch at a time."""
+    """Reads, parses and caches batches."""
     gathered = isinstance(recipe.source, IndexedSource)
 
     def work(keys, *raw):
@@ -100,7 +96,7 @@ def _parsed_batches(recipe, position):
             batch = recipe.source.gather(index) if gathered else raw[0]
             if recipe.cache is None or recipe.parse_batch is None:
                 return recipe.parsed_batch(batch, index)
-            # As a map of its own, it is prepared only for records not cached.
+            # A map of its own is prepared only for records not cached.
             one = tf.data.Dataset.from_tensors((index, batch))
             parsed = one.map(lambda i, b: recipe.parsed_batch(b, i))
             return parsed.get_single_element()
@@ -111,7 +107,7 @@ def _parsed_batches(recipe, position):
 
     batches = _raw_batches(recipe, position)
     # Grappler changes bits of a user's function (a quotient by a constant
-    # becomes a product), and must do so here as in single records.
+    # becomes a product), here as in a map of single records.
     if recipe.parse_batch is not None and recipe.cache is None:
         return batches.map(work, **recipe.parallel(), name="record")
     return single_device.map_on_host(
@@ -147,8 +143,8 @@ def _augment(recipe, key, record):
 
 
 def _mapped(recipe, records):
-    """Read, parse, cache and augment, in one parallel map."""
-    # A record that fails is named by the gap in the order.
+    """Reads, parses, caches and augments records in one parallel map."""
+    # A gap in the order names a failed record.
     order_ = {"deterministic": True} if recipe.names_failed else {}
     return records.map(
         lambda key, raw=None: (key, made(recipe, key, raw)),
@@ -159,7 +155,7 @@ def _mapped(recipe, records):
 
 
 def made(recipe, key, raw=None):
-    """A record: read and parsed, or found in the cache, then augmented."""
+    """A record: read and parsed, or from the cache, then augmented."""
     index = key[stream.RECORD]
 
     def make():
@@ -184,7 +180,7 @@ def _batched(recipe, records):
 
 
 def _deliver(recipe, position):
-    """The consumer's end: weights for padding, and the position moves."""
+    """The last map: adds weights of padding, and moves the position."""
 
     def deliver(key, batch):
         stream.move(position, recipe.plan, key)

@@ -1,8 +1,4 @@
-"""Batches of records of several lengths: each is padded to its longest.
-
-The records of a batch do not depend on their lengths, so order and position
-stay the same.
-"""
+"""Batches of records of several lengths, padded to their longest record."""
 
 from typing import Any
 
@@ -15,11 +11,11 @@ def batched(
 ) -> tf.data.Dataset:
     """Batches of `(key, record)`, each as long as its longest record.
 
-    `padding` is a number, or a structure like a record; with `whole` a smaller
-    batch at the end is left out.
+    `padding` is a number, or a structure like a record; `whole` leaves a
+    smaller last batch out.
 
     Raises:
-        ValueError: If parts cannot be padded with that.
+        ValueError: If a component cannot be padded with its value.
     """
     key, record = records.element_spec
     return records.padded_batch(

@@ -1,4 +1,4 @@
-"""What a pipeline was asked for, and what was decided."""
+"""The arguments of a pipeline, and its decisions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -80,7 +80,7 @@ class Recipe:
         return {"num_parallel_calls": self.parallelism}
 
     def parsed(self, record):
-        """The record through the source's own format and `parse`."""
+        """The record after the decoder of its source and `parse`."""
         for function in (self.source.decode, self.parse):
             if function is not None:
                 record = call(function, record)
@@ -94,7 +94,7 @@ class Recipe:
         return records.map(lambda *r: self.parsed(r if len(r) > 1 else r[0]))
 
     def parsed_batch(self, batch, numbers):
-        """A batch of records, parsed; its first dimension is the batch's."""
+        """A parsed batch of records, along its first dimension."""
         if self.parse_batch is None:
             return batch
         batch = call(self.parse_batch, batch, numbers=numbers)
@@ -120,10 +120,10 @@ class Recipe:
 
     @tf.autograph.experimental.do_not_convert
     def checked(self, index, record):
-        """The record with the shape of the first one, which is checked.
+        """The record, whose shape must be that of the first one.
 
-        A shape that is known when the graph is made costs nothing; one that
-        is not is compared for each record, so that the error names it.
+        A shape that is known when the graph is created costs nothing; any other
+        is compared for each record, so that the error names the record.
         """
         if self.spec is None:
             return record

@@ -1,4 +1,4 @@
-"""The dataset that the chain returns: a `tf.data.Dataset` with a position."""
+"""The dataset of a pipeline: a `tf.data.Dataset` with a position."""
 
 import contextlib
 import dataclasses
@@ -64,11 +64,11 @@ class ResumableDataset(tf.data.Dataset):
 
     @property
     def batches_left(self) -> int:
-        """Integer: batches that an epoch entered at the position has."""
+        """Integer: the batches of an epoch that begins at the position."""
         return self.batches_from(self.position.value)
 
     def batches_from(self, start: PositionValue) -> int:
-        """Batches that an epoch entered at a position has."""
+        """The batches of an epoch that begins at `start`."""
         steps = self._steps_from(self._begun(start))
         return steps * self.recipe.plan.batches_per_step
 
@@ -77,7 +77,7 @@ class ResumableDataset(tf.data.Dataset):
         return plan.steps_in(plan.limit - start.index // plan.lines)
 
     def _begun(self, start):
-        """The end of an epoch is the beginning of the next."""
+        # The end of an epoch is the beginning of the next.
         if self._steps_from(start) > 0:
             return start
         return start._replace(epoch=start.epoch + 1, index=0)
@@ -85,7 +85,7 @@ class ResumableDataset(tf.data.Dataset):
     def position_after(
         self, start: PositionValue, batches: int
     ) -> PositionValue:
-        """The position after so many batches of this worker from `start` on."""
+        """The position after `batches` of this worker from `start` on."""
         plan, start = self.recipe.plan, self._begun(start)
         steps = -(-batches // plan.batches_per_step)
         per_step = plan.global_batch * plan.lines
@@ -99,7 +99,7 @@ class ResumableDataset(tf.data.Dataset):
 
     @functools.cached_property
     def read_ahead(self) -> "ResumableDataset":
-        """The same for a consumer that reads ahead, and counts what it takes.
+        """The same for a consumer that reads ahead, and counts its batches.
 
         A strategy with several replicas does: see `PositionReadAhead`.
         """
@@ -140,7 +140,7 @@ class ResumableDataset(tf.data.Dataset):
 
 @contextlib.contextmanager
 def positions_kept(dataset: tf.data.Dataset) -> Iterator[None]:
-    """Puts the positions of all pipelines in a dataset back in the end."""
+    """Restores the positions of all pipelines in a dataset at the end."""
     positions = (
         positions_of(dataset) if isinstance(dataset, tf.data.Dataset) else []
     )

@@ -1,4 +1,4 @@
-"""`explain`: where a pipeline's time goes, and what would help most."""
+"""`explain`: the time of a pipeline's stages, and what would help most."""
 
 import statistics
 import time
@@ -17,8 +17,8 @@ from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 
 _MIN_STEPS = 5
-_MANY_STEPS = 1_000_000  # `fit` is stopped before
-_ROUNDS = 3  # of base and change, one beside the other
+_MANY_STEPS = 1_000_000  # `fit` ends earlier
+_ROUNDS = 3
 
 
 def explain(
@@ -31,16 +31,16 @@ def explain(
 
     It runs prefixes of the pipeline in turns, each for `seconds` in all, and
     the model's own step on one batch over and over. The gain of more
-    parallelism or of a cache follows from these times. Prefetching is tried in
-    three rounds beside the pipeline as it is, for a quarter of `seconds` each,
-    and its gain is the median: no mean time tells what it gains in bursts.
-    Weights, optimizer, metrics and position stay as they were.
+    parallelism or of a cache is computed from these times. That of prefetching,
+    which comes from bursts, is measured: the median of three rounds beside the
+    pipeline as it is, for a quarter of `seconds` each. Weights, optimizer,
+    metrics and position are restored.
 
     Args:
-        pipeline: `tf.data.Dataset`; a `ResumableDataset` is taken apart by its
-            stages, any other by its transformations.
+        pipeline: `tf.data.Dataset`; the stages of a `ResumableDataset` are
+            those of its recipe, those of any other dataset its transformations.
         model: Compiled `keras.Model`, or None.
-        seconds: Float, how long each measurement takes.
+        seconds: Float, the time of each measurement.
 
     Returns:
         An `Explanation`; print it for a table.
@@ -126,11 +126,7 @@ def _stage_times(pipeline, seconds):
 
 
 def _gain(base, changed, seconds, consumer):
-    """Rate of a changed dataset over that of its base, as it is consumed.
-
-    Both run in each round, and in turns first: other work on the machine comes
-    and goes.
-    """
+    """The rate of a changed dataset divided by that of its base."""
     gains = []
     for number in range(_ROUNDS):
         rates = {}

@@ -1,4 +1,4 @@
-"""What `explain` found: as data, as a table and as a picture."""
+"""The findings of `explain`: as data, as a table and as a picture."""
 
 import dataclasses
 import io
@@ -28,15 +28,7 @@ class StageTime:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A transformation as tf.data runs it, and what autotuning chose.
-
-    Attributes:
-        name: String.
-        parallelism: Integer or None.
-        buffer_size: Integer or None.
-        buffered_bytes: Integer.
-        seconds_per_element: Float, of its own work.
-    """
+    """A transformation as tf.data runs it, with the choices of autotuning."""
 
     name: str
     parallelism: int | None

@@ -41,7 +41,7 @@ class Finding:
 def lint(
     dataset: tf.data.Dataset, *, ram_budget: int | None = None
 ) -> list[Finding]:
-    """Looks for mistakes in a dataset of any origin, without running it.
+    """Looks for mistakes in a `tf.data.Dataset` without running it.
 
     Args:
         dataset: `tf.data.Dataset`.

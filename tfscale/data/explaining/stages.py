@@ -1,7 +1,7 @@
-"""The stages of a pipeline: prefixes to be timed, and what would speed them up.
+"""The stages of a pipeline: prefixes to be timed, and possible gains.
 
-A `ResumableDataset` is built again from a changed recipe, because its stages
-are one map; any other dataset is cut in its graph.
+The stages of a `ResumableDataset` are one map, so it is built again from
+changed recipes. Other datasets have a prefix for each transformation.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tfscale.data.order.position import PositionReadAhead
 from tfscale.dataset_graph import chain_of
 
 _AUTO = tf.data.AUTOTUNE
-_MOST_SAVED = 0.95  # of a batch's time: something is always left
+_MOST_SAVED = 0.95  # of a batch's time
 
 
 def prefixes(dataset: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
@@ -37,9 +37,9 @@ def prefixes(dataset: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
 def with_prefetch(
     dataset: tf.data.Dataset,
 ) -> tuple[str, tf.data.Dataset] | None:
-    """How to prefetch as far as tf.data tunes it, and the dataset that does.
+    """A change to prefetching that tf.data tunes, and the changed dataset.
 
-    None if the dataset does already.
+    None if the dataset prefetches so already.
     """
     if isinstance(dataset, ResumableDataset):
         recipe = dataset.recipe
@@ -60,21 +60,21 @@ def estimates(
 ) -> Iterator[Suggestion]:
     """Changes whose gain follows from the `times` of the stages.
 
-    A stage that works one by one takes, in parallel, its share of a processor;
-    a cache saves all but the reading.
+    In parallel, a sequential stage takes its share of a processor; a cache
+    saves all but the reading.
     """
     if isinstance(dataset, ResumableDataset):
         saved = _recipe_savings(dataset.recipe, times)
     else:
         saved = _chain_savings(dataset, times)
-    # Of the longest prefix: what runs ahead of the consumer hides some of it.
+    # Of the longest prefix: reading ahead hides some of the time.
     longest = max(time.total_seconds for time in times)
     for text, seconds in saved:
         yield Suggestion(text, 1 / (1 - min(seconds / longest, _MOST_SAVED)))
 
 
 def _built(recipe):
-    """A plain dataset of a recipe, which stays at the beginning of an epoch."""
+    """A plain dataset of a recipe that stays at the beginning of an epoch."""
     position = PositionReadAhead(Position(0))
     return chain.build(recipe, position)
 
@@ -130,12 +130,12 @@ def _recipe_savings(recipe, times):
 
 
 def _idle_share(calls):
-    """Share of the processors that so many parallel calls leave idle."""
+    """The share of processors that `calls` parallel calls leave idle."""
     return 1 - calls / max(os.cpu_count() or 1, calls)
 
 
 def _timed(dataset):
-    """The stages that are timed; those of a pipeline in it are one."""
+    """The stages that are timed; a pipeline is one of them."""
     chain = [
         stage
         for stage in chain_of(dataset)

@@ -42,17 +42,17 @@ def benchmark(
 ) -> Throughput:
     """Measures how fast a dataset gives batches.
 
-    The first batch, for which everything has to start, is measured alone. A
-    dataset that ends is begun again, and that time counts. The positions of
-    all `ResumableDataset`s in it are kept.
+    The first batch, with which everything starts, is measured alone. A dataset
+    that ends is begun again, and that time counts. The positions of all
+    `ResumableDataset`s in it are restored.
 
     Args:
         dataset: `tf.data.Dataset`.
         seconds: Float, how long to measure.
-        step_seconds: Float, how long a consumer pretends to work on each
-            batch; it sleeps, as a host does while an accelerator computes.
-        warm_up_seconds: Float, how long to take batches before the measuring
-            begins: autotuning starts with small buffers and lets them grow.
+        step_seconds: Float, the time for which a consumer sleeps with each
+            batch, as a host does while an accelerator computes.
+        warm_up_seconds: Float, the time before the measurement, in which the
+            buffers of autotuning grow.
 
     Returns:
         A `Throughput`.

@@ -1,19 +1,18 @@
-"""Shuffled records from a source that only comes in its own order."""
+"""Shuffled records from a source that can only be read in its own order."""
 
 import tensorflow as tf
 
 from tfscale.data.order import order
 from tfscale.data.order import stream
 
-_MIX = 0x5EED  # so that this order and that of blocks are not alike
+_MIX = 0x5EED  # makes this order differ from that of blocks
 
 
 def stream_records(recipe, position):
     """A dataset of keys and records of a `StreamSource`, in order.
 
     The order is that of a shuffle buffer whose seed is a function of (seed,
-    epoch). It is entered at a position by reading up to it, before anything
-    costly is done to a record.
+    epoch). An iterator reads up to its position before any costly map.
     """
     source, plan = recipe.source, recipe.plan
 
@@ -57,10 +56,10 @@ def stream_records(recipe, position):
 
 
 def _shuffled(records, window, key):
-    """`records.shuffle`, from a seed that is a tensor, and from nothing else.
+    """`records.shuffle`, with a seed that is a tensor.
 
-    `Dataset.shuffle` would mix in the seed of `tf.random.set_seed`, so that
-    the order were no function of the position.
+    `Dataset.shuffle` would also use the seed of `tf.random.set_seed`, so the
+    order would not be a function of the position.
     """
     specs = tf.nest.flatten(records.element_spec)
     plain = [isinstance(spec, tf.TensorSpec) for spec in specs]

@@ -1,4 +1,4 @@
-"""Which positions of an epoch a worker's batches hold: integers only.
+"""The positions of an epoch that a worker's batches hold: integers only.
 
 An epoch is a line of positions, 0 to n - 1. The global batch takes the next
 `global_batch` of them, and each worker a contiguous slice of that:
@@ -7,8 +7,8 @@ An epoch is a line of positions, 0 to n - 1. The global batch takes the next
     worker 0  0 1     | 4 5     | 8           two workers, slices of 2
     worker 1      2 3 |     6 7 |   9
 
-Therefore the order of the records over all workers does not depend on how
-many there are. A resumed epoch is the same line from `index` on.
+So the order of the records over all workers does not depend on the number of
+workers. A resumed epoch is the same line from `index` on.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ REMAINDERS = ("drop", "pad", "keep")
 
 @dataclasses.dataclass(frozen=True)
 class EpochPlan:
-    """How one worker cuts the epoch.
+    """How one worker divides the epoch.
 
     Attributes:
         num_records: Records that this worker's source can read.
-        limit: Records that the number of steps is counted from: as
-            `num_records`, unless workers have different files.
+        limit: Records that determine the number of steps: `num_records`,
+            unless workers have different files.
         global_batch: Positions in a step, over the workers that share a line.
         num_workers: Workers that share the line.
-        worker: Which of them this is.
-        batches_per_step: Batches in which the worker hands out its slice, one
-            for each of its replicas.
+        worker: The index of this worker.
+        batches_per_step: Batches of the worker's slice, one for each of its
+            replicas.
         remainder: `"drop"`, `"pad"` or `"keep"`.
-        lines: Lines of positions there are: the number of workers where each
-            has its own files, else 1.
+        lines: The number of lines: the number of workers if each has its own
+            files, else 1.
     """
 
     num_records: int
@@ -65,12 +65,12 @@ class EpochPlan:
 
     @property
     def end(self):
-        """Records over all workers up to where the last batch could end."""
+        """Records over all workers up to the last possible end of a batch."""
         steps = -(-self.limit // self.global_batch)
         return steps * self.global_batch * self.lines
 
     def steps_in(self, num_records):
-        """Steps in so many records; integers or int64 tensors."""
+        """Steps of a number of records; integers or int64 tensors."""
         if self.remainder == "drop":
             return num_records // self.global_batch
         return -(-num_records // self.global_batch)
@@ -79,12 +79,12 @@ class EpochPlan:
         """First position and size of the worker's slice.
 
         `step` counts from the position `start` on. Both are integers, or int64
-        tensors of which `minimum` takes two.
+        tensors; `minimum` is then that of tensors.
         """
         first = start + step * self.global_batch
         if self.remainder != "keep":
             return first + self.worker * self.slice_size, self.slice_size
-        # The last batch is shared out as evenly as it goes.
+        # The last batch is divided as evenly as possible.
         batch = minimum(self.limit - first, self.global_batch)
         if self.num_workers == 1:
             return first, batch
@@ -106,8 +106,8 @@ def make_plan(
 ):
     """The `EpochPlan` of one of several workers, with equal batches for each.
 
-    `replicas` are those of all workers. `sizes` is a list with each worker's
-    number of records if they have files of their own, else None.
+    `replicas` is the number of replicas of all workers, `sizes` a list of each
+    worker's number of records if workers have their own files, else None.
 
     Raises:
         ValueError: If workers would not get equal batches, or none at all.

@@ -1,18 +1,15 @@
-"""The order of an epoch as a function: position to record, nothing stored.
+"""The order of an epoch as a function from position to record.
 
-`tf.random.experimental.index_shuffle` is a keyed permutation of 0 to n - 1
-(swap-or-not style rounds, see its docstring) that is evaluated at one position
-at a time, so that the order needs no buffer, is the same on every worker, and
-can be entered anywhere.
+`tf.random.experimental.index_shuffle` is a keyed permutation of 0 to n - 1,
+evaluated at one position at a time. So the order needs no buffer, is the same
+on every worker, and can be entered anywhere.
 """
 
 import tensorflow as tf
 
 
 def shuffled(positions, size, seed, epoch):
-    """The records at some `positions` of an epoch, an int64 vector.
-
-    All values are below `size`, the number of records.
+    """The records at `positions` of an epoch of `size` records, int64 vectors.
 
     Example:
 
@@ -21,8 +18,8 @@ def shuffled(positions, size, seed, epoch):
     [0, 1, 2, 3, 4]
     """
     key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    # One more, because the kernel refuses a vector of none (2.21): a worker
-    # whose window holds nothing of its own failed.
+    # One more, because the kernel refuses an empty vector (2.21), which a
+    # worker has whose window holds no record of its own.
     shuffled_ = tf.random.experimental.index_shuffle(
         tf.pad(positions, [[0, 1]]), key, tf.cast(size, tf.int64) - 1
     )
@@ -30,9 +27,6 @@ def shuffled(positions, size, seed, epoch):
 
 
 def augmentation_seed(seed, epoch, record):
-    """A seed of shape `(2,)` for `tf.random.stateless_*`.
-
-    There is one for each record and epoch; all are int64 scalars.
-    """
+    """The seed of a record in an epoch, of shape `(2,)`, for `tf.random`."""
     key = tf.stack([tf.cast(seed, tf.int64), tf.cast(epoch, tf.int64)])
     return tf.random.experimental.stateless_fold_in(key, record)

@@ -1,4 +1,4 @@
-"""Where a run stands in its data: three integers, read and set."""
+"""The position of a run in its data: three integers."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from tfscale._internals import datasets as tf_datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
 
-LAST, NONE = 1 << 60, -1  # which step is the first that moves a position
+LAST, NONE = 1 << 60, -1  # the first step that moves a position
 _NO_END = (1 << 63) - 1
 _AFTER_THE_END = "A position's `index` must not be behind the end of an epoch."
 
@@ -32,10 +32,9 @@ class Position(tf.Module):
 
     `index` counts the records, over all workers, that training has consumed of
     `epoch`. The pipeline moves it with each batch that `fit` or a loop takes,
-    and to the beginning of the next epoch with the last one. Therefore the next
-    `fit` continues one that was stopped or had `steps_per_epoch`. Batches that
-    the pipeline itself has read ahead do not count; those that a `prefetch`
-    after it has read do.
+    and to the beginning of the next epoch with the last one. So the next `fit`
+    continues one that was stopped or had `steps_per_epoch`. Batches that the
+    pipeline itself reads ahead do not count; those of a later `prefetch` do.
 
     | consumer | moves the position |
     |---|---|
@@ -44,26 +43,26 @@ class Position(tf.Module):
       a look |
     | `evaluate`, `predict`, validation | at the end of an epoch; each starts at
       the beginning of one, as Keras says of `validation_steps` |
-    | Keras, under a strategy, to see what a batch is like | not at all |
+    | Keras, under a strategy, to see the shapes of a batch | not at all |
 
     To continue `fit` in the middle of an epoch, first give it the rest of that
-    epoch, as such: Keras expects a whole epoch otherwise, warns when it ends
-    early, and counts an optimizer step that did not happen. Or begin the epoch
-    again, with `assign(index=0)`.
+    epoch: otherwise Keras expects a whole epoch, warns when it ends early, and
+    counts an optimizer step that did not happen. Or begin the epoch again, with
+    `assign(index=0)`.
 
         model.fit(pipeline.take(pipeline.batches_left), epochs=1)
         model.fit(pipeline, epochs=...)
 
-    A `Position` is saved and restored by `tf.train.Checkpoint`, and means the
-    same at any number of workers.
+    `tf.train.Checkpoint` saves and restores a `Position`, which means the same
+    with any number of workers.
 
     Args:
         seed: Integer, from which the order and the augmentation are drawn.
-        end: Integer or None: where the last batch of an epoch ends, and the
-            largest `index` there is.
+        end: Integer or None: where the last batch of an epoch ends, the largest
+            `index`.
 
     Attributes:
-        num_assigned: Integer: how often `assign` was called.
+        num_assigned: Integer, the number of calls of `assign`.
 
     Example:
 
@@ -77,8 +76,8 @@ class Position(tf.Module):
         super().__init__(name="position")
         self.num_assigned = 0
         self._end = _NO_END if end is None else end
-        # On the host and of no strategy: a mirrored variable would be read
-        # from a device that tf.data functions do not run on.
+        # On the host, outside of strategies: tf.data functions cannot read a
+        # mirrored variable from another device.
         with tf.init_scope(), tf.device("CPU:0"):
             self._state = symbols.ResourceVariable(
                 [seed, 0, 0], dtype=tf.int64, trainable=False, name="position"
@@ -96,14 +95,14 @@ class Position(tf.Module):
         epoch: int | None = None,
         index: int | None = None,
     ) -> None:
-        """Sets what is given; iterators made from now on begin there.
+        """Sets some of the three; later iterators begin there.
 
         Args:
             seed: Integer or None.
             epoch: Integer, 0 or more, or None.
-            index: Integer, 0 or more, or None: records of the epoch already
-                consumed, over all workers. The end of an epoch is the
-                beginning of the next.
+            index: Integer, 0 or more, or None: consumed records of the epoch,
+                over all workers. The end of an epoch is the beginning of the
+                next.
 
         Raises:
             ValueError: If `epoch` or `index` is negative, or `index` is after
@@ -128,7 +127,9 @@ class Position(tf.Module):
         )
 
     def begin(self) -> tf.Tensor:
-        """Where an iterator begins, and which step moves it; for tf.data.
+        """The beginning of an iterator, and the first step that moves it.
+
+        For tf.data functions.
 
         Returns:
             int64 tensor of shape `(4,)`: seed, epoch, index, and the first step
@@ -171,10 +172,10 @@ class Position(tf.Module):
 
 
 class PositionReadAhead:
-    """A position that the consumer of batches moves, if it is known.
+    """A position that its consumer moves, if the consumer is known.
 
-    Batches that are read ahead move it only at the end of an epoch, if nothing
-    has moved it in that epoch.
+    Batches that are read ahead move it only at the end of an epoch that nothing
+    else has moved.
     """
 
     def __init__(self, position: Position):
@@ -190,16 +191,13 @@ class PositionReadAhead:
 
 
 def _is_read_elsewhere():
-    """Whether other processes read data, without this process's Python.
-
-    Those of parameter servers do; their data has no end.
-    """
+    """Whether parameter servers' workers read data, without this Python."""
     devices = tf.config.list_logical_devices()
     return any(tf.DeviceSpec.from_string(d.name).job == "ps" for d in devices)
 
 
 def positions_of(dataset: tf.data.Dataset) -> list[Position]:
-    """The positions of all pipelines that a dataset is made of."""
+    """The positions of all pipelines in a dataset."""
     position = getattr(dataset, "position", None)
     if isinstance(position, Position):
         return [position]

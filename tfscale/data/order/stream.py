@@ -1,21 +1,22 @@
 """From a source and a plan to a stream of keyed records, in order.
 
-A key is five int64 numbers that a record carries to the end of the chain:
+A key has six int64 numbers, which follow a record to the end of the chain:
 
     0 seed    1 epoch    2 record    3 real?    4 from    5 to
 
 Record is its number in the source; a record that only pads the last batch is
-not real. The batch's consumer moves the position from one index to the other:
-`from` is -1 if the batch moves nothing, `to` 0 if it ends the epoch.
+not real. The batch moves the position from one index to the other: `from` is -1
+if the batch moves nothing, `to` is 0 if it ends the epoch.
 
-**Cardinality.** Each iterator decides the number of elements from the position,
-and tf.data must know a number when the dataset is created. For `unbatch` that
-is elements times their static first dimension: `declare` gives a vector the
-length that it has in a whole epoch. Nothing checks a static shape at run time,
-so a resumed epoch is simply shorter.
+**Cardinality.** Each iterator computes the number of elements from the
+position, but tf.data must know it when the dataset is created. For `unbatch` it
+is the number of elements times their static first dimension: `declare` gives a
+vector the length that it has in a whole epoch. Nothing checks a static shape at
+run time, so a resumed epoch is simply shorter.
 
-**Few operations.** Each iterator prepares every function of the chain anew.
-Ours are marked for one device (see `single_device`) and run as written: short.
+**Few operations.** Each iterator prepares every function of the chain again.
+Our functions are marked for one device (see `single_device`) and run as
+written, so they are short.
 """
 
 import keras
@@ -26,19 +27,20 @@ from tfscale.data.order import order
 
 KEY_SIZE = 6
 SEED, EPOCH, RECORD, REAL, FROM, TO = range(KEY_SIZE)
-NO_KEY = -1  # each number of a row without a key
+NO_KEY = -1  # in rows without a key
 
 
 def declare(tensor, length):
-    """Sets the length that a vector has in a whole epoch; see the module."""
+    """Sets the length of a vector in a whole epoch; see the module."""
     tensor.set_shape([length, *tensor.shape[1:]])
     return tensor
 
 
 def whole(keys, *raw):
-    """A batch without what has no key, so that it may be shorter than declared.
+    """A batch without the rows that have no key.
 
-    `keys` has the shape `(batch, KEY_SIZE)`, and `raw` that first dimension.
+    The batch may be shorter than declared. `keys` has the shape
+    `(batch, KEY_SIZE)`, and `raw` that first dimension.
     """
     count = tf.math.count_nonzero(keys[:, RECORD] >= 0, dtype=tf.int32)
 
@@ -57,12 +59,12 @@ def epoch_start(position, plan):
     Returns:
         int64 scalars `(seed, epoch, start, steps, moving, final)`: steps are
         those left in the epoch, moving is the first of them that moves the
-        position, and final is this worker's last position in the epoch.
+        position, final is this worker's last position in the epoch.
     """
     seed, epoch, index, moving = tf.unstack(position.begin())
     epoch, start = normal(epoch, index, plan)
     steps = plan.steps_in(plan.limit - start)
-    # The last step always does, unless none is to.
+    # The last step always moves the position, unless none may.
     moving = tf.where(moving < 0, steps, tf.minimum(moving, steps - 1))
     if plan.batches_per_step > 1:
         moving = tf.maximum(moving, steps - 1)
@@ -71,7 +73,7 @@ def epoch_start(position, plan):
 
 
 def normal(epoch, index, plan):
-    """Epoch and position in its line: an epoch's end is the next one's begin.
+    """Epoch and position in its line, with an epoch's end as the next's begin.
 
     `index` counts the records over all lines.
     """
@@ -83,17 +85,17 @@ def normal(epoch, index, plan):
 def keys_of(where, records, positions, plan):
     """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
 
-    `where` is what `epoch_start` returned; the others are int64 vectors.
+    `where` is a result of `epoch_start`; the others are int64 vectors.
     """
     seed, epoch, start, steps, moving, final = where
     shape = tf.shape(records)
     step = (positions - start) // plan.global_batch
     is_last = tf.equal(step, steps - 1)
     moves = step >= moving
-    if plan.batches_per_step > 1:  # the last of them moves
+    if plan.batches_per_step > 1:  # the last batch moves the position
         moves &= tf.equal(positions, final)
     here = start + step * plan.global_batch
-    # What steps before have taken without moving counts with the first one.
+    # The first step that moves it also counts the steps before.
     begin = tf.where(step > moving, here, start)
     return tf.stack(
         [
@@ -109,10 +111,9 @@ def keys_of(where, records, positions, plan):
 
 
 def move(position, plan, keys):
-    """Moves the position on by a batch of these `keys` that is handed out.
+    """Moves the position by a batch with these `keys`, which is consumed.
 
-    Only from where the batches before have left it: a position that was set
-    meanwhile stays.
+    A position that was set since the batch before stays.
     """
     epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])
     end = keys[0, TO]
@@ -123,12 +124,12 @@ def move(position, plan, keys):
     change = tf.stack(
         [0 * epoch, epoch - at_epoch, end * plan.lines - at_index]
     )
-    # A sum rather than a condition: it starts faster; see the module.
+    # A sum starts faster than a condition; see the module.
     position.add(change * tf.cast(moves, tf.int64))
 
 
 def repeated(where, number):
-    """What `epoch_start` returned as rows, `number` of them."""
+    """A result of `epoch_start`, repeated in `number` rows."""
     return tf.broadcast_to(tf.stack(where), [number, len(where)])
 
 

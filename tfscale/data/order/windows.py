@@ -1,16 +1,16 @@
 """Shuffled records from sources that are read in runs of neighbours.
 
-Two levels, as in CorgiPile (Xu et al., SIGMOD 2022): the blocks of an epoch
-come in a random order, as many as fit the window are read at a time, and the
-records of a window are mixed among themselves.
+There are two levels, as in CorgiPile (Xu et al., SIGMOD 2022): the blocks of an
+epoch come in a random order, those of one window are read at a time, and the
+records of a window are mixed.
 
     blocks      [a a a] [b b b] [c c c] [d d d] ...
     permuted    [c c c] [a a a] | [d d d] [b b b] | ...    windows of 2
     mixed       a c c a c a     | b d b d d b     | ...
 
-Both permutations are functions of (seed, epoch), so an epoch is entered at any
-position by reading the window that holds it. Where the window holds the whole
-source, this is a full shuffle.
+Both permutations are functions of (seed, epoch), so an iterator enters an epoch
+by reading the window of its position. If the window holds the whole source,
+this is a full shuffle.
 """
 
 import tensorflow as tf
@@ -24,21 +24,20 @@ from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import Source
 
 _FAR = 1 << 60  # a position after all others
-# Reads of a remote file system wait rather than work.
-_INTERLEAVED_READS = 16  # files at a time
-_MIX = 0x5EED  # so that blocks and records are not shuffled alike
+_INTERLEAVED_READS = 16  # at a time; most wait for a remote file system
+_MIX = 0x5EED  # makes the order of records differ from that of blocks
 _WINDOW_RECORDS = 512
 _WINDOW_BYTES = 16 << 20  # or more records, where they are small
-_COPIES = 4  # windows alive at a time: read, gathered, waiting, handed out
+_COPIES = 4  # windows in memory: read, gathered, waiting, consumed
 
 
 def window_size(
     source: Source, shuffle: bool, window: int | None, budget: int
 ) -> int:
-    """How many records are mixed at a time; `budget` is in bytes.
+    """The number of records that are mixed; `budget` is in bytes.
 
     Raises:
-        ValueError: If what is asked for does not fit the budget.
+        ValueError: If the requested window does not fit the budget.
     """
     if isinstance(source, IndexedSource) or not shuffle:
         return window or _WINDOW_RECORDS
@@ -60,7 +59,7 @@ def window_size(
 
 
 def blocks_per_window(source, window):
-    """How many blocks a window of so many records takes: at least one."""
+    """The number of blocks of a window: at least one."""
     return max(int(window // max(int(source.blocks[:, 0].max()), 1)), 1)
 
 
@@ -76,9 +75,9 @@ def block_records(recipe, position):
 def block_batches(recipe, position):
     """A dataset of keys and records of a `BlockSource`: batches, in order.
 
-    They are cut out of the windows, because a hop for each record costs more
-    than shuffling and reading it. All are as long as a batch: what a smaller
-    last batch lacks has `stream.NO_KEY`.
+    Batches are slices of windows: a map over single records would cost more
+    than shuffling and reading them. All have the full length; the missing rows
+    of a smaller last batch have `stream.NO_KEY`.
     """
     plan = recipe.plan
     size = plan.batch_size
@@ -121,7 +120,7 @@ def block_batches(recipe, position):
 
 
 def _unbatched(dataset, length):
-    """What is in windows, of which `length` are in a step."""
+    """The elements of windows; a step has `length` of them."""
 
     def declared(*parts):
         return tf.nest.map_structure(
@@ -136,7 +135,7 @@ def _read_windows(recipe, position):
     windows = single_device.map_on_host(
         tf.data.Dataset.from_tensors(0), reader.windows, name="position"
     )
-    # One window is read while the one before it is handed out.
+    # One window is read while the window before it is consumed.
     read = single_device.map_on_host(
         windows.unbatch(), reader.read, num_parallel_calls=1, name="read"
     )
@@ -144,7 +143,7 @@ def _read_windows(recipe, position):
 
 
 class _WindowReader:
-    """Which windows an epoch has, and what is in one."""
+    """The windows of an epoch, and their records."""
 
     def __init__(self, recipe, position):
         self._recipe = recipe
@@ -165,7 +164,7 @@ class _WindowReader:
         return order.shuffled(blocks, self._num_blocks, seed, epoch)
 
     def windows(self, _):
-        """Of each window left: head, number, first position, is it the last?"""
+        """Head, number, first position of each window left; is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
         where = stream.epoch_start(self._position, plan)
         seed, epoch, start, *_, final = where
@@ -192,7 +191,7 @@ class _WindowReader:
         )
 
     def read(self, head, window, begin, last):
-        """Whether it is the last, and this worker's keys and raw records."""
+        """Whether it is the last window, and this worker's keys and records."""
         where = tf.unstack(head)
         seed, epoch, start, *_, final = where
         first_block = window * self._per_window
@@ -224,7 +223,7 @@ class _WindowReader:
         return last, keys, raw
 
     def _mine(self, positions, where):
-        """Those positions that are this worker's and this lane's."""
+        """The positions of this worker and this lane."""
         plan, recipe = self._plan, self._recipe
         if plan.num_workers == 1 and recipe.num_lanes == 1:
             return positions
@@ -238,13 +237,13 @@ class _WindowReader:
     def _check(self, records, strings):
         """Fails with file and offset if a record could not be read."""
         damaged = tf.equal(strings, DAMAGED)
-        # A block ends at its first damage: what follows counts as damaged.
+        # All records of a block after its first damage count as damaged.
         none = tf.constant(self._source.num_records - 1, tf.int64)
-        # And a window may hold nothing of this worker.
+        # A window may hold no record of this worker.
         first = tf.reduce_min(tf.where(damaged, records, none))
         first = tf.minimum(first, none)
         path, offset = self._source.locate(first)
-        # `tf.debugging.Assert` would wrap it in 20 operations more.
+        # `tf.debugging.Assert` would add 20 operations.
         return tf.raw_ops.Assert(
             condition=tf.logical_not(tf.reduce_any(damaged)),
             data=[
@@ -259,7 +258,7 @@ class _WindowReader:
 
     def _raw(self, blocks, size):
         def read():
-            # No hop for a record: a block is one element.
+            # A block is one element.
             records = single_device.interleave_on_host(
                 tf.data.Dataset.from_tensor_slices(blocks),
                 self._source.read_block,
