@@ -1,10 +1,10 @@
-"""What a model, its optimizer and a dataset are like, where nothing else says.
+"""The configuration of a model, its optimizer and a dataset, to be compared.
 
-Variables of the same shapes may belong to another activation, to another
-optimizer or to another dtype policy; as many batches may be shuffled otherwise.
-Left out is what another run of the same program has otherwise: numbers at the
-end of names, code of lambdas (which has paths in it), learning rates, which are
-restored, and what says how steps are run and not what comes of them.
+Variables of the same shapes may belong to another activation, optimizer or
+dtype policy; the same number of batches may be shuffled differently. Left out
+is what differs between runs of one program: numbers at the ends of names, code
+of lambdas (which contains paths), learning rates, which are restored, and
+options that change the speed of steps but not their results.
 """
 
 import json
@@ -30,9 +30,9 @@ _SPEED = (
 
 
 def of_model(model: keras.Model) -> str:
-    """JSON of the configuration of a model and of what it is compiled with.
+    """JSON of the configuration of a model and of its `compile`.
 
-    Of a class without one, or that overrides `compile`, there is null.
+    A class without configuration, or that overrides `compile`, has null.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of lambdas, which are not loaded
@@ -62,7 +62,7 @@ def _plain(value):
 
 
 def _without_rows(key, value):
-    """A model that is built by `fit` has the rows of a replica's batch."""
+    """A batch shape without the rows of a replica's batch."""
     return value[1:] if key == "batch_shape" and value else value
 
 
@@ -85,7 +85,7 @@ def _integers(stage):
 
 
 def difference(now: str, saved: str | None) -> str | None:
-    """Where two configurations differ, the first path; None if they do not."""
+    """The first path at which two configurations differ, or None."""
     if now == saved:
         return None
     return _difference(json.loads(now), json.loads(saved or "null"), "")

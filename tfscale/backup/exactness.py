@@ -1,4 +1,4 @@
-"""What of a run's data comes out another way when it is drawn again."""
+"""Parts of a run's data that differ when it is read again."""
 
 import logging
 
@@ -10,7 +10,7 @@ from tfscale.dataset_graph import stages_of
 
 
 def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
-    """Warns, once for a `fit`, where a run cannot go on bit for bit."""
+    """Warns, once for a `fit`, if a run cannot continue bit for bit."""
     # Training with `steps_per_epoch` has one iterator for all epochs.
     is_cut_short = name == "validation" and bool(epochs.steps_per_epoch)
     reasons = _reasons(epochs, is_cut_short or num_looks > 0)
@@ -35,7 +35,7 @@ def _reasons(epochs, is_cut_short):
     found = [reason for stage in stages for reason in _of_stage(stage)]
     if is_cut_short and _shuffles_ahead(source, stages):
         found.append(
-            "a `repeat` or `concatenate` behind a `shuffle` shuffles anew as "
+            "a `repeat` or `concatenate` after a `shuffle` shuffles again as "
             "soon as it is read ahead that far, which is a matter of luck in "
             "an iterator that is not read to its end (no `repeat`, "
             "`reshuffle_each_iteration=False`, or no `prefetch` and "

@@ -1,4 +1,4 @@
-"""A backup as a file of Keras, for whoever wants the model and not the run."""
+"""A backup as a file of Keras."""
 
 import keras
 
@@ -12,15 +12,14 @@ def export_backup(
 ) -> keras.Model:
     """Writes the model of the newest backup to a file of Keras.
 
-    It runs on one device, whatever the run is on, and beside a run, whose
-    backups it leaves as they are.
+    It runs on one device, also beside a run, whose backups it does not change.
 
     Args:
         backup_dir: Folder of `tfscale.callbacks.BackupAndRestore`.
         filepath: Ends in `.keras`, or in `.weights.h5` for weights alone.
         model: A built model for the weights, if that of the run has no
-            configuration of its own: a subclass without `get_config`. By
-            default it is made from what the backup says.
+            configuration: a subclass without `get_config`. By default it is
+            created from the backup.
 
     Returns:
         The model.
@@ -85,7 +84,7 @@ def export_backup(
 
 
 def config_of(model: keras.Model) -> str | None:
-    """The JSON from which Keras makes a model of a run; None if it has none."""
+    """The JSON of the configuration of a model; None if it has none."""
     # A model that wraps another one, as a pipeline does, saves that one.
     inner = getattr(model, "model", model)
     try:

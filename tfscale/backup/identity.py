@@ -1,4 +1,4 @@
-"""Whether a run is the one that was saved: model, data and callbacks."""
+"""Whether a run is the one of a backup: its model, data and callbacks."""
 
 from typing import Any
 
@@ -16,11 +16,7 @@ from tfscale.backup.state.data_position import DataPosition
 def identity(
     model: keras.Model, epochs: Any, callbacks: Any, data: DataPosition
 ) -> dict[str, Any]:
-    """What must be alike, beside the variables, for a run to go on.
-
-    Returns:
-        What `configuration`, `data` and `callbacks` are, as JSON.
-    """
+    """JSON of `configuration`, `data` and `callbacks`, to be compared."""
     spec = fitting.element_spec_of(epochs)
     shapes = [
         f"{part.dtype.name}{list(part.shape)[1:]}"
@@ -40,11 +36,11 @@ def identity(
 def check(
     backup: Backup, model: keras.Model, worker: int, now: dict[str, Any]
 ) -> None:
-    """Refuses to go on from a backup of another run.
+    """Refuses to continue from a backup of another run.
 
     Raises:
         ValueError: If the backup is of another model, optimizer, other data or
-            callbacks; says in what they differ.
+            callbacks; the error names the difference.
     """
     difference = variables.difference(variables.variables_of(model), backup)
     if difference is None:

@@ -1,9 +1,8 @@
-"""What interruptions and saves have cost a run, over all of its processes."""
+"""The costs of interruptions and saves of a run, over all of its processes."""
 
 import contextlib
 import os
 import time
-import weakref
 from typing import Any
 
 from tfscale.backup.files.storage import storage_of
@@ -18,12 +17,11 @@ class Report:
         ├──────────────────── a step's time ───────────────────────────────┤
 
     A step on an accelerator returns at once: callbacks wait for its end. The
-    last one of an epoch is over when it has ended.
+    last step of an epoch is over when it has ended.
 
     Args:
-        folder: The folder of the backups; the step that training has come to
-            is noted there, so that a kill does not lose it. None in workers
-            that do not.
+        folder: The folder of the backups, which gets a note of the number of
+            steps, so that a kill does not lose it; None in workers without it.
     """
 
     def __init__(self, folder: str | None):
@@ -39,31 +37,14 @@ class Report:
         self._num_running = 0  # steps that are not over
         # Without the first execution, which traces.
         self._timed_steps, self._timed_seconds = -1, 0.0
-        self._note: int | None = None
         self._path = storage_of(folder).progress_file() if folder else None
-        self._open()
-
-    def _open(self):
-        """Nothing but the report needs the file, so no failure counts."""
-        if self._path is None:
-            return
-        with contextlib.suppress(OSError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._note = os.open(self._path, flags, 0o644)
-            self._close = weakref.finalize(self, os.close, self._note)
-
-    def close(self) -> None:
-        """Closes the note of steps."""
-        if self._note is not None:
-            self._close()
-            self._note = None
+        self._has_written = False
 
     def end(self) -> None:
-        """Removes the note: nothing was lost."""
-        if self._note is not None and self._path is not None:
+        """Removes the note: no step was lost."""
+        if self._has_written:
             with contextlib.suppress(OSError):
                 os.remove(self._path)
-        self.close()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -76,38 +57,47 @@ class Report:
         return self._timed_seconds / max(self._timed_steps, 1)
 
     def resume(self, state: dict[str, Any], steps: int) -> None:
-        """Goes on from what an earlier process had saved after `steps`."""
+        """Continues the report that an earlier process saved after `steps`."""
         self._totals = dict(state)
         self._totals["interruptions"] += 1
         self._totals["steps_lost"] += max(self.noted() - steps, 0)
 
     def noted(self) -> int:
         """The steps that an earlier process has noted; 0 if none is known."""
-        if self._note is None:
-            return 0
         try:
-            return int(os.pread(self._note, _DIGITS, 0) or 0)
+            with self._opened_note() as note:
+                return int(os.pread(note, _DIGITS, 0) or 0)
         except (OSError, ValueError):
             return 0
 
+    @contextlib.contextmanager
+    def _opened_note(self, flags=0):
+        if self._path is None:
+            raise FileNotFoundError("There is no note of steps.")
+        note = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o644)
+        try:
+            yield note
+        finally:
+            os.close(note)
+
     def step_begins(self) -> None:
-        """Is called right before a step."""
+        """Called right before a step."""
         self._began_at = time.monotonic()
 
     def step_ended(self, count: int, total: int) -> None:
         """Notes a step of `count` batches, the last of `total` of the run."""
         self._ended_at = time.monotonic()
         self._num_running = count
-        with contextlib.suppress(OSError):
-            if self._note is not None and not os.fstat(self._note).st_nlink:
-                self.close()  # the folder was removed
-            if self._note is None:
-                self._open()
-            if self._note is not None:
-                os.pwrite(self._note, f"{total:0{_DIGITS}d}".encode(), 0)
+        # A note that fails only makes the report less exact.
+        with (
+            contextlib.suppress(OSError),
+            self._opened_note(os.O_CREAT) as note,
+        ):
+            os.pwrite(note, f"{total:0{_DIGITS}d}".encode(), 0)
+            self._has_written = True
 
     def step_is_over(self, is_last: bool) -> None:
-        """Is called before a save or a step; `is_last` in its epoch."""
+        """Called before a save or a step; `is_last` in its epoch."""
         if not self._num_running:
             return
         end = self._ended_at if is_last else time.monotonic()
@@ -121,12 +111,12 @@ class Report:
         self._num_running = 0
 
     def saved(self, seconds: float) -> None:
-        """A save held training up for so long."""
+        """Adds a save that delayed training by `seconds`."""
         self._totals["num_saves"] += 1
         self._totals["save_seconds"] += seconds
 
     def text(self) -> str:
-        """One line for people."""
+        """The report as one line."""
         totals = self._totals
         wall = max(time.time() - totals["began"], 1e-9)
         return (

@@ -1,13 +1,13 @@
-"""A `fit` that is saved, and goes on: between two of its steps.
+"""A `fit` that is saved and continued between two of its steps.
 
     fit        on_epoch_begin  ─► step 0 ─► step 1 ─► ... ─► validation
                     epochs ▲ between_steps(0)  ▲ between_steps(1)
-    a run that goes on:
-               restore, skip what was done, and only then the next step
+    a run that is continued:
+               restore, skip finished steps, and only then the next step
 
-There all callbacks have ended one step and none has begun the next. To restore
-comes after each `on_train_begin` and `on_epoch_begin`, in which callbacks reset
-themselves.
+Between steps, all callbacks have ended one step and none has begun the next.
+The run is restored after each `on_train_begin` and `on_epoch_begin`, in which
+callbacks reset themselves.
 """
 
 import logging
@@ -48,7 +48,7 @@ _MOST_SECONDS_BEFORE_WRITING = 1.0
 
 
 class Run:
-    """The `fit` that runs; it is the `Watcher` of its epochs.
+    """A `fit` in progress; the `Watcher` of its epochs.
 
     Raises:
         ValueError: If the newest backup is of another model, optimizer, other
@@ -114,7 +114,7 @@ class Run:
         watch(self._epochs, self)
 
     def _newest(self):
-        """Worker 0 says which one it is, for all."""
+        """The newest backup, which worker 0 chooses for all."""
         found = None
 
         def find():
@@ -164,14 +164,14 @@ class Run:
             self._validation.ended(batch)
 
     def on_epoch_end(self, logs: dict[str, Any] | None) -> None:
-        """Gives an epoch that had no step left the logs of the steps before."""
+        """Gives an epoch without a step left the logs of the steps before."""
         if logs is not None and self._logs_so_far:
             for name, value in self._logs_so_far.items():
                 logs.setdefault(name, value)
         self._logs_so_far = None
 
     def end(self) -> str:
-        """Ends it well; returns the report."""
+        """Ends a `fit` that succeeded; returns the report."""
         self._report.step_is_over(is_last=True)
         self._writer.wait()
         self._report.end()
@@ -194,11 +194,10 @@ class Run:
             self._signals.pass_on(self._exit_code)
 
     def abandon(self) -> None:
-        """Ends it, whatever became of it; a save under way is completed."""
+        """Ends a `fit` in any way; a save in progress is completed."""
         if self._workers.count > 1:
             self._workers.stop_waiting()  # others may be gone
         self._writer.join()
-        self._report.close()
         unwatch(self._epochs)
         if self._validation is not None:
             self._validation.end()
@@ -210,7 +209,7 @@ class Run:
         self._data.iterator_made()
 
     def begin_epoch(self) -> int:
-        """See `Watcher`; goes on from a backup, if there is one."""
+        """See `Watcher`; continues from a backup, if any."""
         self._step = 0
         self._config_of_epoch = None
         self._data.begin_epoch(self._epoch)
@@ -237,7 +236,7 @@ class Run:
         self._data.skip(iterator, self._epochs.steps_per_execution)
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `Watcher`; saves if it is due, or ends the run."""
+        """See `Watcher`; saves if a save is due, or ends the run."""
         if self._not_created is not None:
             self._restore_created(iterator)
         self._report.step_is_over(is_last=step == 0)
@@ -316,7 +315,7 @@ class Run:
         }
 
     def _config(self):
-        """Made once in an epoch: it takes longer than all else of a save."""
+        """Created once in an epoch: it takes longer than the rest of a save."""
         if self._config_of_epoch is None:
             self._config_of_epoch = (config_of(self._model),)
         return self._config_of_epoch[0]
@@ -341,7 +340,7 @@ class Run:
         self._data.set_order(state.get("order"))
 
     def _restore_created(self, iterator):
-        """Restores variables that are known once the step has been traced."""
+        """Restores variables that exist once the step has been traced."""
         (backup, keys), self._not_created = self._not_created, None
         traced_step.trace(self._model, iterator)
         entries, workers = variables.variables_of(self._model), self._workers

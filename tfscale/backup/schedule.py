@@ -1,19 +1,18 @@
-"""When to save: each epoch, each so many steps, or as often as it is cheap."""
+"""When to save: each epoch, every few steps, or as often as it is cheap."""
 
 import math
 import time
 
-# Before the first save has shown how long one takes.
 _SECONDS_BEFORE_THE_FIRST = 60.0
 
 
 class SaveSchedule:
     """Says whether a save is due.
 
-    With "auto" a save is due as soon as the one before, from its beginning to
-    its last byte, has taken no more than a share of the time since it began
-    (CheckFreq: Mohan et al., FAST 2021, section 4.3). Steps beside a save are
-    longer by no more than the time it takes, so this is a bound of its cost.
+    With "auto" a save is due once the one before, from its beginning to its
+    last byte, has taken no more than a share of the time since it began
+    (CheckFreq: Mohan et al., FAST 2021, section 4.3). Steps during a save are
+    longer by no more than its time, so this bounds the cost.
 
     Args:
         save_freq: "epoch", "auto" or a number of steps.
@@ -28,15 +27,15 @@ class SaveSchedule:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it goes by a clock, and not only by steps."""
+        """Whether it depends on a clock, and not only on steps."""
         return self._save_freq == "auto"
 
     def steps_ended(self, count: int) -> None:
-        """Is called after each execution, of so many steps."""
+        """Called after each execution, of `count` steps."""
         self._num_steps += count
 
     def is_due(self, is_first: bool) -> bool:
-        """Whether to save now; `is_first` where an epoch begins."""
+        """Whether to save now; `is_first` if an epoch begins."""
         if not self._num_steps:
             return False
         if not isinstance(self._save_freq, str):
@@ -44,12 +43,12 @@ class SaveSchedule:
         return time.monotonic() >= self._due_at if self.is_timed else is_first
 
     def save_begins(self) -> None:
-        """Is called at the beginning of a save."""
+        """Called at the beginning of a save."""
         self._num_steps = 0
         self._began_at = time.monotonic()
         self._due_at = math.inf
 
     def save_ended(self) -> None:
-        """Is called when a save is complete; in any thread."""
+        """Called when a save is complete; in any thread."""
         seconds = time.monotonic() - self._began_at
         self._due_at = self._began_at + seconds / self._overhead

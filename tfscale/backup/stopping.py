@@ -1,8 +1,7 @@
-"""A signal that asks a run to stop: it is noted, and the run saves and ends.
+"""A signal that asks a run to stop: the run saves and ends.
 
-It is for the process that runs `fit`. What that one forks, such as a pool of
-processes that load data, has the handlers of before: it must end when it is
-told to.
+It is for the process that runs `fit`. Its forked children, such as a pool of
+processes that load data, have the earlier handlers: they must end at once.
 """
 
 import os
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 
-# Those whose handlers are set, the last ones last.
+# Those with handlers, in the order in which they were set.
 _watching: "list[StopSignals]" = []
 
 
@@ -22,8 +21,8 @@ class StopSignals:
     Args:
         signals: Numbers of signals; handlers are set in the main thread only,
             where Python allows it.
-        is_over: Whether the run has ended, if by an error: signals are then
-            for whom they were for before.
+        is_over: Whether the run has ended, if by an error: signals then go to
+            the earlier handlers.
     """
 
     def __init__(self, signals: Sequence[int], is_over: Callable[[], bool]):
@@ -49,7 +48,7 @@ class StopSignals:
         self.received = number
 
     def restore(self) -> None:
-        """Puts the handlers back that were there before; once is enough."""
+        """Restores the earlier handlers; may be called again."""
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
@@ -57,9 +56,9 @@ class StopSignals:
             _watching.remove(self)
 
     def pass_on(self, exit_code: int) -> None:
-        """Hands a signal on that came too late for the run to stop.
+        """Passes a signal that came too late on to the earlier handler.
 
-        The handler of before gets it; returns if that one does.
+        Returns if that handler does.
 
         Raises:
             SystemExit: If there was no handler.
@@ -76,5 +75,5 @@ def _restore_in_child():
         signals.restore()
 
 
-# Python cannot take this back; where no `fit` runs it does nothing.
+# Python cannot undo this; without a `fit` it does nothing.
 os.register_at_fork(after_in_child=_restore_in_child)

@@ -1,8 +1,8 @@
 """The workers of a `fit`, which save and stop together.
 
-Between steps they agree by a sum of a few integers. What is written beside the
-training they tell each other of by their `Coordination`, and not by
-collectives, whose order is that of the program:
+Between steps they agree by a sum of a few integers. Messages about files, which
+are written during steps, go through their `Coordination`: collectives must have
+the order of the program.
 
     worker 0    folder ─┐  own files ──────────┬─► manifest: the backup exists
     worker 1            └► own files ─► report ┘
@@ -21,7 +21,7 @@ _fits = itertools.count()
 
 
 class WorkerGroup(Coordination):
-    """The workers of a `fit`; a process that is alone is one of one.
+    """The workers of a `fit`; a single process is a group of one.
 
     Worker 0 writes what is written once.
     """
@@ -37,7 +37,7 @@ class WorkerGroup(Coordination):
                 self._workers.check_all_there,
                 f"backup/{next(_fits)}",  # the same program runs in all
             )
-        self._steps = 0  # since it was agreed upon, and to the next time
+        self._steps = 0  # since the last agreement
         self._interval = 1
         self._since = time.monotonic()
 
@@ -47,8 +47,8 @@ class WorkerGroup(Coordination):
         """Whether all stop now, and whether all save; between two steps.
 
         All stop if one of them is asked to, and save if worker 0 finds it due.
-        It is not agreed upon more often than ten times a second, so that it
-        costs little where steps are short.
+        They agree at most ten times a second, which costs little with short
+        steps.
         """
         if self._workers is None:
             return is_asked, is_due

@@ -1,14 +1,14 @@
-"""A backup: files, and a manifest that is written last and vouches for them.
+"""A backup: files, and a manifest that is written last.
 
     backup-00000120-6f1c.../          step 120
-        parts.index, parts.data-...   tensors, in parts
-        state.json                    all that is no tensor
-        parts-1.*, state-1.json       what a second worker has of its own
+        parts.index, parts.data-...   tensors, in shards
+        state.json                    the rest of the state
+        parts-1.*, state-1.json       what only a second worker has
         MANIFEST.json                 sizes and SHA-256 of these, and its own
 
-It exists if its manifest verifies. Nothing is renamed: until all is written,
-and once it is being removed, a file UNFINISHED is beside the others, which a
-kill leaves there. Without that one, a manifest that is missing was lost.
+A backup exists if its manifest verifies. Nothing is renamed: a file UNFINISHED
+is beside the others until all are written, and while they are removed. If a
+manifest is missing without UNFINISHED, it was lost.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _MANIFEST = "MANIFEST.json"
 _STATE = "state.json"
 _REASON = "REASON"
 _UNFINISHED = "UNFINISHED"
-# Whatever else is in a folder of backups is somebody else's.
+# Other names in a folder of backups belong to other programs.
 _NAME = re.compile(r"backup-(\d{8,})-[0-9a-f]{32}")
 _DAMAGED_NAME = re.compile(rf"damaged-{_NAME.pattern}(-\d+)?")
 _FILE_NAME = re.compile(
@@ -51,10 +51,10 @@ class Backup:
 
     Attributes:
         path: Its folder.
-        step: Steps that the run had made, over all epochs.
-        state: What is no tensor: JSON.
-        tensors: Of each tensor by key `{"shape": ..., "dtype": ...}`.
-        files: Names of the files that it vouches for.
+        step: Steps of the run, over all epochs.
+        state: All but the tensors: JSON.
+        tensors: `{"shape": ..., "dtype": ...}` of each tensor, by key.
+        files: Names of its files.
     """
 
     path: str
@@ -64,14 +64,14 @@ class Backup:
     files: frozenset[str]
 
     def state_of(self, worker: int) -> Mapping[str, Any]:
-        """What is no tensor, of a worker; of one more, as of the first."""
+        """The state of a worker; an added worker has that of the first."""
         name = f"{_name('state', worker)}.json"
         if not worker or name not in self.files:
             return self.state
         return json.loads(storage_of(self.path).read(name))
 
     def read(self, key: str, sharding: Sharding, replica_and_rank) -> tf.Tensor:
-        """The part of a tensor that a device has; see `read_part`."""
+        """The shard of a tensor on a device; see `read_part`."""
         return read_part(
             storage_of(self.path).path_of(self.tensors[key].get("in", "parts")),
             key,
@@ -88,7 +88,7 @@ class Backup:
 
 
 def begin(folder: str, step: int) -> str:
-    """Makes the folder of a backup; returns its path."""
+    """Creates the folder of a backup; returns its path."""
     name = f"backup-{step:08d}-{uuid.uuid4().hex}"
     path = storage_of(folder).path_of(name)
     storage_of(path).make_folder()
@@ -102,10 +102,10 @@ def write_files(
     state: Mapping[str, Any],
     worker: int = 0,
 ) -> dict[str, Any]:
-    """Writes the files of a worker; empties `parts` as it goes.
+    """Writes the files of a worker; removes each of `parts` once written.
 
     Returns:
-        What is in them, JSON for `seal`.
+        Their contents, JSON for `seal`.
     """
     storage, name = storage_of(path), _name("parts", worker)
     tensors = {
@@ -136,10 +136,10 @@ def _name(kind, worker):
 
 
 def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the manifest, by which the backup is there.
+    """Writes the manifest, which completes the backup.
 
     Raises:
-        FileNotFoundError: If the files of a worker are not there.
+        FileNotFoundError: If the files of a worker are missing.
     """
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -166,7 +166,7 @@ def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
 
 
 def open_backup(path: str, *, is_verified: bool = False) -> Backup:
-    """Reads a backup, and, unless `is_verified`, each byte of it once.
+    """Reads a backup, and verifies each byte unless `is_verified`.
 
     Raises:
         DamagedBackupError: If it is not what was written; says in which way.
@@ -194,7 +194,7 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
 
 
 def _manifest(path):
-    """The manifest, of which each name is one that a backup has."""
+    """The manifest, which may only name files of backups."""
     storage = storage_of(path)
     if _MANIFEST in storage.names() and not storage.is_file(_MANIFEST):
         raise DamagedBackupError(f"{_MANIFEST} is no regular file")
@@ -259,19 +259,19 @@ def _step_and_name(name):
 
 
 def is_complete(path: str) -> bool:
-    """Whether a manifest is there; it may still not verify."""
+    """Whether there is a manifest; it may still not verify."""
     return _MANIFEST in storage_of(path).names()
 
 
 def is_unfinished(path: str) -> bool:
-    """Whether it is what a kill left: nobody ever had it whole."""
+    """Whether a kill left it incomplete."""
     names = storage_of(path).names()
     is_begun = _UNFINISHED in names or _STATE not in names
     return _MANIFEST not in names and is_begun
 
 
 def set_aside(folder: str, name: str, reason: str) -> None:
-    """Renames a backup that is not what was written, and notes why."""
+    """Renames a damaged backup, and notes the reason."""
     storage = storage_of(folder)
     others, aside, number = storage.names(), f"damaged-{name}", 1
     while aside in others:
@@ -290,7 +290,7 @@ def reason(path: str) -> str:
 
 
 def remove(path: str) -> None:
-    """Removes a backup; what a kill leaves of it is unfinished."""
+    """Removes a backup; a kill meanwhile leaves an unfinished one."""
     storage = storage_of(path)
     storage.write(_UNFINISHED, b"")
     for name in (_MANIFEST, _STATE):

@@ -1,4 +1,4 @@
-"""A folder of backups: the newest that verifies, and no more than a few."""
+"""A folder of backups: the newest that verifies, and a few older ones."""
 
 import contextlib
 import logging
@@ -12,13 +12,12 @@ from tfscale.backup.files.lock import FolderLock
 from tfscale.backup.files.storage import storage_of
 from tfscale.cluster.coordination import Coordination
 
-# In which what one machine has written is there for the others.
-_SECONDS_TO_SEE = 10.0
+_SECONDS_TO_SEE = 10.0  # until another machine sees a file
 _SECONDS = 0.1  # between two looks
 
 
 class BackupFolder:
-    """The backups of one run, of which one job at a time writes."""
+    """The backups of one run; one job at a time writes them."""
 
     def __init__(self, path: str, keep: int):
         self.path = path
@@ -27,7 +26,7 @@ class BackupFolder:
         self._lock: FolderLock | None = None
 
     def acquire(self) -> None:
-        """Makes the folder, and keeps it for this job.
+        """Creates the folder, and locks it for this job.
 
         Raises:
             BlockingIOError: If another job has it.
@@ -46,10 +45,10 @@ class BackupFolder:
             ) from error
 
     def be_seen(self, workers: Coordination) -> None:
-        """Looks whether all workers see one folder: worker 0 writes a file.
+        """Checks that all workers see a file that worker 0 writes.
 
         Raises:
-            OSError: If a worker does not see it, in all of them.
+            OSError: In all workers, if one does not see it.
         """
         if workers.count == 1:
             return
@@ -84,7 +83,7 @@ class BackupFolder:
             )
 
     def release(self) -> None:
-        """Lets other jobs have it."""
+        """Unlocks the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -92,9 +91,8 @@ class BackupFolder:
     def newest(self, *, leave_damaged: bool = False) -> committed.Backup | None:
         """The newest backup that verifies; `leave_damaged` changes no file.
 
-        What a kill left unfinished is removed. One that does not verify, or
-        cannot be read, is set aside, under a name that begins with `damaged-`,
-        and the reason is logged.
+        Unfinished backups are removed. Those that do not verify, or cannot be
+        read, get a name that begins with `damaged-`, and the reason is logged.
 
         Raises:
             DamagedBackupError: If there are backups and none verifies.
@@ -146,9 +144,10 @@ class BackupFolder:
         """Writes this worker's files; worker 0 removes backups beyond `keep`.
 
         Raises:
-            BlockingIOError: If the folder was removed, and made by another job.
+            BlockingIOError: If the folder was removed, and created by another
+                job.
             ConnectionError: If a worker is gone.
-            OSError: If it cannot be written; those before are as they were.
+            OSError: If it cannot be written; earlier backups are unchanged.
         """
         try:
             self._commit(step, parts, state, workers or Coordination())
@@ -170,14 +169,14 @@ class BackupFolder:
                 f"files/{step}",
                 lambda: committed.write_files(path, parts, state, index),
             )
-            # Nobody ends before the backup is there, and worker 0 is the last.
+            # No worker ends before the backup is complete; worker 0 is last.
             workers.from_first(
                 f"sealed/{step}", lambda: self._seal(path, step, contents)
             )
         workers.to_first(f"seen/{step}", lambda: True)
 
     def _begin(self, step):
-        """Makes the folder of a backup, and that of all if it was removed."""
+        """Creates the folder of a backup, and that of all if it was removed."""
         if self._lock is not None and not self._lock.is_held:
             self.release()
             self.acquire()
@@ -194,7 +193,7 @@ class BackupFolder:
             committed.remove(path)
 
     def clear(self) -> None:
-        """Removes all backups, those set aside too."""
+        """Removes all backups, damaged ones too."""
         for name in committed.begun(self.path):
             committed.remove(self._storage.path_of(name))
         for name in committed.damaged(self.path):
@@ -203,7 +202,7 @@ class BackupFolder:
 
 @contextlib.contextmanager
 def _removed_if_unfinished(path):
-    """A disk that is full is not filled further by what nobody can read."""
+    """Removes a backup that failed: its disk may be full."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""Nested values as JSON, their arrays beside it; nothing is unpickled."""
+"""Nested values as JSON, with their arrays beside it; nothing is unpickled."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def _split(value, path, arrays):
 
 
 def join(value: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """The nested value that `split` made JSON of."""
+    """The nested value of which `split` returned the JSON."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             return read(value[_ARRAY])

@@ -1,8 +1,8 @@
 """The lock of a folder of backups: a file LOCK, held by one job at a time.
 
-`flock` belongs to the open file and not to the process: whoever else opens and
-closes LOCK, as a copy of the folder does, ends nothing. A forked child has the
-open file too, and closes it first of all, so the lock ends with its process.
+`flock` belongs to the open file and not to the process: another process that
+opens and closes LOCK, such as a copy of the folder, does not end the lock. A
+forked child closes its copy at once, so the lock ends with its process.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _held: dict[str, int] = {}
 
 
 class FolderLock:
-    """Keeps a folder for one job; it ends with its process, however that does.
+    """Locks a folder for one job; the lock ends with its process.
 
     Raises:
         BlockingIOError: If another job has it.
@@ -45,7 +45,7 @@ class FolderLock:
                 os.close(file)
                 raise
             is_locked = _is_at(file, self._path)
-            if not is_locked:  # the one before has just removed it
+            if not is_locked:  # the earlier job has just removed it
                 os.close(file)
         self._file = _held[self._path] = file
         os.ftruncate(file, 0)
@@ -54,11 +54,11 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the folder is still there with it; removed, it is free."""
+        """Whether the folder still has LOCK; a removed folder is free."""
         return _is_at(self._file, self._path)
 
     def release(self) -> None:
-        """Lets others have the folder, and removes LOCK; once is enough."""
+        """Unlocks the folder, and removes LOCK; may be called again."""
         self._release()
 
 

@@ -1,10 +1,10 @@
-"""Tensors in parts: each device's part as it is, read in any other division.
+"""Tensors in shards: each device's shard as it is, read in any other division.
 
 TensorFlow's checkpoint files keep slices of a tensor under its name and shape
-(`SaveV2` with `shape_and_slices`), and give any other slice of it
-(`RestoreV2`). So a sharded variable is whole in no process, neither when it is
-saved nor when it is loaded, and a mesh of other sizes reads the same files.
-They are written a few MB at a time, and joined in the end.
+(`SaveV2` with `shape_and_slices`), and return any other slice of it
+(`RestoreV2`). So no process ever has a whole sharded variable, and a mesh of
+other sizes reads the same files. They are written a few MB at a time, and
+joined at the end.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ _MAX_CHUNKS = 256  # and files
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a tensor with its value.
+    """A shard of a tensor with its value.
 
     Args:
         key: Name of the tensor.
-        sharding: How the tensor is sharded.
-        replica_and_rank: `(replica, rank)` that has the part.
+        sharding: The sharding of the tensor.
+        replica_and_rank: `(replica, rank)` of the shard.
         value: Tensor of shape `sharding.local_shape`.
     """
 
@@ -38,12 +38,12 @@ class Part:
 
 
 def write_parts(prefix: str, parts: list[Part]) -> None:
-    """Writes parts into the checkpoint files `<prefix>.index` and `.data-*`.
+    """Writes shards into the checkpoint files `<prefix>.index` and `.data-*`.
 
     Args:
         prefix: Path without an ending.
-        parts: Each part of each tensor once. Is empty in the end: a value is
-            let go as soon as it is written.
+        parts: Each shard of each tensor once. Each is removed once written, to
+            free its memory.
     """
     parts.reverse()
     storage = storage_of(os.path.dirname(prefix))
@@ -70,7 +70,7 @@ def write_parts(prefix: str, parts: list[Part]) -> None:
 
 
 def _write(prefix, parts, count):
-    """Writes the last ones."""
+    """Writes the last `count` of the parts."""
     chunk = [parts.pop() for _ in range(count)]
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
@@ -90,10 +90,10 @@ def read_part(
     sharding: Sharding,
     replica_and_rank: tuple[int, int],
 ) -> tf.Tensor:
-    """The part of a tensor that a device has, whoever wrote it.
+    """The shard of a tensor on a device, however it was divided when saved.
 
     Raises:
-        tf.errors.DataLossError: If what is read is not what was written.
+        tf.errors.DataLossError: If the file was changed.
     """
     with tf.device("CPU:0"):
         (value,) = tf.raw_ops.RestoreV2(
@@ -106,7 +106,7 @@ def read_part(
 
 
 def _slice(sharding, replica_and_rank):
-    """As TensorFlow writes it: shape, then start and length of each dim."""
+    """The format of TensorFlow: shape, then start and length of each dim."""
     if not sharding.is_sharded:
         return ""
     shape = " ".join(map(str, sharding.shape))

@@ -1,9 +1,9 @@
-"""Where the files of backups are: there once it is said that they are.
+"""The files of backups: a file exists for good once it is written.
 
-A path without a scheme is of this machine: data goes to the disk before a name
+A path without a scheme is of this machine: data is on the disk before a name
 refers to it (fsync of file and folder). A path such as `gs://bucket/run` goes
 through `tf.io.gfile`: there a file appears whole or not at all, once it is
-closed. A store with a better way is one more subclass, in `storage_of`.
+closed. Another store is another subclass, in `storage_of`.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ _CHUNK = 1 << 20
 
 
 class Storage:
-    """A folder in an object store, or in whatever else `tf.io.gfile` knows.
+    """A folder in an object store, or in another file system of `tf.io.gfile`.
 
     Attributes:
         joins_files: Whether tensors may be written in several files that are
-            joined in the end, which copies where files cannot be renamed.
+            joined at the end, which copies if files cannot be renamed.
     """
 
     joins_files = False
@@ -38,23 +38,23 @@ class Storage:
         return f"{self._path.rstrip('/')}/{name}"
 
     def make_folder(self) -> None:
-        """Makes the folder and those it is in, if they are not there."""
+        """Creates the folder and its parents, if they are missing."""
         tf.io.gfile.makedirs(self._path)
 
     def remove_folder(self) -> None:
-        """Removes the folder with all in it; what links lead to stays."""
+        """Removes the folder with its content; targets of links stay."""
         tf.io.gfile.rmtree(self._path)
 
     def lock(self) -> FolderLock | None:
-        """Keeps the folder for one job; in object stores nothing can."""
+        """Locks the folder for one job; object stores cannot."""
         return None
 
     def progress_file(self) -> str | None:
-        """Where the number of steps is noted after each one, if it can be."""
+        """The file for the number of steps, if a file can be changed often."""
         return None
 
     def names(self) -> list[str]:
-        """What is in the folder, none if there is no folder."""
+        """The names in the folder; none if there is no folder."""
         try:
             return [n.rstrip("/") for n in tf.io.gfile.listdir(self._path)]
         except tf.errors.NotFoundError:
@@ -70,12 +70,12 @@ class Storage:
         return is_there and not tf.io.gfile.isdir(self.path_of(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file so that it is there whole, or as it was before."""
+        """Writes a file, which is whole or unchanged at any time."""
         with tf.io.gfile.GFile(self.path_of(name), "wb") as file:
             file.write(content)
 
     def flush(self, names: Sequence[str]) -> None:
-        """Returns once files that others wrote are there."""
+        """Returns once files that others wrote are on the disk."""
 
     def read(self, name: str) -> bytes:
         """The content of a file.

@@ -40,7 +40,7 @@ class Writer:
         self._job = _thread.submit(delayed)
 
     def check(self) -> None:
-        """Raises what a job that has ended raised, once."""
+        """Raises the error of a job that has ended, once."""
         if not self.is_busy:
             self.wait()
 
@@ -64,12 +64,12 @@ class Writer:
 
 
 def finish() -> None:
-    """Returns once no job is under way, of no writer."""
+    """Returns once the jobs of all writers have ended."""
     _thread.submit(int).result()
 
 
 def _forget():
-    """A forked child has the thread of its parent no more."""
+    """Gives a forked child its own thread."""
     global _thread
     _thread = concurrent.futures.ThreadPoolExecutor(1, "backup")
 

@@ -1,7 +1,6 @@
-"""What callbacks have to keep: by `get_state`, or from a table for Keras'.
+"""The state of callbacks: from `get_state`, or by a table for those of Keras.
 
-A class that is not known is named once: it may keep nothing, or something
-that is lost.
+A class that is not known is named once: its state, if it has any, is lost.
 """
 
 import logging
@@ -30,7 +29,7 @@ _ATTRIBUTES = {
     _callbacks.History: ("history", "epoch"),
 }
 
-# They have nothing to keep: what they do follows from epoch and logs.
+# They have no state: their actions follow from epoch and logs.
 _STATELESS = (
     _callbacks.LearningRateScheduler,
     _callbacks.ProgbarLogger,
@@ -40,21 +39,21 @@ _STATELESS = (
 
 
 def callback_states(callbacks: Sequence[keras.callbacks.Callback]) -> list[Any]:
-    """A state for each callback, for `json_arrays.split`; None for none."""
+    """A state for each callback, for `json_arrays.split`, or None."""
     return [_state(callback) for callback in callbacks]
 
 
 def set_callback_states(
     callbacks: Sequence[keras.callbacks.Callback], states: Sequence[Any]
 ) -> None:
-    """Sets what `callback_states` returned, in the same order."""
+    """Sets states of `callback_states`, in the same order."""
     for callback, state in zip(callbacks, states, strict=True):
         if state is not None:
             _set_state(callback, state)
 
 
 def names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """The classes of callbacks, which a backup is for."""
+    """The classes of callbacks, which a backup belongs to."""
     return [type(callback).__name__ for callback in callbacks]
 
 
@@ -110,7 +109,7 @@ def _set_state(callback, state):
 
 
 def _lines_of(logger):
-    """What is in the file, or how much of it if `append` leaves it there."""
+    """The text of the file, or its length if `append` keeps the file."""
     logger.csv_file.flush()
     with open(logger.filename, newline="") as file:
         text = file.read()
@@ -120,7 +119,7 @@ def _lines_of(logger):
 
 
 def _set_lines(logger, state):
-    """Puts the file back, so that no line is lost or there twice."""
+    """Restores the file, so that each line is there once."""
     logger.csv_file.close()
     if logger.append:
         with open(logger.filename, newline="") as file:
@@ -128,7 +127,7 @@ def _set_lines(logger, state):
     with open(logger.filename, "w", newline="") as file:
         file.write(state["text"])
     had_header, append = bool(state["text"]), logger.append
-    # As it begins to append to a file of its own.
+    # Opens the file to append to it.
     logger.append = True
     logger.on_train_begin()
     logger.append, logger.append_header = append, not had_header

@@ -1,10 +1,10 @@
-"""Where a run stands in its data, and how to get there again.
+"""The position of a run in its data, and the way back to it.
 
-Of a dataset of `tfscale.data` it is a position, which is set. Of any other one
-it is how many iterators were made, since making one moves the seeds of its
-shuffles on, and how many batches were drawn from the last: as many are made
-and drawn again. Of a `PyDataset` it is the order of its batches too: Keras
-shuffles with Python's `random`, whose state is by then that of later draws.
+A dataset of `tfscale.data` has a position, which is set. For any other dataset
+it is the number of iterators created, because creating one moves the seeds of
+its shuffles, and the number of batches drawn from the last one: as many are
+created and drawn again. A `PyDataset` also has the order of its batches: Keras
+shuffles with Python's `random`, whose state is later than that order.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from tfscale.data.order.position import PositionValue
 
 
 class DataPosition:
-    """Counts what epochs take of their data."""
+    """Counts the iterators and batches that epochs take of their data."""
 
     def __init__(self, epochs):
         self._epochs = epochs
@@ -61,7 +61,7 @@ class DataPosition:
         return self._epochs.steps_per_epoch is not None
 
     def iterator_made(self) -> None:
-        """An iterator is about to be made."""
+        """Called before an iterator is created."""
         if self._num_made:
             self._drawn_before.append(self._num_drawn)
         self._num_made += 1
@@ -69,14 +69,14 @@ class DataPosition:
         self._start = self._position()
 
     def drawn(self, count: int) -> None:
-        """Batches were trained on."""
+        """Called after training on batches."""
         self._num_drawn += count
 
     def begin_epoch(self, epoch: int) -> None:
         """Sets the position to the beginning of an epoch.
 
-        By itself it moves on when the last batch is handed out, which a
-        strategy that reads ahead does before training has come there.
+        Without this it moves when the last batch is handed out, which a
+        strategy that reads ahead does earlier than training.
         """
         if not self._is_direct or self._has_endless_epochs:
             return
@@ -86,9 +86,9 @@ class DataPosition:
         self._pipeline.position.assign(epoch=epoch - self._first_epoch, index=0)
 
     def identity(self) -> list[str]:
-        """What has to be the same for a run to go on with it.
+        """Facts that must be the same for a run to continue.
 
-        A dataset of `tfscale.data` may have another batch size by then.
+        A dataset of `tfscale.data` may have another batch size.
         """
         steps = self._epochs.steps_per_epoch
         found = [] if steps is None else [f"{steps} steps per epoch"]
@@ -105,7 +105,7 @@ class DataPosition:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Integers from which `resume` gets here again."""
+        """Integers for `resume`."""
         state = {
             "made": self._num_made,
             "drawn": self._num_drawn,
@@ -124,18 +124,18 @@ class DataPosition:
         return state
 
     def order(self) -> list[int] | None:
-        """The order that Keras drew of a `PyDataset`: each worker its own."""
+        """The order that Keras drew of a `PyDataset`, one for each worker."""
         return py_dataset.order_of(self._epochs, self._num_drawn > 0)
 
     def set_order(self, order: list[int] | None) -> None:
-        """Sets what `order` returned, before `resume`."""
+        """Sets a result of `order`, before `resume`."""
         py_dataset.set_order(self._epochs, order)
 
     def resume(self, state: dict[str, Any], epoch: int, step: int) -> int:
-        """Gets to where a run was, within an epoch that begins.
+        """Returns to the position of a run, in an epoch that begins.
 
         Returns:
-            Batches of the epoch that are not to be trained on again; `skip` is
+            Batches of the epoch that must not be trained on again; `skip` is
             then called for these.
         """
         if self._is_direct:
@@ -154,13 +154,13 @@ class DataPosition:
         return step
 
     def resume_after(self, state: dict[str, Any], num_looks: int) -> None:
-        """Gets to where a run was between two of its validations.
+        """Returns to the position of a run between two of its validations.
 
         Args:
-            state: What `state` returned.
-            num_looks: Batches that Keras looks at before each validation. In
-                this process it has: with an iterator that an earlier process
-                made too. Later ones are of the iterator of the validation
+            state: Result of `state`.
+            num_looks: Batches that Keras looks at before each validation. It
+                has done so in this process, with an iterator of the earlier
+                process too. Later ones are of the iterator of the validation
                 before, if that has a number of steps.
         """
         if self._is_direct:
@@ -178,10 +178,10 @@ class DataPosition:
             self._num_drawn += 1
 
     def _make_again(self, state, count):
-        """Makes iterators that are thrown away, for the seeds they move on.
+        """Creates iterators again, to move seeds; returns the last or None.
 
-        Of those that move them on while they are read too, as much is read.
-        Returns the last one, or None.
+        Those that also move seeds while they are read are read as far as
+        before.
         """
         iterator = None
         if self._is_direct:
@@ -201,7 +201,7 @@ class DataPosition:
         return iterator
 
     def _go_on(self, state, drawn):
-        """Makes the iterator that epochs share, and draws what was drawn."""
+        """Creates the iterator of all epochs, and draws its batches again."""
         iterator = fitting.make_iterator(self._epochs)
         if not self._is_direct:
             self._draw(iterator, drawn)
@@ -209,16 +209,16 @@ class DataPosition:
         fitting.go_on_with(self._epochs, iterator, drawn)
 
     def skip(self, iterator: Iterator[Any], count: int) -> None:
-        """Batches that a run has trained on before are passed over."""
+        """Skips batches that a run has trained on before."""
         if not self._is_direct:
             self._draw(iterator, count)
             self._num_drawn += count
 
     def _draw(self, iterator, count):
-        """Draws batches and lets them go.
+        """Draws batches and drops them.
 
-        The last step of data whose length nobody knew, if it is of several
-        batches, may have found fewer.
+        The last step of several batches may have found fewer, if the length of
+        the data is unknown.
         """
         for number in range(count):
             if next(iterator, None) is None:

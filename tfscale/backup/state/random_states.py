@@ -12,12 +12,12 @@ from tfscale._internals import symbols
 
 
 def random_states() -> dict[str, Any]:
-    """The states as they are, for `json_arrays.split`.
+    """The states, for `json_arrays.split`.
 
-    Those of generators that are attributes of layers are variables of the
-    model. A global one that nobody has used is left unmade: it would belong to
-    the strategy in scope. What stateful operations of `tf.random` keep in their
-    kernels cannot be read.
+    Generators that are attributes of layers are variables of the model. A
+    global generator that was never used is not created: it would belong to the
+    strategy in scope. The state of stateful operations of `tf.random`, in their
+    kernels, cannot be read.
     """
     seeds = attributes.used_seed_generator()
     generator = attributes.global_generator()
@@ -31,7 +31,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Sets what `random_states` returned."""
+    """Sets a result of `random_states`."""
     if states["keras"] is not None:
         _set(symbols.global_seed_generator(), states["keras"])
     if states["tensorflow"] is not None:
@@ -48,7 +48,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def handles() -> list[tf.Tensor]:
-    """Those of the variables that these states are."""
+    """The handles of the variables of these states."""
     found = attributes.used_seed_generator(), attributes.global_generator()
     return [part.handle for one in found if one for part in _components(one)]
 
@@ -64,9 +64,9 @@ def _set(generator, values):
 
 
 def _components(generator):
-    """Its states, of which one that was made under a strategy has several.
+    """The variables of its state: several if it was created under a strategy.
 
-    They are not those of the strategy in scope, if that is another one.
+    That may not be the strategy in scope.
     """
     state = generator.state
     if isinstance(state, keras.Variable):

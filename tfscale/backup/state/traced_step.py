@@ -1,8 +1,7 @@
-"""What the traced step of a `fit` uses and no attribute of the model leads to.
+"""State that only the traced step of a `fit` leads to.
 
-Global variables and those of closures are captured when Keras traces the
-step. What operations and Python functions of the step keep to themselves can
-not be saved.
+Global variables and those of closures are captured when Keras traces the step.
+State in operations and Python functions of the step cannot be saved.
 """
 
 import logging
@@ -16,7 +15,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.adapters.function import only_traced
 
-# Not of the state of a run: it belongs to callbacks, which have their own.
+# Variables of callbacks, which save their own state.
 _OF_TFSCALE = "tfscale/"
 _COPIES = re.compile(r"\b(replica_\d+|while)/")
 
@@ -27,7 +26,7 @@ def captured_variables(
     """The variables that the step captured, with a name for each.
 
     A program that runs again creates them in the same order, also on another
-    mesh: several of one name are numbered.
+    mesh: variables of one name are numbered.
     """
     found = {}
     for concrete in _traced(model):
@@ -54,7 +53,7 @@ def trace(model: keras.Model, iterator: Any) -> None:
 
 
 def warn_of_unsaved(model: keras.Model) -> None:
-    """Names what the step keeps in operations and in Python."""
+    """Names state of the step in operations and in Python."""
     if model.run_eagerly:
         logging.warning(
             "BackupAndRestore saves the variables that a traced step uses. "

@@ -1,4 +1,4 @@
-"""Where the validation of a run stands in its data."""
+"""The position of the validation of a run in its data."""
 
 import logging
 from typing import Any
@@ -11,11 +11,11 @@ from tfscale.backup.state.data_position import DataPosition
 
 
 class Validation:
-    """Counts what validation takes of its data; a `Watcher` too.
+    """Counts the batches of validation; a `Watcher` too.
 
     Args:
-        epochs: The epoch iterator over the validation data, just made.
-        num_looks: Iterators that Keras has made of it already, to look at a
+        epochs: The new epoch iterator over the validation data.
+        num_looks: Iterators that Keras has created of it already, to look at a
             batch before each validation.
     """
 
@@ -33,14 +33,13 @@ class Validation:
         watch(epochs, self)
 
     def begin(self) -> None:
-        """A validation begins, and not a look at a batch."""
+        """Called when a validation begins, and not for a look at a batch."""
         self._num_epochs += 1
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Gets behind the last validation of an earlier process.
+        """Returns to the position after an earlier process' last validation.
 
-        Data that is another one is said: training does not depend on it, but
-        what compares epochs compares validations.
+        Other data is only logged: training does not depend on it.
         """
         if self._identity != state["identity"]:
             logging.warning(
@@ -52,7 +51,7 @@ class Validation:
         self._position.resume_after(state, self._num_looks)
 
     def state(self) -> dict[str, Any]:
-        """See `DataPosition.state`; with what the data is."""
+        """The state of `DataPosition`, with the identity of the data."""
         return {**self._position.state(), "identity": self._identity}
 
     def ended(self, batch: int) -> None:

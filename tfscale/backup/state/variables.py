@@ -1,11 +1,11 @@
-"""All variables of a run: held as they are, and put back.
+"""All variables of a run: their values are held, and restored.
 
-What `model.variables` lists, what optimizer and metrics have, and variables
+These are `model.variables`, those of the optimizer and metrics, and variables
 and generators of TensorFlow that are attributes of layers, which nothing lists.
-A key is an index in the order in which a program makes them, because names
-depend on what else was made before. What losses, metrics, nested containers and
-plain objects hold may be made later, and has the way to it as its key. Of what
-only the traced step leads to the key is the name.
+A key is an index in the order in which a program creates them, because names
+depend on earlier variables. Variables of losses, metrics, nested containers and
+plain objects may be created later; the path to them is their key. The key of a
+variable that only the traced step leads to is its name.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ class Entry:
     """A variable of a run.
 
     Attributes:
-        key: See above.
-        name: For people.
+        key: See the module.
+        name: For messages.
         variable: Of Keras or TensorFlow.
-        is_sum: Whether its value is the sum over the replicas, as that of a
-            metric is; otherwise the first replica's counts.
+        is_sum: Whether its value is the sum over the replicas, as for metrics;
+            otherwise that of the first replica.
     """
 
     key: str
@@ -83,7 +83,7 @@ class Entry:
 
     @property
     def num_ranks(self) -> int:
-        """How many of the components are of one replica."""
+        """The number of components of one replica."""
         strategy = getattr(self._value, "distribute_strategy", None)
         return getattr(
             getattr(strategy, "extended", None), "num_model_ranks", 1
@@ -139,7 +139,7 @@ def _variables_in(value):
 
 
 def left_out(model: keras.Model) -> list[str]:
-    """Where a model has what a backup cannot save: generators of Python."""
+    """Paths of Python's generators in a model, which cannot be saved."""
     found = instances.reachable(model, lambda v: isinstance(v, _OF_PYTHON))
     return [f"{path} ({type(value).__name__})" for path, value in found]
 
@@ -157,10 +157,9 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
 
 
 def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
-    """The values of variables now; common ones are worker 0's.
+    """The values of variables now; worker 0 has those in common.
 
-    Nothing is copied: TensorFlow copies a value that is held when it is
-    written next.
+    Nothing is copied: TensorFlow copies a held value when it is updated.
     """
     parts = []
     for entry in entries:
@@ -185,7 +184,7 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
                         )
                     )
             continue
-        # Replicas may differ: each metric counts what its replica has seen.
+        # Replicas may differ: a metric counts the batches of its replica.
         first = worker * len(components) // entry.num_ranks
         different = _different(entry, components, worker)
         for index, component in enumerate(different):
@@ -199,7 +198,7 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
 
 
 def _key(entry, replica, rank=0):
-    """The name of what a device has of a variable that is not sharded."""
+    """The name of the value of a replica and rank, if not sharded."""
     if not replica and not rank:
         return entry.key
     return f"{entry.key}@{replica}" + (f".{rank}" if rank else "")
@@ -208,8 +207,8 @@ def _key(entry, replica, rank=0):
 def _different(entry, components, worker):
     """The components that may differ from those of worker 0.
 
-    What training updates is the same on all replicas. Statistics, seeds and
-    metrics are small, and each replica may have its own.
+    Training updates all replicas alike. Statistics, seeds and metrics are
+    small, and each replica may have its own.
     """
     is_updated = entry.key.startswith("optimizer") or entry.is_trainable
     if is_updated:
@@ -223,7 +222,7 @@ def _value(component):
 
 
 def difference(entries: list[Entry], backup: Backup) -> str | None:
-    """In what a backup is of other variables than these; None if in nothing."""
+    """The difference between these variables and those of a backup, or None."""
     expected = {
         entry.key: (
             entry.name,
@@ -252,12 +251,12 @@ def difference(entries: list[Entry], backup: Backup) -> str | None:
     return None
 
 
-# What is held may be made in the first step, and not be there before.
+# The first step may create variables that are held.
 _KINDS = ("model", "optimizer", "metrics", "tensorflow", HELD)
 
 
 def not_created(entries: list[Entry], backup: Backup) -> list[str]:
-    """Keys of a backup of which there is no variable before the first step."""
+    """Keys of a backup whose variables do not exist before the first step."""
     keys = {entry.key for entry in entries}
     held = [key for key in backup.tensors if key.startswith(HELD)]
     return [key for key in held if "@" not in key and key not in keys]
@@ -266,7 +265,7 @@ def not_created(entries: list[Entry], backup: Backup) -> list[str]:
 def restore(
     entries: list[Entry], backup: Backup, worker: int = 0, count: int = 1
 ) -> None:
-    """Gives variables the values of a backup, part by part."""
+    """Gives variables the values of a backup, shard by shard."""
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if entry.key not in backup.tensors and entry.key.startswith(HELD):
@@ -287,7 +286,7 @@ def restore(
 
 
 def _values(entry, backup, num_devices):
-    """Says what a replica and rank have of a variable that is not sharded."""
+    """A function from replica and rank to the value of a whole variable."""
     before = 1
     while _key(entry, before) in backup.tensors:
         before += 1

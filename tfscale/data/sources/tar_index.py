@@ -45,7 +45,7 @@ class Shard:
             reason = "no header is there" if end else "its end is missing"
             self.damage = (at, reason)
         elif end.strip(b"\0"):
-            reason = "more data follows its end, as if two files were joined"
+            reason = "more comes after its end, as if two files were joined"
             self.damage = (at, reason)
 
     def _scan(self):
