@@ -42,7 +42,7 @@ class Report:
 
     def end(self) -> None:
         """Removes the note: no step was lost."""
-        if self._has_written:
+        if self._has_written and self._path is not None:
             with contextlib.suppress(OSError):
                 os.remove(self._path)
 

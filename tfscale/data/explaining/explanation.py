@@ -126,9 +126,8 @@ class Explanation:
         return text.getvalue()
 
     def _stage_table(self):
-        table = rich.table.Table(title="A batch, stage by stage")
-        for name in ("stage", "adds ms", "total ms", ""):
-            table.add_column(name)
+        columns = ("stage", "adds ms", "total ms", "")
+        table = rich.table.Table(*columns, title="A batch, stage by stage")
         longest = max(s.added_seconds for s in self.stages) or 1.0
         for stage in self.stages:
             table.add_row(
@@ -140,9 +139,8 @@ class Explanation:
         return table
 
     def _node_table(self):
-        table = rich.table.Table(title="As tf.data runs it")
-        for name in ("node", "us/element", "parallelism", "buffer", "KiB"):
-            table.add_column(name)
+        columns = ("node", "us/element", "parallelism", "buffer", "KiB")
+        table = rich.table.Table(*columns, title="As tf.data runs it")
         for node in self.nodes:
             table.add_row(
                 node.name,

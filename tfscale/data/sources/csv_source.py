@@ -37,8 +37,7 @@ def csv(
     one that cannot be read is found before the first step.
 
     Args:
-        pattern: String or path, or a list of them: paths or globs, also of a
-            remote file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         dtypes: Dict from column name to dtype: `"float32"`, `"float64"`,
             `"int32"`, `"int64"`, `"bool"` (true, false, 1 or 0, in any case
             of letters) or `"string"`. An empty field is 0, False or "".

@@ -24,7 +24,7 @@ def array_records(
     brings: an epoch is shuffled as a whole.
 
     Args:
-        pattern: String or path, or a list of them: paths or globs.
+        pattern: Path or glob, or a list of them.
         on_damage: `"raise"`, with the file and the record, or `"skip"`: what
             cannot be read is left out, and counted in a warning. That is
             decided before the first step, by reading everything once.

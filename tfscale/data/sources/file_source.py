@@ -61,8 +61,7 @@ def files(pattern: Pattern) -> IndexedSource:
     """Each file is a record: `(contents, path)`.
 
     Args:
-        pattern: String or list of strings: paths or globs, also of a remote
-            file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
 
     Returns:
         A source of `(contents, path)`, both scalar strings.

@@ -20,7 +20,7 @@ _STRING = tf.TensorSpec([], tf.string)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class _Source:
     """Records of one kind.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexedSource(Source):
+class IndexedSource(_Source):
     """Records that can be read one by one, in any order, at the same price.
 
     Attributes:
@@ -102,7 +102,7 @@ class IndexedSource(Source):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockSource(Source):
+class BlockSource(_Source):
     """Records that are read in runs of neighbours.
 
     Attributes:
@@ -171,7 +171,7 @@ class BlockSource(Source):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamSource(Source):
+class StreamSource(_Source):
     """Records of a `tf.data.Dataset`, the same in each iteration."""
 
     num_records: int
@@ -189,6 +189,9 @@ class StreamSource(Source):
         """The first records and their numbers."""
         numbers = np.arange(min(count, self.num_records))
         return numbers, self.dataset.take(count)
+
+
+Source = IndexedSource | BlockSource | StreamSource
 
 
 def check_on_damage(on_damage: str) -> None:

@@ -106,8 +106,7 @@ def parquet(
     Workers and shuffles read whole row groups.
 
     Args:
-        pattern: String or path, or a list of them: paths or globs, also of a
-            remote file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         columns: List of strings, the columns to be read; by default all.
 
     Returns:
@@ -194,8 +193,7 @@ def json_lines(
     at once, here: one that cannot be read is found before the first step.
 
     Args:
-        pattern: String or path, or a list of them: paths or globs, also of a
-            remote file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         columns: List of strings, the keys to be read; by default all.
         on_damage: `"raise"`, with the file and the line, or `"skip"`: lines
             that cannot be read are left out, and counted in a warning.

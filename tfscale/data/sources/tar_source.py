@@ -37,8 +37,7 @@ def webdataset(
     not of the data.
 
     Args:
-        pattern: String or path, or a list of them: paths or globs, also of a
-            remote file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         extensions: List of strings such as `"jpg"`, the files of a sample that
             are read. By default those of the first sample.
         on_damage: `"raise"`, with the shard and the offset, when one is

@@ -83,8 +83,7 @@ def text(
     """Windows of the text of files, one after the other.
 
     Args:
-        pattern: String or list of strings: paths or globs, also of a remote
-            file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         length: Integer, tokens in a window.
         stride: Integer, as in `tokens`.
         tokenizer: Function from a string to a list of integers; it is called

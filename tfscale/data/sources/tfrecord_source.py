@@ -38,8 +38,7 @@ def tfrecords(
     records there are, and where, is known before the first step.
 
     Args:
-        pattern: String or list of strings: paths or globs, also of a remote
-            file system that `tf.io.gfile` knows.
+        pattern: Path or glob, or a list of them, for `tf.io.gfile`.
         compression: `""`, `"GZIP"` or `"ZLIB"`. Compressed files are read as
             wholes.
         on_damage: `"raise"`, with the file and the offset, or `"skip"`: damaged
