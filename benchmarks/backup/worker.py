@@ -206,7 +206,7 @@ def position(records):
             path, save_freq=2, delete_checkpoint=False
         )
         model.fit(pipeline, verbose=0, callbacks=[backup, _Stop()])
-        state = BackupFolder(path, keep=1).newest().state["place"]
+        state = BackupFolder(path, keep=1).newest().state["data_position"]
     return {"bytes": len(json.dumps(state))}
 
 

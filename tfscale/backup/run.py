@@ -218,7 +218,7 @@ class Run:
             return 0
         self._restore(backup)
         self._step = self._data.resume(
-            backup.state["place"], self._epoch, backup.state["step"]
+            backup.state["data_position"], self._epoch, backup.state["step"]
         )
         self._logs_so_far = None
         if self._step:
@@ -305,7 +305,7 @@ class Run:
             "epoch": self._epoch,
             "step": step,
             "num_steps": self._num_steps,
-            "place": self._data.state(),
+            "data_position": self._data.state(),
             "order": self._data.order(),
             "validation": validation,
             "seconds_per_step": self._report.seconds_per_step,
