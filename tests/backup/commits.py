@@ -20,7 +20,7 @@ from tests import forked_processes
 from tests.backup import trainings
 from tfscale._internals import attributes
 from tfscale.backup.files.folder import BackupFolder
-from tfscale.backup.files.parts import Part
+from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.cluster.coordination import Coordination
 from tfscale.sharding.sharding import Sharding
 
@@ -28,7 +28,7 @@ from tfscale.sharding.sharding import Sharding
 def parts_of(index, step):
     """What a worker has: a vector of its own."""
     value = tf.constant([float(step), float(index)])
-    return [Part(f"worker {index}", Sharding((2,), 4), (0, 0), value)]
+    return [TensorShard(f"worker {index}", Sharding((2,), 4), (0, 0), value)]
 
 
 def commit(folder, index, point):

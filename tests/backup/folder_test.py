@@ -17,7 +17,7 @@ from absl.testing import parameterized
 
 from tfscale.backup.files import committed
 from tfscale.backup.files.folder import BackupFolder
-from tfscale.backup.files.parts import Part
+from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.sharding.sharding import Sharding
 
 FILES = ("parts.index", "parts.data-00000-of-00001", "state.json")
@@ -91,7 +91,7 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
 
     def commit(self, step):
         value = tf.constant(np.full([5], step, np.float32))
-        part = Part("v", Sharding((5,), 4), (0, 0), value)
+        part = TensorShard("v", Sharding((5,), 4), (0, 0), value)
         self.folder.commit(step, [part], {"text": f"step {step}"})
 
     def newest_file(self, name):
@@ -285,7 +285,7 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         folder.acquire()
         for step in (1, 2):
             value = tf.constant([float(step)])
-            part = Part("v", Sharding((1,), 4), (0, 0), value)
+            part = TensorShard("v", Sharding((1,), 4), (0, 0), value)
             folder.commit(step, [part], {})
         self.assertAllEqual(folder.newest().read_whole("v"), [2.0])
         self.assertLen(committed.begun(folder.path), 1)

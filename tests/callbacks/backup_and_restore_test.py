@@ -261,9 +261,9 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         def fail(*args):
             raise OSError("no space left")
 
-        write = committed.write_parts
-        committed.write_parts = fail
-        self.addCleanup(setattr, committed, "write_parts", write)
+        write = committed.write_shards
+        committed.write_shards = fail
+        self.addCleanup(setattr, committed, "write_shards", write)
         with self.assertRaisesRegex(
             OSError, "be saved. Received: no space left, after 1 steps, .* Free"
         ):
@@ -281,9 +281,9 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             time.sleep(0.3)
             return write(*args)
 
-        write = committed.write_parts
-        committed.write_parts = slowly
-        self.addCleanup(setattr, committed, "write_parts", write)
+        write = committed.write_shards
+        committed.write_shards = slowly
+        self.addCleanup(setattr, committed, "write_shards", write)
         self.interrupt(compiled(), after=5, save_freq=4)
         with self.assertLogs(level="INFO") as logs:
             self.resume(compiled())
@@ -421,14 +421,14 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
         )
         model.compile("adam", "mse")
         seconds = 0.3
-        write = committed.write_parts
+        write = committed.write_shards
 
         def slow(*args):
             time.sleep(seconds)
             write(*args)
 
-        committed.write_parts = slow
-        self.addCleanup(setattr, committed, "write_parts", write)
+        committed.write_shards = slow
+        self.addCleanup(setattr, committed, "write_shards", write)
         x = np.ones((8, 512), "float32")
         times = []
 

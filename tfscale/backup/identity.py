@@ -19,9 +19,9 @@ def identity(
     """JSON of `configuration`, `data` and `callbacks`, to be compared."""
     spec = fitting.element_spec_of(epochs)
     shapes = [
-        f"{part.dtype.name}{list(part.shape)[1:]}"
-        for part in tf.nest.flatten(spec)
-        if isinstance(part, tf.TensorSpec)
+        f"{tensor.dtype.name}{list(tensor.shape)[1:]}"
+        for tensor in tf.nest.flatten(spec)
+        if isinstance(tensor, tf.TensorSpec)
     ]
     names = callback_states.names(callbacks.callbacks)
     # With `verbose=0` there is no progress bar.

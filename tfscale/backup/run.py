@@ -28,7 +28,7 @@ from tfscale.backup.export import config_of
 from tfscale.backup.files import json_arrays
 from tfscale.backup.files.committed import open_backup
 from tfscale.backup.files.folder import BackupFolder
-from tfscale.backup.files.parts import Part
+from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.files.writer import Writer
 from tfscale.backup.report import Report
 from tfscale.backup.schedule import SaveSchedule
@@ -275,18 +275,18 @@ class Run:
         self._schedule.save_begins()
         entries = variables.variables_of(self._model)
         worker, workers = self._workers.index, self._workers
-        parts = variables.hold(entries, worker)
+        shards = variables.hold(entries, worker)
         key = f"state{worker}" if worker else "state"
         state, arrays = json_arrays.split(self._state(step), key)
         for key, array in arrays.items():
             value = tf.constant(array)
             whole = Sharding(array.shape, value.dtype.size)
-            parts.append(Part(key, whole, (0, 0), value))
+            shards.append(TensorShard(key, whole, (0, 0), value))
         number, folder = self._num_steps, self._folder
         schedule = self._schedule
 
         def write():
-            folder.commit(number, parts, state, workers)
+            folder.commit(number, shards, state, workers)
             schedule.save_ended()
 
         # The next step copies the held values: writing would slow it down.

@@ -22,10 +22,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.backup.files.parts import Part
-from tfscale.backup.files.parts import read_part
-from tfscale.backup.files.parts import write_parts
 from tfscale.backup.files.storage import storage_of
+from tfscale.backup.files.tensor_shards import TensorShard
+from tfscale.backup.files.tensor_shards import read_shard
+from tfscale.backup.files.tensor_shards import write_shards
 from tfscale.sharding.sharding import Sharding
 
 FORMAT = 1
@@ -71,8 +71,8 @@ class Backup:
         return json.loads(storage_of(self.path).read(name))
 
     def read(self, key: str, sharding: Sharding, replica_and_rank) -> tf.Tensor:
-        """The shard of a tensor on a device; see `read_part`."""
-        return read_part(
+        """The shard of a tensor on a device; see `read_shard`."""
+        return read_shard(
             storage_of(self.path).path_of(self.tensors[key].get("in", "parts")),
             key,
             tf.as_dtype(self.tensors[key]["dtype"]),
@@ -98,27 +98,27 @@ def begin(folder: str, step: int) -> str:
 
 def write_files(
     path: str,
-    parts: list[Part],
+    shards: list[TensorShard],
     state: Mapping[str, Any],
     worker: int = 0,
 ) -> dict[str, Any]:
-    """Writes the files of a worker; removes each of `parts` once written.
+    """Writes the files of a worker; removes each of `shards` once written.
 
     Returns:
         Their contents, JSON for `seal`.
     """
     storage, name = storage_of(path), _name("parts", worker)
     tensors = {
-        part.key: {
-            "shape": list(part.sharding.shape),
-            "dtype": part.value.dtype.name,
+        shard.key: {
+            "shape": list(shard.sharding.shape),
+            "dtype": shard.value.dtype.name,
             **({"in": name} if worker else {}),
         }
-        for part in parts
+        for shard in shards
     }
     files = []
-    if parts:
-        write_parts(storage.path_of(name), parts)
+    if shards:
+        write_shards(storage.path_of(name), shards)
         files = [n for n in storage.names() if n.startswith(f"{name}.")]
         storage.flush(sorted(files))
     text = f"{_name('state', worker)}.json"

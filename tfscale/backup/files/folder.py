@@ -137,7 +137,7 @@ class BackupFolder:
     def commit(
         self,
         step,
-        parts,
+        shards,
         state,
         workers: Coordination | None = None,
     ):
@@ -150,7 +150,7 @@ class BackupFolder:
             OSError: If it cannot be written; earlier backups are unchanged.
         """
         try:
-            self._commit(step, parts, state, workers or Coordination())
+            self._commit(step, shards, state, workers or Coordination())
         except (BlockingIOError, ConnectionError):  # Or a worker is gone.
             raise
         except (OSError, tf.errors.OpError) as error:
@@ -161,13 +161,13 @@ class BackupFolder:
                 "writable, and start again."
             ) from error
 
-    def _commit(self, step, parts, state, workers):
+    def _commit(self, step, shards, state, workers):
         path = workers.from_first(f"folder/{step}", lambda: self._begin(step))
         index = workers.index
         with _removed_if_unfinished(path if index == 0 else None):
             contents = workers.to_first(
                 f"files/{step}",
-                lambda: committed.write_files(path, parts, state, index),
+                lambda: committed.write_files(path, shards, state, index),
             )
             # No worker ends before the backup is complete; worker 0 is last.
             workers.from_first(

@@ -50,7 +50,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 def handles() -> list[tf.Tensor]:
     """The handles of the variables of these states."""
     found = attributes.used_seed_generator(), attributes.global_generator()
-    return [part.handle for one in found if one for part in _components(one)]
+    return [each.handle for one in found if one for each in _components(one)]
 
 
 def _values(generator):

@@ -23,7 +23,7 @@ from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
 from tfscale.backup.files.committed import Backup
-from tfscale.backup.files.parts import Part
+from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.state import random_states
 from tfscale.backup.state.traced_step import captured_variables
 from tfscale.sharding.of_variable import sharding_of
@@ -121,7 +121,7 @@ def variables_of(model: keras.Model) -> list[Entry]:
             seen.add(id(variable))
             key = f"{HELD}/{path}" + (f"/{number}" if number else "")
             entries.append(Entry(key, path, variable, False))
-    handles = {id(part.handle) for e in entries for part in e.components}
+    handles = {id(each.handle) for e in entries for each in e.components}
     handles.update(map(id, random_states.handles()))
     for path, variable in captured_variables(model, handles):
         entries.append(Entry(f"{HELD}/{path}", path, variable, False))
@@ -156,12 +156,12 @@ def _of_tensorflow(model) -> Iterator[tf.Variable]:
                 yield from value.variables
 
 
-def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
+def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
     """The values of variables now; worker 0 has those in common.
 
     Nothing is copied: TensorFlow copies a held value when it is updated.
     """
-    parts = []
+    shards = []
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if sharding.is_sharded:
@@ -175,8 +175,8 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
                 )
                 if slices not in held:
                     held.add(slices)
-                    parts.append(
-                        Part(
+                    shards.append(
+                        TensorShard(
                             entry.key,
                             sharding,
                             replica_and_rank,
@@ -193,8 +193,8 @@ def hold(entries: list[Entry], worker: int = 0) -> list[Part]:
                 continue  # a copy
             key = _key(entry, first + replica, rank)
             whole = Sharding(tuple(component.shape), component.dtype.size)
-            parts.append(Part(key, whole, (0, 0), _value(component)))
-    return parts
+            shards.append(TensorShard(key, whole, (0, 0), _value(component)))
+    return shards
 
 
 def _key(entry, replica, rank=0):

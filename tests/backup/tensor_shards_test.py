@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.backup.files import parts
-from tfscale.backup.files.parts import Part
-from tfscale.backup.files.parts import read_part
-from tfscale.backup.files.parts import write_parts
+from tfscale.backup.files import tensor_shards
+from tfscale.backup.files.tensor_shards import TensorShard
+from tfscale.backup.files.tensor_shards import read_shard
+from tfscale.backup.files.tensor_shards import write_shards
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shard
 
@@ -32,16 +32,18 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
     def test_any_division_reads_any_other(self, written, read):
         prefix = self.create_tempdir().full_path + "/parts"
         sharding = SHARDINGS[written]
-        write_parts(
+        write_shards(
             prefix,
             [
-                Part("v", sharding, place, shard(WHOLE, sharding, *place))
+                TensorShard(
+                    "v", sharding, place, shard(WHOLE, sharding, *place)
+                )
                 for place in sharding.places
             ],
         )
         for place in SHARDINGS[read].places:
             self.assertAllEqual(
-                read_part(prefix, "v", tf.float32, SHARDINGS[read], place),
+                read_shard(prefix, "v", tf.float32, SHARDINGS[read], place),
                 WHOLE[SHARDINGS[read].slices(*place)],
             )
         # And TensorFlow's own reader has the whole.
@@ -53,20 +55,20 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
         folder = self.create_tempdir().full_path
         whole = Sharding((4,), 4)
         left = [
-            Part(str(i), whole, (0, 0), tf.fill((4,), float(i)))
+            TensorShard(str(i), whole, (0, 0), tf.fill((4,), float(i)))
             for i in range(8)
         ]
-        seen, write = [], parts._write
+        seen, write = [], tensor_shards._write
 
-        def watched(prefix, parts, count):
-            write(prefix, parts, count)
-            seen.append((count * whole.local_bytes, len(parts)))
+        def watched(prefix, shards, count):
+            write(prefix, shards, count)
+            seen.append((count * whole.local_bytes, len(shards)))
 
         with (
-            mock.patch.object(parts, "_CHUNK", 33),  # three parts are enough
-            mock.patch.object(parts, "_write", watched),
+            mock.patch.object(tensor_shards, "_CHUNK", 33),
+            mock.patch.object(tensor_shards, "_write", watched),
         ):
-            write_parts(f"{folder}/parts", left)
+            write_shards(f"{folder}/parts", left)
         self.assertEqual(seen, CHUNKS)
         self.assertLen(os.listdir(folder), 4)  # with the index
         reader = tf.train.load_checkpoint(f"{folder}/parts")

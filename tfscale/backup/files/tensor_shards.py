@@ -21,7 +21,7 @@ _MAX_CHUNKS = 256  # and files
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TensorShard:
     """A shard of a tensor with its value.
 
     Args:
@@ -37,29 +37,29 @@ class Part:
     value: tf.Tensor
 
 
-def write_parts(prefix: str, parts: list[Part]) -> None:
+def write_shards(prefix: str, shards: list[TensorShard]) -> None:
     """Writes shards into the checkpoint files `<prefix>.index` and `.data-*`.
 
     Args:
         prefix: Path without an ending.
-        parts: Each shard of each tensor once. Each is removed once written, to
+        shards: Each shard of each tensor once. Each is removed once written, to
             free its memory.
     """
-    parts.reverse()
+    shards.reverse()
     storage = storage_of(os.path.dirname(prefix))
     if not storage.joins_files:
-        _write(prefix, parts, len(parts))
+        _write(prefix, shards, len(shards))
         return
     prefixes = []
-    total = sum(part.sharding.local_bytes for part in parts)
+    total = sum(shard.sharding.local_bytes for shard in shards)
     enough = max(_CHUNK, total // _MAX_CHUNKS)
-    while parts:
+    while shards:
         count = size = 0
-        while count < len(parts) and (not count or size < enough):
+        while count < len(shards) and (not count or size < enough):
             count += 1
-            size += parts[-count].sharding.local_bytes
+            size += shards[-count].sharding.local_bytes
         prefixes.append(f"{prefix}.{len(prefixes)}")
-        _write(prefixes[-1], parts, count)
+        _write(prefixes[-1], shards, count)
         storage.flush([os.path.basename(prefixes[-1]) + _DATA])
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(
@@ -69,21 +69,21 @@ def write_parts(prefix: str, parts: list[Part]) -> None:
         )
 
 
-def _write(prefix, parts, count):
-    """Writes the last `count` of the parts."""
-    chunk = [parts.pop() for _ in range(count)]
+def _write(prefix, shards, count):
+    """Writes the last `count` of the shards."""
+    chunk = [shards.pop() for _ in range(count)]
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
             prefix=prefix,
-            tensor_names=[part.key for part in chunk],
+            tensor_names=[shard.key for shard in chunk],
             shape_and_slices=[
                 _slice(p.sharding, p.replica_and_rank) for p in chunk
             ],
-            tensors=[part.value for part in chunk],
+            tensors=[shard.value for shard in chunk],
         )
 
 
-def read_part(
+def read_shard(
     prefix: str,
     key: str,
     dtype,
