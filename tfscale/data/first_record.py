@@ -38,8 +38,8 @@ def only_element(dataset: tf.data.Dataset) -> Any:
     Raises:
         TypeError: If it is no structure of dense tensors.
     """
-    parts = tf.nest.flatten(dataset.element_spec)
-    if not parts or not all(isinstance(part, tf.TensorSpec) for part in parts):
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not specs or not all(isinstance(spec, tf.TensorSpec) for spec in specs):
         raise TypeError(
             "A record must be a structure of dense tensors after `parse`. "
             f"Received: {dataset.element_spec}. Return something from `parse`,"

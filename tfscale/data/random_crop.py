@@ -64,8 +64,8 @@ def decode_random_crop(
         return tf.concat([begin[:2], extent[:2]], 0)
 
     def of_jpeg():
-        part = window(tf.io.extract_jpeg_shape(contents))
-        return tf.image.decode_and_crop_jpeg(contents, part, num_channels)
+        crop = window(tf.io.extract_jpeg_shape(contents))
+        return tf.image.decode_and_crop_jpeg(contents, crop, num_channels)
 
     def of_another():
         image = tf.io.decode_image(

@@ -93,18 +93,18 @@ def path_of(
     Its name depends on the data, including `some` records, so sources of one
     shape, such as the files of two workers, may share a `cache_dir`.
     """
-    parts = [
-        f"{part.dtype.name}{part.shape.as_list()}"
-        for part in keras.tree.flatten(spec)
+    shapes = [
+        f"{tensor.dtype.name}{tensor.shape.as_list()}"
+        for tensor in keras.tree.flatten(spec)
     ]
-    name = f"{source.kind}-rows-{source.num_records}-{'-'.join(parts)}"
+    name = f"{source.kind}-rows-{source.num_records}-{'-'.join(shapes)}"
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
     data = hashlib.blake2b(digest_size=8)
     if source.identity is not None:
         data.update(source.identity())
     for record in some:
-        for part in keras.tree.flatten(record):
-            data.update(tf.io.serialize_tensor(part).numpy())
+        for tensor in keras.tree.flatten(record):
+            data.update(tf.io.serialize_tensor(tensor).numpy())
     return os.path.join(cache_dir, f"{name[:100]}-{data.hexdigest()}")
 
 
@@ -153,12 +153,12 @@ def _disk(directory, need):
 
 def _write(partial, records, spec, disk):
     specs = keras.tree.flatten(spec)
-    parts = records.map(
+    tensors = records.map(
         lambda *record: tuple(
             keras.tree.flatten(record if len(record) > 1 else record[0])
         )
     )
-    count = _format(specs).write(partial, parts, specs, disk)
+    count = _format(specs).write(partial, tensors, specs, disk)
     with disk(), open(os.path.join(partial, _ABOUT), "w") as file:
         json.dump({"num_records": count, "spec": str(spec)}, file)
 

@@ -22,8 +22,8 @@ class MemoryCache:
         with tf.init_scope(), tf.device("CPU:0"):
             self._rows = [
                 # Not initialized: the system allocates rows when written.
-                _variable(_empty([num_records, *part.shape], part.dtype))
-                for part in keras.tree.flatten(spec)
+                _variable(_empty([num_records, *tensor.shape], tensor.dtype))
+                for tensor in keras.tree.flatten(spec)
             ]
             self._is_there = _variable(tf.zeros([num_records], tf.bool))
 
@@ -42,14 +42,14 @@ class MemoryCache:
         """
 
         def hit():
-            parts = [_gather(rows, index) for rows in self._rows]
-            return keras.tree.pack_sequence_as(self._spec, parts)
+            tensors = [_gather(rows, index) for rows in self._rows]
+            return keras.tree.pack_sequence_as(self._spec, tensors)
 
         def miss():
             record = make()
             stored = [
-                _scatter(rows, index, part)
-                for rows, part in zip(
+                _scatter(rows, index, tensor)
+                for rows, tensor in zip(
                     self._rows, keras.tree.flatten(record), strict=True
                 )
             ]

@@ -51,7 +51,7 @@ class RowFile:
     def read(self, index: tf.Tensor) -> list[tf.Tensor]:
         """The components of records, compared with their sums."""
         rows = tf.reshape(index, [-1])
-        parts = [
+        tensors = [
             tf.gather(
                 self._mapped(f"{number}.bin", spec.dtype, spec.shape), rows
             )
@@ -60,7 +60,7 @@ class RowFile:
         kept = tf.gather(
             self._mapped(_SUMS, tf.uint8, [len(self._specs) * _SUM_BYTES]), rows
         )
-        wrong = tf.reduce_any(kept != _sums(parts), axis=1)
+        wrong = tf.reduce_any(kept != _sums(tensors), axis=1)
         check = check_record(
             self._directory,
             tf.logical_not(tf.reduce_any(wrong)),
@@ -68,8 +68,8 @@ class RowFile:
         )
         with tf.control_dependencies([check]):
             return [
-                tf.reshape(part, tf.concat([tf.shape(index), spec.shape], 0))
-                for part, spec in zip(parts, self._specs, strict=True)
+                tf.reshape(tensor, tf.concat([tf.shape(index), spec.shape], 0))
+                for tensor, spec in zip(tensors, self._specs, strict=True)
             ]
 
     def _mapped(self, name, dtype, shape):
@@ -94,7 +94,7 @@ class RowFile:
         """
         names = [*(f"{number}.bin" for number in range(len(specs))), _SUMS]
         batches = records.batch(_WRITTEN).map(
-            lambda *parts: (parts, _sums(parts))
+            lambda *tensors: (tensors, _sums(tensors))
         )
         count = 0
         with contextlib.ExitStack() as stack:
@@ -106,10 +106,12 @@ class RowFile:
                     )
                     for name in names
                 ]
-            for parts, sums in batches.as_numpy_iterator():
+            for tensors, sums in batches.as_numpy_iterator():
                 with disk():
-                    for file, part in zip(files, [*parts, sums], strict=True):
-                        _write_all(file, part.tobytes())
+                    for file, tensor in zip(
+                        files, [*tensors, sums], strict=True
+                    ):
+                        _write_all(file, tensor.tobytes())
                 count += len(sums)
         return count
 
@@ -137,11 +139,11 @@ def _write_all(file, data):
         left = left[file.write(left) :]
 
 
-def _sums(parts):
+def _sums(tensors):
     return tf.concat(
         [
-            tf.raw_ops.Fingerprint(data=part, method="farmhash64")
-            for part in parts
+            tf.raw_ops.Fingerprint(data=tensor, method="farmhash64")
+            for tensor in tensors
         ],
         axis=1,
     )

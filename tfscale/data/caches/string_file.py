@@ -58,11 +58,11 @@ class StringFile:
         )
         check = check_record(self._directory, tf.equal(failed, 0), index)
         with tf.control_dependencies([check]):
-            parts = tf.io.parse_tensor(value, tf.string)
+            tensors = tf.io.parse_tensor(value, tf.string)
         return [
-            tf.ensure_shape(tf.io.parse_tensor(part, spec.dtype), spec.shape)
-            for part, spec in zip(
-                tf.unstack(parts, num=len(self._specs)), self._specs
+            tf.ensure_shape(tf.io.parse_tensor(tensor, spec.dtype), spec.shape)
+            for tensor, spec in zip(
+                tf.unstack(tensors, num=len(self._specs)), self._specs
             )
         ]
 
@@ -77,9 +77,9 @@ class StringFile:
         """Writes records, and their offsets; returns their number."""
         del specs
 
-        def serialize(*parts):
+        def serialize(*tensors):
             return tf.io.serialize_tensor(
-                tf.stack([tf.io.serialize_tensor(part) for part in parts])
+                tf.stack([tf.io.serialize_tensor(tensor) for tensor in tensors])
             )
 
         sizes = []

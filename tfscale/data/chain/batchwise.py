@@ -133,8 +133,8 @@ def _compare(recipe, batched):
         )
         keras.tree.assert_same_structure(want, batches.element_spec)
         found = zip(*map(tf.nest.flatten, batches), strict=True)
-        for one, parts in zip(tf.nest.flatten(want), found, strict=True):
-            other = tf.concat(parts, 0)
+        for one, tensors in zip(tf.nest.flatten(want), found, strict=True):
+            other = tf.concat(tensors, 0)
             if one.shape != other.shape or _bits(one) != _bits(other):
                 raise ValueError(
                     "A batch must be parsed to the records that `parse` "

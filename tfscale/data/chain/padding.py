@@ -29,8 +29,8 @@ def _values(padding: Any, record: Any) -> Any:
     if not keras.tree.is_nested(padding):
         return keras.tree.map_structure(
             # One number for all components is none for strings.
-            lambda part: _value(
-                "" if part.dtype == tf.string else padding, part
+            lambda spec: _value(
+                "" if spec.dtype == tf.string else padding, spec
             ),
             record,
         )
@@ -42,20 +42,20 @@ def _values(padding: Any, record: Any) -> Any:
             f" Received: padding={padding!r} for records {record}."
         ) from error
     return keras.tree.map_structure(
-        lambda part, value: _value(value, part), record, padding
+        lambda spec, value: _value(value, spec), record, padding
     )
 
 
-def _value(value: Any, part: tf.TensorSpec) -> tf.Tensor:
-    if part.shape.rank is not None and part.shape.is_fully_defined():
-        return tf.zeros([], part.dtype)  # never used
+def _value(value: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.shape.rank is not None and spec.shape.is_fully_defined():
+        return tf.zeros([], spec.dtype)  # never used
     try:
         return tf.constant(
-            bool(value) if part.dtype == tf.bool else value, part.dtype
+            bool(value) if spec.dtype == tf.bool else value, spec.dtype
         )
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`padding` must be a value of the dtype of what is padded. "
-            f"Received: {value!r} for {part.dtype.name} of shape {part.shape}. "
+            f"Received: {value!r} for {spec.dtype.name} of shape {spec.shape}. "
             "Give a structure like a record, with a value for each part."
         ) from error

@@ -101,8 +101,8 @@ class Recipe:
         batch = tuple(batch) if isinstance(batch, list) else batch
         keras.tree.assert_same_structure(self.spec, batch)
         return keras.tree.map_structure(
-            lambda spec, part: tf.ensure_shape(
-                part, [None, *spec.shape.as_list()]
+            lambda spec, tensor: tf.ensure_shape(
+                tensor, [None, *spec.shape.as_list()]
             ),
             self.spec,
             batch,
@@ -134,27 +134,29 @@ class Recipe:
                 "`parse` must return one structure for every record."
             ) from error
         return keras.tree.map_structure(
-            lambda spec, part: _checked(index, spec, part), self.spec, record
+            lambda spec, tensor: _checked(index, spec, tensor),
+            self.spec,
+            record,
         )
 
 
-def _checked(index, spec, part):
-    part = tf.convert_to_tensor(part)
-    if part.shape.is_fully_defined():
-        return part
+def _checked(index, spec, tensor):
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.is_fully_defined():
+        return tensor
     if not spec.shape.is_fully_defined():  # padded in batches
-        return tf.ensure_shape(part, spec.shape)
+        return tf.ensure_shape(tensor, spec.shape)
     want = spec.shape.as_list()
     check = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(tf.shape(part), want))
-        if part.shape.rank is not None
-        else tf.reduce_all(tf.equal(tf.rank(part), len(want)))
-        & (tf.size(part) == tf.cast(spec.shape.num_elements(), tf.int32)),
+        tf.reduce_all(tf.equal(tf.shape(tensor), want))
+        if tensor.shape.rank is not None
+        else tf.reduce_all(tf.equal(tf.rank(tensor), len(want)))
+        & (tf.size(tensor) == tf.cast(spec.shape.num_elements(), tf.int32)),
         [
             "Records must have one shape, or they cannot be batched. Record",
             index,
             "has shape",
-            tf.shape(part),
+            tf.shape(tensor),
             "and record 0 has",
             tf.constant(want, tf.int32),
             "Resize, crop or pad in `parse`, or use `padding`.",
@@ -162,4 +164,4 @@ def _checked(index, spec, part):
         summarize=8,
     )
     with tf.control_dependencies([check]):
-        return tf.ensure_shape(tf.identity(part), want)
+        return tf.ensure_shape(tf.identity(tensor), want)

@@ -72,9 +72,9 @@ def batches(recipe, position, make):
 
     def epoch(state):
         def lane(number):
-            part = dataclasses.replace(recipe, lane=number)
+            of_lane = dataclasses.replace(recipe, lane=number)
             return _on_service(
-                make(part, _FixedPosition(state)), recipe.service
+                make(of_lane, _FixedPosition(state)), recipe.service
             )
 
         return tf.data.Dataset.range(lanes).interleave(

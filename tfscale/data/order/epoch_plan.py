@@ -154,12 +154,12 @@ def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
     Raises:
         ValueError: As `make_plan`.
     """
-    parts = plan.lines * plan.num_workers * plan.batches_per_step
-    if batch_size < 1 or batch_size % parts:
+    replicas = plan.lines * plan.num_workers * plan.batches_per_step
+    if batch_size < 1 or batch_size % replicas:
         raise ValueError(
             "The global batch size must be a positive multiple of the number "
-            f"of replicas. Received: batch_size={batch_size}, {parts} "
-            f"replicas. Use {-(-max(batch_size, 1) // parts) * parts}."
+            f"of replicas. Received: batch_size={batch_size}, {replicas} "
+            f"replicas. Use {-(-max(batch_size, 1) // replicas) * replicas}."
         )
     plan = dataclasses.replace(plan, global_batch=batch_size // plan.lines)
     _check_steps(plan, batch_size, None)

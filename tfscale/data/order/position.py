@@ -203,6 +203,6 @@ def positions_of(dataset: tf.data.Dataset) -> list[Position]:
         return [position]
     return [
         one
-        for part in tf_datasets.inputs_of(dataset)
-        for one in positions_of(part)
+        for each in tf_datasets.inputs_of(dataset)
+        for one in positions_of(each)
     ]

@@ -67,7 +67,7 @@ def block_records(recipe, position):
     """A dataset of keys and records of a `BlockSource`, in order."""
     records = _read_windows(recipe, position)
     return _unbatched(
-        single_device.map_on_host(records, lambda _, *parts: parts),
+        single_device.map_on_host(records, lambda _, *tensors: tensors),
         recipe.plan.slice_size,
     )
 
@@ -88,9 +88,9 @@ def block_batches(recipe, position):
     )
 
     def cut(left, window):
-        last, *parts = window
+        last, *tensors = window
         keys, *raw = (
-            tf.concat(two, 0) for two in zip(left, tf.nest.flatten(parts))
+            tf.concat(two, 0) for two in zip(left, tf.nest.flatten(tensors))
         )
         count = tf.shape(keys)[0]
         number = count // size
@@ -122,9 +122,9 @@ def block_batches(recipe, position):
 def _unbatched(dataset, length):
     """The elements of windows; a step has `length` of them."""
 
-    def declared(*parts):
+    def declared(*tensors):
         return tf.nest.map_structure(
-            lambda part: stream.declare(part, length), parts
+            lambda tensor: stream.declare(tensor, length), tensors
         )
 
     return single_device.map_on_host(dataset, declared).unbatch()
@@ -212,12 +212,12 @@ class _WindowReader:
                 within, size, seed + _MIX, epoch * self._num_windows + window
             )
         raw = tf.nest.map_structure(
-            lambda part: tf.gather(part, within), self._raw(blocks, size)
+            lambda tensor: tf.gather(tensor, within), self._raw(blocks, size)
         )
         records = tf.gather(records, within)
         keys = stream.keys_of(where, records, positions, self._plan)
         strings = [t for t in tf.nest.flatten(raw) if t.dtype == tf.string]
-        checks = [self._check(records, part) for part in strings]
+        checks = [self._check(records, tensor) for tensor in strings]
         with tf.control_dependencies(checks):
             keys = tf.identity(keys)
         return last, keys, raw

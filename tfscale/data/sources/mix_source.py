@@ -85,22 +85,22 @@ def mix(
             f"`exhausted` must be one of {EXHAUSTION}. Received: "
             f"exhausted={exhausted!r}."
         )
-    parts, weights, one_shape = _checked(sources)
-    sizes = np.array([part.num_records for part in parts], np.int64)
+    members, weights, one_shape = _checked(sources)
+    sizes = np.array([member.num_records for member in members], np.int64)
     stretches, length = _stretches(sizes, weights, exhausted)
     offsets = np.cumsum(sizes) - sizes
     gathers = one_shape and all(
-        part.gather and part.decode is None for part in parts
+        member.gather and member.decode is None for member in members
     )
     return IndexedSource(
         kind="mix",
         num_records=length,
-        read=_reader(parts, offsets),
-        gather=_gatherer(parts, offsets) if gathers else None,
-        in_memory=all(part.in_memory for part in parts),
+        read=_reader(members, offsets),
+        gather=_gatherer(members, offsets) if gathers else None,
+        in_memory=all(member.in_memory for member in members),
         class_names=tuple(sources),
         order=_order(stretches, length, sizes, offsets),
-        num_skipped=sum(part.num_skipped for part in parts),
+        num_skipped=sum(member.num_skipped for member in members),
     )
 
 
@@ -135,11 +135,11 @@ def _checked(sources):
                 "Weights must be numbers above 0. Received: "
                 f"{weight!r} for {name!r}."
             )
-    parts = [source for source, _ in sources.values()]
+    members = [source for source, _ in sources.values()]
     weights = np.array([weight for _, weight in sources.values()], float)
     weights /= weights.max()  # their sum must be finite
     names = list(sources)
-    firsts = [_record(part, tf.constant(0, tf.int64)) for part in parts]
+    firsts = [_record(member, tf.constant(0, tf.int64)) for member in members]
     specs = [_spec(first) for first in firsts]
     for name, spec in zip(names, specs, strict=True):
         if spec != specs[0]:
@@ -148,16 +148,16 @@ def _checked(sources):
                 f"{names[0]!r} with {specs[0]} and {name!r} with {spec}."
             )
     shapes = {str(_shapes(first)) for first in firsts}
-    return parts, weights / weights.sum(), len(shapes) == 1
+    return members, weights / weights.sum(), len(shapes) == 1
 
 
 def _shapes(record):
-    return [tf.shape(part).numpy() for part in keras.tree.flatten(record)]
+    return [tf.shape(t).numpy() for t in keras.tree.flatten(record)]
 
 
 def _spec(record):
     return keras.tree.map_structure(
-        lambda part: (tf.convert_to_tensor(part).dtype.name, part.shape.rank),
+        lambda t: (tf.convert_to_tensor(t).dtype.name, t.shape.rank),
         record,
     )
 
@@ -275,27 +275,29 @@ def _order(stretches, length, sizes, offsets):
     return order
 
 
-def _reader(parts, offsets):
+def _reader(members, offsets):
     def read(index):
         which = tf.searchsorted(
             tf.constant(offsets), tf.reshape(index, [1]), side="right"
         )[0]
         branches = [
-            lambda part=part, offset=offset: _record(part, index - offset)
-            for part, offset in zip(parts, offsets, strict=True)
+            lambda member=member, offset=offset: _record(member, index - offset)
+            for member, offset in zip(members, offsets, strict=True)
         ]
         return tf.switch_case(which - 1, branches)
 
     return read
 
 
-def _gatherer(parts, offsets):
+def _gatherer(members, offsets):
     def gather(index):
         which = tf.searchsorted(tf.constant(offsets), index, side="right") - 1
-        rows = tf.dynamic_partition(tf.range(tf.size(index)), which, len(parts))
+        rows = tf.dynamic_partition(
+            tf.range(tf.size(index)), which, len(members)
+        )
         found = [
-            part.gather(tf.gather(index, own) - offset)
-            for part, offset, own in zip(parts, offsets, rows, strict=True)
+            member.gather(tf.gather(index, own) - offset)
+            for member, offset, own in zip(members, offsets, rows, strict=True)
         ]
         return keras.tree.map_structure(
             lambda *batches: tf.dynamic_stitch(rows, batches), *found

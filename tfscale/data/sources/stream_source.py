@@ -109,8 +109,9 @@ def tfds(
         read_config=read_config,
     )
     keys = builder.info.supervised_keys if as_supervised else None
-    parts = images if keys is None else [images.get(key) for key in keys]
-    return of_dataset(f"tfds {name}", records, None, _image_decoder(parts))
+    if keys is not None:
+        images = [images.get(key) for key in keys]
+    return of_dataset(f"tfds {name}", records, None, _image_decoder(images))
 
 
 def _image_decoder(images):
@@ -128,8 +129,8 @@ def _image_decoder(images):
 
     def decode(*record):
         return tuple(
-            part if image is None else image.decode_example(part)
-            for image, part in zip(images, record)
+            value if image is None else image.decode_example(value)
+            for image, value in zip(images, record)
         )
 
     return decode

@@ -227,14 +227,15 @@ def _without_objects(path, column):
         yield path, column
     elif not rank:
         for number, field in enumerate(kind):
-            part = compute.struct_field(column, [number])
-            yield from _without_objects((*path, field.name), part)
+            child = compute.struct_field(column, [number])
+            yield from _without_objects((*path, field.name), child)
     else:
         ends = np.cumsum([0, *_lengths(column)], dtype=np.int64)
-        for found, part in _without_objects(path, compute.list_flatten(column)):
-            if isinstance(part, pyarrow.ChunkedArray):
-                part = part.combine_chunks()
-            yield found, pyarrow.LargeListArray.from_arrays(ends, part)
+        values = compute.list_flatten(column)
+        for found, child in _without_objects(path, values):
+            if isinstance(child, pyarrow.ChunkedArray):
+                child = child.combine_chunks()
+            yield found, pyarrow.LargeListArray.from_arrays(ends, child)
 
 
 def _lengths(column):

@@ -127,24 +127,24 @@ def _source(shards, names, skipped):
         number = tf.gather(numbers, block)
         begin, end = begins[own][0], ends[own][-1]
         end = tf.maximum(end, begin + 1)  # where all files are empty
-        part = tf.data.FixedLengthRecordDataset(
+        data = tf.data.FixedLengthRecordDataset(
             tf.gather(paths, number),
             record_bytes=end - begin,
             header_bytes=begin,
             footer_bytes=tf.gather(sizes, number) - end,
         )
 
-        def cut(_, part):
+        def cut(_, data):
             files = {
                 name: tf.strings.substr(
-                    part, file_spans[own, at, 0] - begin, file_spans[own, at, 1]
+                    data, file_spans[own, at, 0] - begin, file_spans[own, at, 1]
                 )
                 for at, name in enumerate(names)
             }
             return {**files, _KEY: keys[own]}
 
         # `range` ends it: a file that cannot be opened fails for ever.
-        counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), part)
+        counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), data)
         records = single_device.map_on_host(counted.ignore_errors(), cut)
         damaged = tf.data.Dataset.from_tensors(
             {name: tf.fill([count], DAMAGED) for name in [*names, _KEY]}
