@@ -109,9 +109,10 @@ def tfds(
         read_config=read_config,
     )
     keys = builder.info.supervised_keys if as_supervised else None
+    encoded: Any = images
     if keys is not None:
-        images = [images.get(key) for key in keys]
-    return of_dataset(f"tfds {name}", records, None, _image_decoder(images))
+        encoded = [images.get(key) for key in keys]
+    return of_dataset(f"tfds {name}", records, None, _image_decoder(encoded))
 
 
 def _image_decoder(images):

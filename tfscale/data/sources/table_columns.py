@@ -231,8 +231,8 @@ def _without_objects(path, column):
             yield from _without_objects((*path, field.name), child)
     else:
         ends = np.cumsum([0, *_lengths(column)], dtype=np.int64)
-        values = compute.list_flatten(column)
-        for found, child in _without_objects(path, values):
+        flat = compute.list_flatten(column)
+        for found, child in _without_objects(path, flat):
             if isinstance(child, pyarrow.ChunkedArray):
                 child = child.combine_chunks()
             yield found, pyarrow.LargeListArray.from_arrays(ends, child)
