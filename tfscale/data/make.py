@@ -187,9 +187,7 @@ def pipeline(
         options=_options(options, context),
     )
     recipe = batchwise.decided(recipe, parse_batch, raw)
-    recipe = dataclasses.replace(
-        recipe, names_failed=named.can_name(recipe, parsed.element_spec)
-    )
+    recipe = dataclasses.replace(recipe, names_failed=named.can_name(recipe))
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed, plan.end)
     dataset = chain.build(recipe, position)

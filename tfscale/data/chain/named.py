@@ -9,28 +9,41 @@ missing record is read again, in a way that names it.
     made     1 7 4 | 3 5 2 | 6        0 has failed: read again, slowly
 """
 
-import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
+from tfscale.data.chain import recipe as recipe_lib
+from tfscale.data.order import order
 from tfscale.data.order import stream
 
+_TRIED = 8  # records
 
-def can_name(recipe, parsed_spec):
+
+def can_name(recipe):
     """Whether failed records of a pipeline are named after their batch.
 
-    `parsed_spec` is the static spec of a parsed record. If its shape is not
-    known, most records may fail, and no batch would be full.
+    Records must come in order, from this process. If most of some records
+    fail, a batch would take long to fill.
     """
-    return (
-        getattr(recipe.source, "quick_decode", None) is not None
-        and recipe.service is None
-        and recipe.options.deterministic
-        and all(
-            spec.shape.is_fully_defined()
-            for spec in keras.tree.flatten(parsed_spec)
-        )
-    )
+    if (
+        getattr(recipe.source, "quick_decode", None) is None
+        or recipe.service is not None
+        or not recipe.options.deterministic
+    ):
+        return False
+    epoch = tf.constant(0, tf.int64)
+
+    def make(number):
+        record = recipe.parsed(recipe.source.read(number))
+        record = recipe.checked(number, record)
+        if recipe.augment is None:
+            return record
+        seed = order.augmentation_seed(epoch, epoch, number)
+        return recipe_lib.call(recipe.augment, record, seed=seed)
+
+    numbers, _ = recipe.source.some(_TRIED)
+    tried = tf.data.Dataset.from_tensor_slices(numbers).map(make)
+    return 2 * len(list(tried.ignore_errors())) > len(numbers)
 
 
 def batches(made, wanted, make):

@@ -2,7 +2,6 @@
 
 import csv as csv_reader
 import itertools
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from tfscale.data.sources import table_source
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import unreadable
+from tfscale.data.sources.source import warn_of_skipped
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool, tf.string)
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
@@ -93,11 +93,7 @@ def csv(
         text.check(columns, dtypes, delimiter, on_damage == "raise")
         for text in texts
     )
-    if skipped:
-        warnings.warn(
-            f"{skipped} damaged lines of {len(texts)} CSV files are left out.",
-            stacklevel=2,
-        )
+    warn_of_skipped(skipped, f"lines of {len(texts)} CSV files")
     names = [name for name in columns if name in dtypes]
     selected = [columns.index(name) for name in names]
     defaults = [_default(dtypes[name]) for name in names]

@@ -1,7 +1,6 @@
 """ArrayRecord files as a source, read at random through their library."""
 
 import os
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +12,7 @@ from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
 from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.source import unreadable
+from tfscale.data.sources.source import warn_of_skipped
 
 
 def array_records(
@@ -55,12 +55,7 @@ def array_records(
         for file in files:
             file.skip_damaged()
     skipped = total - sum(len(file.records) for file in files)
-    if skipped:
-        warnings.warn(
-            f"{skipped} damaged records of {len(files)} ArrayRecord files are "
-            "left out.",
-            stacklevel=2,
-        )
+    warn_of_skipped(skipped, f"records of {len(files)} ArrayRecord files")
     return _of_files(files, skipped)
 
 

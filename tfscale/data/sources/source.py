@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -200,6 +201,14 @@ def check_on_damage(on_damage: str) -> None:
         raise ValueError(
             '`on_damage` must be "raise" or "skip". '
             f"Received: on_damage={on_damage!r}."
+        )
+
+
+def warn_of_skipped(skipped: int, what: str, more: str = "") -> None:
+    """Warns of damaged records that a builder has left out."""
+    if skipped:
+        warnings.warn(
+            f"{skipped} damaged {what} are left out{more}.", stacklevel=3
         )
 
 

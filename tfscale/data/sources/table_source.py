@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
+from tfscale.data.sources.source import warn_of_skipped
 from tfscale.data.sources.table_columns import TableColumns
 
 _BLOCK_BYTES = 1 << 20  # of JSON, parsed at a time
@@ -235,10 +235,7 @@ def json_lines(
             files.append((path, [(table.num_rows, table.nbytes)]))
             schema = _joined(schema, table.schema, columns, path)
     skipped = sum(map(len, damaged.values()))
-    if skipped:
-        warnings.warn(
-            f"{skipped} damaged lines of JSON files are left out.", stacklevel=2
-        )
+    warn_of_skipped(skipped, "lines of JSON files")
     found = TableColumns(schema, columns)
 
     def read(path, _):

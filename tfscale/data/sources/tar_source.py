@@ -3,7 +3,6 @@
 000.jpg 000.cls | 001.jpg 001.cls | ...      members; keys "000", "001"
 """
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
+from tfscale.data.sources.source import warn_of_skipped
 
 _KEY = "__key__"
 
@@ -85,12 +85,11 @@ def webdataset(
         extensions = [name for name, _, _ in next(samples, (None, []))[1]]
     names = list(dict.fromkeys(name.lower() for name in extensions))
     skipped = sum(shard.take(names, on_damage) for shard in shards)
-    if skipped:
-        warnings.warn(
-            f"{skipped} damaged samples of {len(shards)} tar files are left "
-            "out (the rest of a file whose headers are damaged counts as one).",
-            stacklevel=2,
-        )
+    warn_of_skipped(
+        skipped,
+        f"samples of {len(shards)} tar files",
+        " (the rest of a file whose headers are damaged counts as one)",
+    )
     return _source(shards, names, skipped)
 
 

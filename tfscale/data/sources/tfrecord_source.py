@@ -3,7 +3,6 @@
 import bisect
 import functools
 import os
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +18,7 @@ from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import locator
 from tfscale.data.sources.source import split_by_file
+from tfscale.data.sources.source import warn_of_skipped
 
 # Beginning a block costs as much as reading 100 records, so a block has more
 # small records. The default window (16 MiB) still mixes 128 blocks.
@@ -100,13 +100,11 @@ def tfrecords(
             skipped += len(damaged)
             index = index.without(damaged)
         indices.append(index)
-    if skipped:
-        warnings.warn(
-            f"{skipped} damaged records of {len(indices)} TFRecord files are "
-            "left out (the rest of a file whose framing is damaged counts as "
-            "one).",
-            stacklevel=2,
-        )
+    warn_of_skipped(
+        skipped,
+        f"records of {len(indices)} TFRecord files",
+        " (the rest of a file whose framing is damaged counts as one)",
+    )
     return _source(indices, compression, skipped)
 
 
