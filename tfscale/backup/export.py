@@ -60,7 +60,7 @@ def export_backup(
         config = backup.state["model"]
         if config is None:
             raise ValueError(
-                "A model of a class without a configuration cannot be made "
+                "A model of a class without a configuration cannot be created "
                 "from its backup. Received: model=None. Pass the built model, "
                 "or give its class `get_config` and register it."
             )

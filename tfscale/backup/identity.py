@@ -55,8 +55,8 @@ def check(
                 )
     if difference is not None:
         raise ValueError(
-            "A run goes on with the model, the optimizer, the data and the "
-            f"callbacks that it had. Received: {difference}, of backup "
-            f"{backup.path!r}. Nothing was changed. Restore what it was, or "
-            "take another `backup_dir`."
+            "A run must continue with the same model, optimizer, data and "
+            f"callbacks. Received: {difference}, of backup {backup.path!r}. "
+            "Nothing was changed. Restore the difference, or take another "
+            "`backup_dir`."
         )

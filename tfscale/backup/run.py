@@ -108,7 +108,7 @@ class Run:
         if left_out:
             logging.warning(
                 "BackupAndRestore does not save %s: after an interruption they "
-                "begin anew. Use `keras.random.SeedGenerator`.",
+                "start again. Use `keras.random.SeedGenerator`.",
                 ", ".join(left_out),
             )
         watch(self._epochs, self)
@@ -188,7 +188,7 @@ class Run:
         if self._workers.agree(is_asked, False, is_last=True)[0]:
             logging.warning(
                 "%s came after the last step: `fit` has ended, and its backups "
-                "are kept for the same program to go on from.",
+                "are kept for the same program to continue from.",
                 self._signal_name(),
             )
             self._signals.pass_on(self._exit_code)

@@ -53,46 +53,46 @@ def pipeline(
     """The input pipeline of a source: everything in the right order.
 
     Args:
-        source: What a builder of this package returned, such as `arrays`,
-            `tfrecords` or `image_folder`.
+        source: A source, such as `arrays`, `tfrecords` or `image_folder`
+            return.
         batch_size: Integer, the global batch size.
-        parse: Function from a record to what the model takes; the same
-            record must always give the same result. A record that is a tuple
-            comes as several arguments.
+        parse: Function from a record to the arguments of the model; the same
+            record must always give the same result. A tuple comes as several
+            arguments.
         parse_batch: Function of a batch of records, such as strings of shape
             `(batch,)` from TFRecord files, that returns the results of `parse`
-            along its first dimension, as `tf.io.parse_example` does. It is
-            compared with `parse` on some records, and can replace it. Left
-            out, a `parse` of many small records runs on batches if it only
-            parses strings or `tf.train.Example`, calculates and reshapes;
-            `explain` says so.
-        augment: Function like `parse` of what `parse` returned, with one more
-            argument `seed`, an int64 tensor of shape `(2,)` for
-            `tf.random.stateless_*` and `tf.image.stateless_*`. It depends on
-            the pipeline's seed, the epoch and the record, on nothing else.
-        shuffle: Whether each epoch has an order of its own.
-        seed: Integer that order and augmentation are drawn from.
-        remainder: How records that do not fill the last batch are treated:
-            `"keep"`, a smaller batch; `"drop"`; or `"pad"`, filled up with
-            records of weight 0 in an added `sample_weight`. Keras'
-            `weighted_metrics` are as without padding. Its loss is divided by
-            all records of a batch, so for an exact loss add it to these.
-        padding: None if records have one shape; or a number if they differ in
-            length: each batch is padded with it to its longest record (strings
-            with ""), as `Dataset.padded_batch` does. A structure like a record
-            has a number or string for each component. Order and position stay
-            the same. Each replica's batch has its own length.
-        cache: Where parsed records are kept: `"memory"`, filled as they are
+            along its first dimension, as `tf.io.parse_example` does. It may
+            replace `parse`; if both are given, they are compared on some
+            records. Without it, a `parse` of many small records runs on batches
+            if it only parses strings or `tf.train.Example`, calculates and
+            reshapes; `explain` says so.
+        augment: Function of a parsed record, with one more argument `seed`, an
+            int64 tensor of shape `(2,)` for `tf.random.stateless_*` and
+            `tf.image.stateless_*`. The seed depends only on the pipeline's
+            seed, the epoch and the record.
+        shuffle: Whether each epoch has its own order.
+        seed: Integer, the seed of order and augmentation.
+        remainder: Treatment of records that do not fill the last batch:
+            `"keep"`, a smaller batch; `"drop"`; or `"pad"`, records of weight 0
+            in an added `sample_weight`. Keras' `weighted_metrics` are as
+            without padding; its loss is divided by all records of a batch, so
+            for an exact loss, add it to these metrics.
+        padding: None if records have one shape; or a number, with which each
+            batch is padded to its longest record (strings with ""), as in
+            `Dataset.padded_batch`; or a structure like a record, with a number
+            or string for each component. Order and position stay the same. Each
+            replica's batch has its own length.
+        cache: The cache of parsed records: `"memory"`, filled while they are
             read; `"file"`, in `cache_dir`, written now and kept for later
             runs; `"none"`, False or None; or `"auto"`: memory if they fit the
             budget, else file if there is a `cache_dir` with room, else none.
         cache_dir: String, a directory on a local disk, which pipelines may
-            share. A cache is found again by the names and sizes of its data,
-            and by a few records, which are also parsed again and compared.
-            Delete it if data changes in place.
-        shuffle_window: Integer, records that are mixed at a time where a
-            source cannot be read at random. By default 512, or 16 MiB of small
-            records, or what fits the budget.
+            share. A cache is identified by the names and sizes of its data, and
+            by a few records, which are also parsed again and compared. Delete
+            it if data changes in place.
+        shuffle_window: Integer, records that are mixed at a time if a source
+            cannot be read at random. By default 512, or 16 MiB of small
+            records, or as many as fit the budget.
         input_context: `tf.distribute.InputContext` of
             `distribute_datasets_from_function`; by default one worker.
         shard: `"records"`: the order of the records over all workers is that of
@@ -100,10 +100,10 @@ def pipeline(
         prefetch: Integer or `tf.data.AUTOTUNE`: batches prepared ahead.
         parallelism: Integer or `tf.data.AUTOTUNE`: records read at a time.
         options: `tf.data.Options`. Without `deterministic`, no slow record
-            holds up those after it; an epoch has the same records, but no exact
-            order or resume. `autotune.ram_budget` is the number of bytes for
-            caches and buffers; by default half of the free memory of the
-            machine or its cgroup.
+            delays later ones; an epoch has the same records, but no exact order
+            or resume. `autotune.ram_budget` is the number of bytes for caches
+            and buffers; by default half of the free memory of the machine or
+            its cgroup.
         service: String, the address of a `tf.data` service's dispatcher, such
             as `"grpc://host:5000"`: up to 8 of its workers do all but the
             prefetching. Order and resume are the same. Each worker reads all of
@@ -116,9 +116,8 @@ def pipeline(
 
     Raises:
         TypeError: If `source` is no source, or a number no integer.
-        ValueError: If workers would not get equal batches, nothing is left
-            to train on, something does not fit the budget, or a function is
-            random where it must not be.
+        ValueError: If workers would not get equal batches, no batch is left,
+            the budget is too small, or a function is random that must not be.
         OSError: If a cache file cannot be written, or the service does not
             answer.
 

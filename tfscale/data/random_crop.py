@@ -12,26 +12,25 @@ def decode_random_crop(
     area_range: tuple[float, float] = (0.08, 1.0),
     aspect_ratio_range: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tf.Tensor:
-    """A random part of an encoded image, resized: Inception's augmentation.
+    """A random crop of an encoded image, resized: Inception's augmentation.
 
-    For `augment`, where a source gives images as they are encoded, such as
-    `image_folder(directory, decode=False)` or `webdataset`. Of a JPEG file
-    pixels are made for the part only; any other is decoded as a whole.
+    For `augment`, if a source gives encoded images, such as
+    `image_folder(directory, decode=False)` or `webdataset`. Only the crop of a
+    JPEG file is decoded; other images are decoded whole.
 
     Args:
         contents: Scalar string tensor, an image file.
         size: `(height, width)` of the result, in pixels.
-        seed: Integer tensor of shape `(2,)`, as `augment` gets it.
+        seed: Integer tensor of shape `(2,)`, the `seed` of `augment`.
         num_channels: Integer, 1 (grey) or 3 (RGB).
         area_range: Two floats, the least and greatest share of the image's
-            area that the part has.
+            area in the crop.
         aspect_ratio_range: Two floats, the least and greatest ratio of the
-            part's width to its height.
+            crop's width to its height.
 
     Returns:
         A float32 tensor of shape `(height, width, num_channels)`, from 0 to
-        255. Where no such part was found, after 10 trials, it is of the whole
-        image.
+        255. If 10 trials find no such crop, it is of the whole image.
 
     Raises:
         ValueError: If `num_channels` is neither 1 nor 3.

@@ -122,7 +122,7 @@ class BackupFolder:
                 "One of the backups must be what was written. Received: "
                 f"{len(reasons)} in {self.path!r} that are not, such as "
                 f"{name!r}: {reason}. Remove them, or take another "
-                "`backup_dir`, to start anew."
+                "`backup_dir`, to start from the beginning."
             )
         return None
 

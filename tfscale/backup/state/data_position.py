@@ -225,9 +225,9 @@ class DataPosition:
                 if count - number < self._epochs.steps_per_execution:
                     return
                 raise ValueError(
-                    "The data of a run that goes on must be what it was. "
-                    "Received: fewer batches than it had trained on. Give it "
-                    "the same data, or take another `backup_dir`."
+                    "A run must continue with the same data. Received: fewer "
+                    "batches than it had trained on. Give it the same data, or "
+                    "take another `backup_dir`."
                 )
 
 

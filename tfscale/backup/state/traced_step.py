@@ -73,7 +73,7 @@ def warn_of_unsaved(model: keras.Model) -> None:
     if random:
         logging.warning(
             "BackupAndRestore does not save where random operations without a "
-            "generator stand: after an interruption they begin anew. Received: "
+            "generator stand: after an interruption they restart. Received: "
             "%s. Give `keras.random` functions a `keras.random.SeedGenerator`, "
             "or draw from a `tf.random.Generator`.",
             _few(random),
@@ -81,7 +81,7 @@ def warn_of_unsaved(model: keras.Model) -> None:
     if python:
         logging.warning(
             "BackupAndRestore does not save what Python functions of a step "
-            "keep: after an interruption they begin anew. Received: "
+            "keep: after an interruption they start again. Received: "
             "`tf.numpy_function` or `tf.py_function` at %s. Keep state in a "
             "`tf.Variable`.",
             _few(python),

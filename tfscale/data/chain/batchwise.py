@@ -97,7 +97,7 @@ def decided(
     except _NotOnBatchesError as error:
         return chosen(str(error))
     except (tf.errors.OpError, ValueError) as error:
-        reason = f"some records were tried in vain: {error}"
+        reason = f"some records failed when they were tried: {error}"
         return chosen(reason.split("\n")[0])
     return chosen("the same bits are found by batches", batched, True)
 

@@ -77,8 +77,8 @@ def batches(made, wanted, make):
                 return tf.raw_ops.Assert(
                     condition=False,
                     data=[
-                        "A record could not be made at first, and then could: "
-                        "what it is read from fails at times. Received: record",
+                        "A record failed, and did not when it was read again: "
+                        "its file fails at times. Received: record",
                         wanted[first, stream.RECORD],
                     ],
                 )

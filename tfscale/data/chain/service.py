@@ -45,8 +45,8 @@ def reach(address, *, patience=30.0):
         except OSError as error:
             if time.monotonic() > end:
                 raise ConnectionError(
-                    "A tf.data service must run before the pipeline is made. "
-                    f"Received: service={address!r}, where nobody answered "
+                    "A tf.data service must run before its pipeline is created."
+                    f" Received: service={address!r}, which has not answered "
                     f"for {patience:.0f} s: {error}. Start its dispatcher, or "
                     "correct the address."
                 ) from error

@@ -83,8 +83,8 @@ def lint_order(dataset: tf.data.Dataset) -> list[Finding]:
     return [
         Finding(
             "unstable-order",
-            "The dataset is shuffled anew whenever it is iterated: no position "
-            "in it can be found again.",
+            "Each iteration shuffles the dataset again, so no position in it "
+            "can be found again.",
             "Leave out its `shuffle`; `tfscale.data.pipeline` shuffles.",
         )
         for stage in stages_of(dataset)

@@ -54,7 +54,7 @@ def source_of_files(
             raise ValueError(f"{error} File {path}.") from error
         if len(arrays[0]) != count:
             raise data_loss(
-                "A file must stay as it was when its source was made. "
+                "A file must not change after its source was created. "
                 f"Received: file {path} with {len(arrays[0])} rows where there "
                 f"were {count}."
             )
@@ -286,7 +286,7 @@ def _table_and_damaged(path):
     for number, line in lines.items():
         try:
             if not isinstance(json.loads(line), dict):
-                damaged[number] = "it is no object"
+                damaged[number] = "it is not an object"
         except (ValueError, RecursionError) as error:
             damaged[number] = str(error)
 
