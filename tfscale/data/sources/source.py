@@ -52,10 +52,11 @@ class _Source:
 
     def __post_init__(self):
         # AutoGraph would convert the source's own functions, 50 ms for each.
-        for name, value in list(vars(self).items()):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
             if inspect.isfunction(value) or inspect.ismethod(value):
                 plain = tf.autograph.experimental.do_not_convert(value)
-                object.__setattr__(self, name, plain)
+                object.__setattr__(self, field.name, plain)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
