@@ -21,13 +21,9 @@ from tfscale._internals.symbols import TFEpochIterator
 class Call(NamedTuple):
     """A method of a Keras model that runs.
 
-    Attributes:
-        purpose: "fit", "evaluate" or "predict"; "look" if Keras draws a batch
-            to see what it is like; "create" where epochs are created.
-        model: The model; None of "create".
-        epochs: The epochs over its data; None before they are created, and of a
-            batch that `train_on_batch` was given.
-        callbacks: The callbacks, or None.
+    `purpose` is "fit", "evaluate" or "predict"; "look" if Keras draws a batch
+    to see what it is like; "create" where epochs are created, of no model.
+    `epochs` is None before they are created, and in `train_on_batch`.
     """
 
     purpose: str

@@ -7,25 +7,15 @@ import tensorflow as tf
 
 
 class Batch:
-    """The rows of a replica.
+    """The rows of a replica, cut into microbatches.
 
     Of N rows in M microbatches each has N // M, the first N % M one more.
 
-    Args:
-        data: The argument of `train_step`: tensors in any structure, all with
-            the same number of rows; `None` and scalars are in all microbatches.
-        num_microbatches: Their number, or None if the graph does not know it.
-        is_compiled: Whether XLA compiles the step. It has to know the number of
-            rows of a microbatch.
-
     Attributes:
         more_rows: For each loop over microbatches, how many rows more they have
-            than the last; None where that is known in the loop only.
+            than the last; None where that is known in the loop only. XLA has to
+            know it.
         num_rows: The number of rows, a scalar of int32.
-
-    Raises:
-        TypeError: If there is a sparse or ragged tensor.
-        ValueError: If there are no rows, or several numbers of them.
     """
 
     def __init__(
@@ -65,13 +55,7 @@ class Batch:
     def microbatch(
         self, index: tf.Tensor, count: tf.Tensor, more_rows: int | None
     ) -> Any:
-        """One of the microbatches, in the structure of the data.
-
-        Args:
-            index: Its number, a scalar of int32.
-            count: How many there are, a scalar of int32.
-            more_rows: That of its loop.
-        """
+        """Microbatch `index` of `count`, in the structure of the data."""
         size = self._even_size
         if size is not None:
             begin = index * size

@@ -74,13 +74,7 @@ def check_updates(
 
 
 def check(model: keras.Model) -> None:
-    """Raises if steps of a model cannot run in microbatches.
-
-    Raises:
-        TypeError: If the strategy is one that has not been seen to work.
-        ValueError: If gradients are accumulated already, or would be clipped
-            before they are summed up.
-    """
+    """Raises a TypeError or ValueError if steps cannot run in microbatches."""
     # Its class is in a higher layer.
     if hasattr(model, "pipeline_summary"):
         raise ValueError(

@@ -10,15 +10,9 @@ from tfscale.fit.fit import Fit
 
 
 class FitScopedFunction:
-    """The train function that a callback sets, for as long as its `fit` runs.
+    """The train function `other` in the place of `plain` while a `fit` runs.
 
     Keras tells callbacks nothing of an exception, and keeps the function.
-
-    Args:
-        model: The model.
-        fit: The `fit` that runs.
-        plain: The train function before.
-        other: The one in its place.
     """
 
     def __init__(

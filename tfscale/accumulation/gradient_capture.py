@@ -19,10 +19,6 @@ class GradientCapture:
     passes through `optimizer.scale_loss`, or else later. At once they have the
     range of numbers of the whole batch, which half precision may leave.
 
-    Args:
-        optimizer: That of the model.
-        weight: The weight of the microbatch in the batch; 0 without rows.
-
     Attributes:
         gradients: For each variable a dense tensor or None.
         variables: The variables that `apply` was given, or None.

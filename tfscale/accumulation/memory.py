@@ -30,11 +30,8 @@ def rows_that_fit(
 ) -> int:
     """How many rows a microbatch may have; less than 1 if not even one fits.
 
-    Args:
-        model: A compiled model, all of whose variables exist.
-        element_spec: `tf.TypeSpec`s of what a replica gets of a step.
-        memory_limit: Bytes that each device may use, or None for all that it
-            has.
+    `element_spec` is what a replica gets of a step; `memory_limit` the bytes
+    that each device may use, or None for all that it has.
 
     Raises:
         ValueError: If the memory of a step, or of a device, is not known.

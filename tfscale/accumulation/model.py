@@ -28,14 +28,8 @@ from tfscale.whole_batch import model_loss
 class Accumulation:
     """How the steps of a model run in microbatches.
 
-    Args:
-        microbatches: How many microbatches a batch is cut into.
-        noise: Measures gradients of microbatches, or None.
-        plain: The train function of the model before.
-
-    Attributes:
-        function: The train function of the model meanwhile.
-        is_running: Whether steps run in microbatches now.
+    `noise` measures gradients of microbatches, or is None; `plain` is the
+    model's train function before, `function` that in its place.
     """
 
     def __init__(

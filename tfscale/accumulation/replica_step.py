@@ -38,14 +38,6 @@ from tfscale.whole_batch.part import BatchPart
 class ReplicaStep:
     """A step of a replica; created in its thread, in replica context.
 
-    Args:
-        model: The Keras model.
-        train_step: Its own, or that of Keras.
-        data: The arguments of `train_step`.
-        num_microbatches: How many the data is cut into; see `Batch`.
-        noise: Measures gradients of microbatches, or None. With replicas, it
-            measures those of replicas.
-
     Attributes:
         batch: The data.
         most_rows: Rows of the replica that has the most, a scalar of int32;

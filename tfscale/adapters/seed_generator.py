@@ -11,11 +11,8 @@ from tfscale import in_place
 class MeshSeedGenerator(in_place.Mixin):
     """What is put in front of the class of a seed generator.
 
-    Attributes:
-        seed_here: Makes of the generator and the seed of one device that of
-            the replica and rank.
-        is_for_shard: Whether a draw is for a shard, in the model that is being
-            called.
+    `seed_here` computes, from the generator and the seed of one device, that
+    of the replica and rank; `is_for_shard` says whether a draw is for a shard.
     """
 
     seed_here: Callable[[Any, Any], Any]

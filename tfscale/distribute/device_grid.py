@@ -12,10 +12,8 @@ def device_grid(
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Canonical device names, `grid[replica][pipeline_rank][model_rank]`.
 
-    Raises:
-        TypeError: If `mesh` is no `DeviceMesh`.
-        ValueError: If it has an axis of another name, or if it names a device
-            twice or one that TensorFlow does not have.
+    Raises a TypeError if `mesh` is no `DeviceMesh`, and a ValueError for an
+    axis or a device that it should not have.
     """
     if not isinstance(mesh, keras.distribution.DeviceMesh):
         raise TypeError(
@@ -63,12 +61,7 @@ def device_grid(
 def rows_of_worker(
     grid: tuple[tuple[tuple[str, ...], ...], ...], worker: int, count: int
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """The rows of a device grid that are one worker's.
-
-    Raises:
-        ValueError: If a row is not of one worker, or workers have not the same
-            number of them.
-    """
+    """The rows of a device grid that are one worker's, or a ValueError."""
     homes = []
     for stages in grid:
         tasks = sorted({_task(name) for ranks in stages for name in ranks})
@@ -94,11 +87,7 @@ def rows_of_worker(
 
 
 def host_of(device: str) -> str:
-    """The host of a device: the first CPU of its task.
-
-    Args:
-        device: A canonical name.
-    """
+    """The host of a device (a canonical name): the first CPU of its task."""
     return symbols.device_util.canonicalize("/device:CPU:0", device)
 
 

@@ -256,8 +256,6 @@ class MeshExtended(symbols.MirroredExtended):
     def gradients_are_summed(self) -> bool:
         """Whether an optimizer applies sums over the replicas in this thread.
 
-        Keras sums gradients after it has clipped, unscaled and checked them,
-        which is wrong with more than one replica: they are summed before.
         Every replica then does the same to its own components, with no merge
         call, so that `apply` may stand inside a `tf.cond`.
         """

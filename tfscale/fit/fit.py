@@ -13,12 +13,8 @@ from tfscale._internals import stack
 class Fit:
     """A call of `fit`; it keeps nothing of it alive.
 
-    Args:
-        model: The model whose `fit` runs in this thread, in `on_train_begin`
-            of one of its callbacks or later.
-
-    Raises:
-        RuntimeError: If none runs.
+    The `fit` of `model` has to run in this thread, in `on_train_begin` of one
+    of its callbacks or later: else it is a RuntimeError.
     """
 
     def __init__(self, model: keras.Model):

@@ -76,15 +76,12 @@ def as_sum(gradient: tf.Tensor) -> tf.Tensor:
 
 
 class Origin:
-    """Where a gradient comes from, by the graph.
-
-    Of an eager tensor nothing is known.
+    """Where a gradient comes from, by the graph; unknown of an eager tensor.
 
     Attributes:
-        is_sum: Whether it is made of what `as_sum` has returned.
-        is_of_tape: Whether it is made of what a tape has returned.
-        is_of_part: Whether it is made of gradients that `warn_of_changed` was
-            given, of a part of a batch or of shards.
+        is_sum: Whether it is computed from what `as_sum` has returned.
+        is_of_tape: Whether it is computed from what a tape has returned.
+        is_of_part: Whether from gradients that `warn_of_changed` was given.
     """
 
     def __init__(self, gradient: tf.Tensor | tf.IndexedSlices | None):
@@ -173,11 +170,7 @@ def _is_elementwise(op, given):
 
 @contextlib.contextmanager
 def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Within it, a `train_step` that takes shards for whole is told so.
-
-    Raises:
-        ValueError: In place of what TensorFlow says of shapes, behind a tape.
-    """
+    """Within it, a `train_step` that takes shards for whole is told so."""
     try:
         yield
     except ValueError as error:
@@ -208,10 +201,8 @@ def origins_of(
 ) -> tuple[list[Origin], list[Any]]:
     """The origin of each gradient; and itself, or None if it is a sum already.
 
-    Warns if those that are no sums were changed by hand.
-
-    Raises:
-        ValueError: If some were summed, and added to others that were not.
+    Warns if others were changed by hand; raises a ValueError if sums were added
+    to gradients that were not summed.
     """
     origins = [Origin(gradient) for gradient in gradients]
     unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]

@@ -62,10 +62,7 @@ def no_sum(
 ) -> keras.Variable | None:
     """The first variable that an update does not add to, if there is one.
 
-    It is tried on made-up tensors, and changes nothing.
-
-    Raises:
-        Exception: What the metric raises of made-up inputs.
+    Raises what the metric raises of made-up inputs.
     """
     return trial.alone(_no_sum, metric, update_state, args, kwargs)
 

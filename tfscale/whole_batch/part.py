@@ -17,24 +17,22 @@ from tfscale.whole_batch import own_state
 class BatchPart:
     """A part of a batch, which counts by its rows and by what they divide.
 
-    Made in the thread that works on it, in the graph that it writes.
+    Created in the thread that works on it, in the graph that it writes.
 
     Args:
         rows: Number of its rows, a scalar.
-        total: Gives the sum over the parts of a tensor that each of them has.
-            In all parts it has to be called for the same ones, in one order.
+        total: Sums over the parts a tensor that each of them has. All parts
+            call it for the same ones, in one order.
         num_replicas: By what Keras divides means.
-        layers: Those that may note down losses, to be read behind `total`.
+        layers: Those that may note down losses, which `total` leaves alone.
         weight: What gradients of the part are multiplied by afterwards.
         all_rows: Number of rows of all parts, if that is known.
         is_whole: Whether there is no other part.
-        compiled: Where the losses given to `compile` are noted, by a caller of
-            `compute_loss` that weighs and logs what it returns; None where
-            the model does so itself.
+        compiled: Where the losses given to `compile` are noted by a caller of
+            `compute_loss` that weighs and logs them itself, or None.
 
     Attributes:
-        is_divided: Whether a loss of it has been divided for the sum over the
-            parts, or somebody has asked by what.
+        is_divided: Whether its loss has been divided for the sum over parts.
         changes: Notes down what is assigned to, or None.
     """
 

@@ -15,12 +15,9 @@ _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
 
 def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
-    """Returns if a dataset is the same in all workers, as far as can be known.
+    """Raises a ValueError if datasets of workers differ, as far as is known.
 
-    Raises:
-        ValueError: If it is shuffled without a seed, or has no order of its
-            own, or differs between the workers: in its seeds, its batches or
-            its length.
+    In their seeds, batches or length, or if they have no order of their own.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"

@@ -14,9 +14,6 @@ def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
 
     Keras counts batches where it can, and would end an epoch here while the
     others wait in the next step. The last batches may have no rows.
-
-    Raises:
-        ValueError: If datasets differ in more than their length.
     """
     length = int(dataset.cardinality())
     is_infinite = length == tf.data.INFINITE_CARDINALITY

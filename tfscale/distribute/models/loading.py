@@ -21,10 +21,8 @@ def load_all_or_nothing(
 ) -> None:
     """Loads weights of a file in which there are all that a model has.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        OSError: If the file is damaged; nothing is changed then.
-        ValueError: If it is of another model; nothing is changed then.
+    Raises a FileNotFoundError, an OSError of a damaged file, or a ValueError of
+    another model; nothing is changed then.
     """
     on_trial = step_context.Update(is_on_trial=True)
     try:

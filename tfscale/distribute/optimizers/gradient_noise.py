@@ -46,7 +46,7 @@ class GradientNoise:
             )
 
     def begin(self, fit: Fit) -> None:
-        """Looks at what is traced in the `fit` of an epoch iterator."""
+        """Looks at what is traced in a `fit`."""
         self._fit = fit
 
     def is_of(self, model: keras.Model) -> bool:

@@ -16,9 +16,6 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     """Gradients summed over the replicas; in replica context.
 
     Of a variable whose slots the replicas divide it is this replica's part.
-
-    Raises:
-        ValueError: If a variable was made outside of the scope.
     """
     for variable in variables:
         check_in_scope(variable)
@@ -59,15 +56,9 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
 
 
 def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
-    """Gradients of a microbatch, reduce-scattered over the replicas.
+    """Gradients of a microbatch times `weight`, reduce-scattered over replicas.
 
     With `zero_stage=3` those of sharded weights have been so by the tape.
-
-    Args:
-        extended: The `MeshExtended`.
-        gradients: For each variable a dense tensor or None.
-        variables: Trainable Keras variables.
-        weight: What this replica's gradients are multiplied by first.
     """
     states = extended.optimizer_states
     found, dims = list(gradients), {}

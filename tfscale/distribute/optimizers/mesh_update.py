@@ -21,15 +21,7 @@ from tfscale.whole_batch import changed_gradients
 
 
 class MeshUpdate:
-    """What the optimizers of a mesh are asked to do otherwise.
-
-    Args:
-        extended: The `MeshExtended` that their variables belong to, which keep
-            it.
-
-    Attributes:
-        states: The `OptimizerStateSharding` of the mesh.
-    """
+    """What the optimizers of a mesh are asked to do otherwise."""
 
     def __init__(self, extended: Any):
         self._extended = weakref.ref(extended)

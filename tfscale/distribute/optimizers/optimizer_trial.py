@@ -28,10 +28,7 @@ def is_elementwise(
     """Whether an optimizer does to shards what it does to whole variables.
 
     A copy, made by `get_config`, is tried on the CPU, by a thread that is in no
-    scope of a strategy and in no graph. Keras' own clipping is left out of it.
-
-    Raises:
-        Exception: What the optimizer raises that cannot be copied, or tried.
+    strategy and no graph, without Keras' own clipping. Raises what it raises.
     """
     cases = {(len(s.shape), s.model_dim, s.data_dim) for s in shardings}
     shapes, shards = [], []
