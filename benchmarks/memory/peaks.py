@@ -14,8 +14,11 @@ from absl import flags
 from benchmarks import processes
 
 _WIDTH = flags.DEFINE_integer("width", 1024, "Features of each of 12 layers.")
+_ONLY = flags.DEFINE_string("only", "", "Measures what has this in its name.")
 _ROUNDS = flags.DEFINE_integer("rounds", 1, "How often each is measured.")
 
+# Its activations are small beside its weights.
+GPT = {"gpt": True, "depth": 8, "width": 512, "batch": 1}
 CONFIGS = {
     "one device": {},
     "data 2": {"data": 2},
@@ -64,6 +67,15 @@ CONFIGS = {
         "batch": 2048,
         "recompute": True,
     },
+    "GPT, data 4": {**GPT, "data": 4},
+    "GPT, data 4, zero_stage=3": {**GPT, "data": 4, "zero_stage": 3},
+    "GPT, model 2, 64 rows": {**GPT, "model": 2, "batch": 64},
+    "the same, sequence_parallel=True": {
+        **GPT,
+        "model": 2,
+        "batch": 64,
+        "sequence_parallel": True,
+    },
 }
 # What only a device with a memory of its own can show.
 ON_GPU = {
@@ -88,10 +100,10 @@ def measure(config, **arguments):
 def main(argv):
     del argv
     print(
-        f"{'':36} {'rest':>6} {'step':>6} {'(max)':>6} {'evaluate':>9}"
-        f" {'processor':>10} {'clock':>10}"
+        f"{'':36} {'rest':>6} {'step':>6} {'(max)':>6} {'predicted':>9}"
+        f" {'evaluate':>9} {'processor':>10} {'clock':>10}"
     )
-    configs = dict(CONFIGS)
+    configs = {k: v for k, v in CONFIGS.items() if _ONLY.value in k}
     if tf.config.list_physical_devices("GPU"):
         configs.update(ON_GPU)
     for name, config in configs.items():
@@ -102,7 +114,8 @@ def main(argv):
         least = {key: min(each[key] for each in found) for key in found[0]}
         print(
             f"{name:36} {least['rest']:6.2f} {least['step']:6.2f} "
-            f"{least['largest_step']:6.2f} {least['evaluate']:9.2f} "
+            f"{least['largest_step']:6.2f} {least['predicted']:9.2f} "
+            f"{least['evaluate']:9.2f} "
             f"{1e3 * least['processor']:7.0f} ms "
             f"{1e3 * least['clock']:7.0f} ms",
             flush=True,

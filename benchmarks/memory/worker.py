@@ -2,12 +2,13 @@
 
     TF_ENABLE_ONEDNN_OPTS=1 python -m benchmarks.memory.worker '{"data": 2}'
 
-A stack of `Dense` layers trains with Adam on virtual CPU devices, or with
+A stack of `Dense` layers, or with `"gpt": true` a GPT whose head is its table
+of tokens, trains with Adam on virtual CPU devices, or with
 `"device": "GPU"` on GPUs, of which the first is measured. TensorFlow
 counts what its tensors take, one sum for all devices, where its allocator is
 oneDNN's or BFC; resident memory and malloc say nothing of it. Small tensors
 (less than 256 KiB) are not counted. Bytes come as multiples of P, those of all
-weights once.
+weights once. Of a pipeline `pipeline_summary` predicts the peak.
 """
 
 import json
@@ -22,14 +23,18 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
+from tfscale.pipeline.stage_memory import stage_memory
 
-_DEFAULTS = {
+_LENGTH = 16  # Tokens of a row.
+DEFAULTS = {
     "device": "CPU",
     "data": 1,
     "pipeline": 1,
     "model": 1,
     "zero_stage": 0,
     "offload": None,
+    "sequence_parallel": False,
+    "gpt": False,
     "num_microbatches": 8,
     "schedule": "1f1b",
     "recompute": False,
@@ -71,14 +76,7 @@ def _memory(device, kind):
 
 def make_model(config):
     """The model of a configuration, compiled."""
-    inputs = keras.Input((config["width"],))
-    x = inputs
-    for number in range(config["depth"]):
-        layer = keras.layers.Dense(
-            config["width"], "relu", name=f"dense_{number}"
-        )
-        x = layer(x)
-    model = keras.Model(inputs, x)
+    model = _gpt(config) if config["gpt"] else _dense(config)
     if config["pipeline"] > 1:
         model = tfscale.PipelineModel(
             model,
@@ -89,14 +87,55 @@ def make_model(config):
     optimizer = keras.optimizers.Adam(1e-3, **config["optimizer"])
     if config["loss_scale"]:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, "mse", jit_compile=False)
+    loss = "mse"
+    if config["gpt"]:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
     return model
 
 
-def layout_map(config):
+def _dense(config):
+    x = inputs = keras.Input((config["width"],))
+    for number in range(config["depth"]):
+        layer = keras.layers.Dense(
+            config["width"], "relu", name=f"dense_{number}"
+        )
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+def _gpt(config):
+    """Blocks of `width` features, and 8 times as many tokens."""
+    width, layers = config["width"], keras.layers
+    table = layers.ReversibleEmbedding(8 * width, width, name="table")
+    inputs = keras.Input((_LENGTH,), dtype="int32")
+    x = table(inputs)
+    for _ in range(config["depth"]):
+        h = layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(8, width // 8, use_bias=False)
+        x = x + attention(h, h, use_causal_mask=True)
+        h = layers.LayerNormalization()(x)
+        x = x + layers.Dense(width)(layers.Dense(4 * width, "gelu")(h))
+    x = layers.LayerNormalization()(x)
+    return keras.Model(inputs, table(x, reverse=True))
+
+
+def make_batch(config):
+    """What one step is given, of all replicas."""
+    rows, random = config["data"] * config["batch"], np.random.default_rng(0)
+    if config["gpt"]:
+        x = random.integers(0, 8 * config["width"], (rows, _LENGTH))
+    else:
+        x = random.normal(size=(rows, config["width"])).astype("float32")
+    return tf.data.Dataset.from_tensors((x, x))
+
+
+def layout_map(config, mesh):
     """Every second layer divided by its outputs, the others by their inputs."""
     if config["model"] == 1:
         return None
+    if config["gpt"]:
+        return tfscale.auto_layout_map(_gpt(config), mesh)
     return {
         ".*dense_\\d*[02468]/kernel": (None, "model"),
         ".*dense_\\d*[02468]/bias": ("model",),
@@ -115,18 +154,17 @@ def measure(config):
         tfscale.use_virtual_devices(count)
     keras.utils.set_random_seed(0)
     before = _memory(devices[0], "current")
+    mesh = tfscale.device_mesh(**sizes, devices=devices)
     strategy = tfscale.MeshStrategy(
-        tfscale.device_mesh(**sizes, devices=devices),
-        layout_map(config),
+        mesh,
+        layout_map(config, mesh),
         zero_stage=config["zero_stage"],
         offload=config["offload"],
+        sequence_parallel=config["sequence_parallel"],
     )
     with strategy.scope():
         model = make_model(config)
-    rows = config["data"] * config["batch"]
-    x = np.random.default_rng(0).normal(size=(rows, config["width"]))
-    x = x.astype("float32")
-    batch = tf.data.Dataset.from_tensors((x, x))
+    batch = make_batch(config)
     callbacks = []
     if config["accumulate"] > 1:
         callbacks = [
@@ -147,11 +185,21 @@ def measure(config):
     model.evaluate(batch.repeat(3), verbose=0, callbacks=[evaluated])
     rest = _memory(devices[0], "current")
     weights = 4 * sum(np.prod(v.shape) for v in model.trainable_variables)
+    predicted = float("nan")
+    if config["pipeline"] > 1:
+        rows = config["batch"] // config["num_microbatches"]
+        stages = stage_memory(model._plan, rows)
+        # And the batch, x and y.
+        predicted = sum(stage.total for stage in stages) + 2 * 4 * (
+            config["batch"] * config["width"]
+        )
+        predicted /= weights
     # Which operations happen to run at once differs from step to step.
     return {
         "rest": (rest - before) / weights,
         "step": (min(trained.peaks[1:]) - before) / weights,
         "largest_step": (max(trained.peaks[1:]) - before) / weights,
+        "predicted": predicted,
         "evaluate": (min(evaluated.peaks) - before) / weights,
         "processor": statistics.median(trained.times[1:]),
         "clock": statistics.median(trained.clock[1:]),
@@ -160,4 +208,4 @@ def measure(config):
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure({**_DEFAULTS, **json.loads(sys.argv[1])})))
+    print(json.dumps(measure({**DEFAULTS, **json.loads(sys.argv[1])})))

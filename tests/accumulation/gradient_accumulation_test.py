@@ -182,6 +182,8 @@ DIVIDED = (
     ("clipped", dict(data=2, zero_stage=3)),
     ("scaled", dict(data=2, zero_stage=2)),
     ("unscaled", dict(data=2, zero_stage=2)),
+    ("attending", dict(data=2, model=2, zero_stage=2)),
+    ("attending", dict(data=2, model=2, zero_stage=3)),
     ("attending", dict(data=1, model=2, sequence_parallel=True)),
 )
 
@@ -207,6 +209,7 @@ class SameNumbersTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(*DIVIDED)
+    @pytest.mark.crossing(every=2)
     def test_what_is_divided(self, name, options):
         expected = _on_one_device(name)
         job, options = JOBS[name], dict(options)
@@ -217,7 +220,7 @@ class SameNumbersTest(parameterized.TestCase):
             data=options.pop("data"), model=options.pop("model", 1)
         )
         layout_map = None
-        if options.get("sequence_parallel"):
+        if mesh.shape[mesh.axis_names.index("model")] > 1:
             layout_map = same_numbers.layout_map_for(job, mesh)
         strategy = tfscale.MeshStrategy(mesh, layout_map, **options)
         with mock.patch.object(zero, "MIN_ELEMENTS", 2):

@@ -168,13 +168,21 @@ class KillMatrixTest(parameterized.TestCase):
 
 
 class ElasticTest(parameterized.TestCase):
-    def test_on_another_mesh(self):
-        folder = self.create_tempdir().full_path
-        meshes = (
+    @parameterized.parameters(
+        (
             dict(mesh={"data": 2}, options={"zero_stage": 1}),
             dict(mesh={"pipeline": 2}),
             dict(mesh={"model": 2}),
-        )
+        ),
+        (
+            dict(mesh={"data": 2}, options={"zero_stage": 3}),
+            dict(mesh={"data": 4}, options={"zero_stage": 3}),
+            dict(mesh={"data": 2, "model": 2}, options={"zero_stage": 3}),
+        ),
+    )
+    @pytest.mark.crossing(every=2)
+    def test_on_another_mesh(self, *meshes):
+        folder = self.create_tempdir().full_path
         arguments = dict(data="tfscale", model="plain")
         whole = jobs.run(folder=f"{folder}/whole", **arguments)
         for mesh in meshes:

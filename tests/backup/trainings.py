@@ -127,11 +127,13 @@ def train(
 
 def mesh_strategy(mesh, options):
     mesh = tfscale.device_mesh(**mesh)
-    layout_map = None
+    # Weights that are divided over replicas must be large, or named.
+    data = "data" if options.get("zero_stage") == 3 else None
+    layout_map = {".*up/kernel": (None, data)} if data else None
     if mesh.shape[mesh.axis_names.index("model")] > 1:
         layout_map = keras.distribution.LayoutMap(mesh)
         layout_map[".*up/kernel"] = (None, "model")
-        layout_map[".*down/kernel"] = ("model", None)
+        layout_map[".*down/kernel"] = ("model", data)
     return tfscale.MeshStrategy(mesh, layout_map, **options)
 
 

@@ -15,6 +15,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tests.distribute import zero_test
+from tests.distribute.fully_sharded import fully_sharded_test
 from tests.tensor_parallel import optimizer_test
 
 
@@ -83,6 +84,15 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_under_loss_scaling(self):
         self.check(2, make_optimizer=scaled)
+
+    @parameterized.parameters(True, False)
+    @pytest.mark.crossing(every=2)
+    def test_of_weights_that_replicas_divide(self, by_epoch):
+        with fully_sharded_test.small_weights_divided():
+            actual = same_numbers.on_zero(job(by_epoch), 2, zero_stage=3)
+        self.assertNotEmpty(fully_sharded_test.divided(actual.model))
+        expected = same_numbers.on_one_device(job(by_epoch))
+        same_numbers.assert_same(self, expected, actual)
 
     def test_of_model_ranks_without_zero(self):
         self.check(1, None, 2, zero_stage=0)

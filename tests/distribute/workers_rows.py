@@ -211,6 +211,13 @@ ROWS = {
     "weights divided in each": Row(
         JOBS["embedding"], _fully_sharded, predicts=True
     ),
+    "sums of accumulation divided in each": Row(
+        JOBS["accumulated"],
+        lambda job: same_numbers.on_zero(job, 4, zero_stage=2),
+        lambda job: same_numbers.on_one_device(
+            dataclasses.replace(job, fit={})
+        ),
+    ),
     "pipeline in each": Row(JOBS["plain"], _pipeline(2), predicts=True),
     "accumulation": Row(
         JOBS["accumulated"],
@@ -233,6 +240,7 @@ CROSSED = (
     "bfloat16",
     "data 2 in each",
     "slots on the host of each",
+    "sums of accumulation divided in each",
     "model ranks in each",
     "pipeline in each of four",
 )

@@ -154,6 +154,14 @@ def adapted():
     return model
 
 
+def quantized():
+    model = mlp()
+    for layer in model.layers[:2]:
+        layer.quantize("int8")
+        layer.enable_lora(4)
+    return model
+
+
 def job(build, x=VECTORS, y=None, **kwargs):
     y = np.full((len(x), 8, 1), x.mean(), "float32") if y is None else y
     kwargs.setdefault("optimizer", lambda: keras.optimizers.Adam(1e-3))
@@ -187,6 +195,7 @@ JOBS = {
     "penalised": job(penalised),
     "frozen": job(frozen),
     "adapted": job(adapted),
+    "quantized": job(quantized),
     "averaged": job(
         mlp,
         optimizer=lambda: keras.optimizers.AdamW(
@@ -504,6 +513,19 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         ):
             np.testing.assert_array_equal(one, other)
 
+    @parameterized.parameters(True, False)
+    def test_what_plain_keras_has_saved_is_loaded(self, is_in_scope):
+        plain, model = mlp(), self.model()
+        path = self.get_temp_dir() + "/plain.weights.h5"
+        plain.compile(keras.optimizers.Adam(1e-2), "mse")
+        plain.save_weights(path)
+        strategy = model.distribute_strategy
+        with strategy.scope() if is_in_scope else contextlib.nullcontext():
+            model.load_weights(path)
+        for one, other in zip(plain.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())
+        self.assertNotEmpty(divided(model))
+
     def test_early_stopping_restores_the_best_weights(self):
         def train(stage):
             model = self.model(stage)
@@ -556,6 +578,15 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
     def test_one_replica(self):
         with self.assertRaisesRegex(ValueError, "Received: one replica"):
             tfscale.MeshStrategy(tfscale.device_mesh(model=2), zero_stage=3)
+
+    def test_parameter_servers(self):
+        strategy = tfscale.MeshStrategy(
+            tfscale.device_mesh(data=2), zero_stage=3
+        )
+        with strategy.scope(), small_weights_divided():
+            model = mlp()
+            with self.assertRaisesRegex(ValueError, "ParameterServerStrategy"):
+                tfscale.ParameterServerModel(model)
 
     def test_nothing_to_divide(self):
         strategy = tfscale.MeshStrategy(

@@ -268,7 +268,10 @@ class PipelineStep:
         for stage, device in zip(self._program.stages, self.devices):
             with tf.device(device):
                 for key, spec in stage.sums.items():
-                    zeros[key] = tf.zeros(spec.shape, spec.dtype)
+                    # Not `tf.zeros`, a constant that stays on the device.
+                    zeros[key] = tf.raw_ops.Empty(
+                        shape=spec.shape, dtype=spec.dtype, init=True
+                    )
         return zeros
 
     def _outputs(self, tensors, inputs):
