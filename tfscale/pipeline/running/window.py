@@ -28,7 +28,6 @@ from tfscale.adapters.optimizer import with_iterations
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.schedule import Schedule
-from tfscale.pipeline.running import placement
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.step import Batch
 from tfscale.pipeline.running.step import PipelineStep
@@ -99,6 +98,7 @@ class StageUpdates:
         add_penalties: Adds gradients of weight regularisers, given values of
             the weights; returns their sum.
         penalties: These sums, of each batch.
+        functions: What updates each stage, by its number.
     """
 
     plan: PipelinePlan
@@ -108,6 +108,7 @@ class StageUpdates:
     counters: "Counters"
     add_penalties: Callable[..., tf.Tensor]
     penalties: list[tf.Tensor]
+    functions: dict[int, Callable] = dataclasses.field(default_factory=dict)
 
     def __call__(
         self, tensors: Tensors, batches: list[Batch], action: Action
@@ -131,8 +132,15 @@ class StageUpdates:
             self.penalties[action.microbatch] += self.add_penalties(
                 gradients, {n: used[keys.Param(n)] for n in numbers}
             )
+        update = self.functions.get(action.stage)
+        if update is None:
+            update = functools.partial(self._apply, action.stage)
+            if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+                # Traced once. Replicas exchange nothing in a function.
+                update = tf.function(update, autograph=False)
+            self.functions[action.stage] = update
         with tf.control_dependencies([self._checked(batch)]):
-            new = self._apply(action.stage, stage.trainable, gradients)
+            new = update(list(gradients.values()))
         values = {keys.Param(n): value for n, value in zip(numbers, new)}
         done = action.microbatch + 1
         for later in range(done, len(batches)):
@@ -150,13 +158,14 @@ class StageUpdates:
                 self.step.all_sum(loss), failures.NOT_FINITE
             )
 
-    def _apply(self, stage, variables, gradients):
+    def _apply(self, stage, gradients):
         """Returns the new values of the variables."""
+        variables = self.plan.stages[stage].trainable
         optimizer = with_iterations(
             self.optimizer, self.counters.of_stages[stage]
         )
-        with placement.on_device_of_inputs():
-            apply_sums(optimizer, list(gradients.values()), list(variables))
+        with tf.device(self.step.devices[stage]):
+            apply_sums(optimizer, gradients, list(variables))
         new = []
         for variable in variables:
             component = self.step.component(variable)
