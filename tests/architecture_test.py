@@ -38,7 +38,6 @@ PURE = (
     "tfscale/collectives/planning/send.py",
     "tfscale/collectives/planning/simulate.py",
     "tfscale/formatting.py",
-    "tfscale/pipeline/planning/__init__.py",
     "tfscale/pipeline/planning/action.py",
     "tfscale/pipeline/planning/balance.py",
     "tfscale/pipeline/planning/list_schedule.py",
@@ -175,7 +174,7 @@ LAYERS = (
     ("tfscale/callbacks/",),
     ("tfscale/parameter_server/",),
     ("tfscale/__init__.py",),
-    ("tfscale/launch/",),
+    ("tfscale/launch/", "tfscale/selfcheck.py"),
 )
 
 CONFIGS = sorted(

@@ -64,6 +64,24 @@ class SameNumbersTest(parameterized.TestCase):
         )
         same_numbers.assert_same(self, one_device(), many)
 
+    def test_weights_read_a_gradient_that_leaves_their_stage(self):
+        def build():
+            inputs = keras.Input((6,))
+            skip = keras.layers.Dense(6)(inputs)
+            x = keras.layers.Dense(6, "tanh")(skip)
+            # The gradient by its bias is that by `skip`.
+            x = keras.layers.Dense(6, name="last")(x)
+            return keras.Model(inputs, keras.layers.Add()([skip, x]))
+
+        x, y = (
+            np.random.RandomState(0).normal(size=(2, 16, 6)).astype("float32")
+        )
+        small = same_numbers.Job(build, dict(x=x, y=y, batch_size=16))
+        many = same_numbers.on_mesh(
+            small, 2, 4, schedule="zb_h1", balance=["last"]
+        )
+        same_numbers.assert_same(self, same_numbers.on_one_device(small), many)
+
 
 class PipelineModelTest(parameterized.TestCase):
     def wrap(self, build=build, num_devices=2, **options):

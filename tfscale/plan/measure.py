@@ -13,7 +13,7 @@ _REPEATS = 5
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
 
 
-def measure_device(num_devices: int) -> Device:
+def measure_device(num_devices: int, memory: float | None = None) -> Device:
     """Times products, a copy, and sending to a neighbour, on all at once.
 
     All devices work at the same time, as in training: virtual ones share
@@ -21,6 +21,7 @@ def measure_device(num_devices: int) -> Device:
 
     Args:
         num_devices: How many devices are to be used.
+        memory: Bytes of a device, if they are known.
     """
     kinds = ("GPU", "TPU", "CPU")
     devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
@@ -44,7 +45,7 @@ def measure_device(num_devices: int) -> Device:
         f"{kind} (measured)",
         flops=2 * width**3 / half_seconds,
         float32_flops=flops,
-        memory=_memory(kind, len(names)),
+        memory=memory or _memory(kind, len(names)),
         memory_bandwidth=2 * num_bytes / copy,
         link_bandwidth=link,
         network_bandwidth=link,

@@ -340,8 +340,9 @@ class StageGraph:
         for (value, tensor), gradient in zip(inputs.items(), by_inputs):
             if gradient is None:
                 gradient = tf.zeros_like(tensor)
-            # Dense, also where rows of the input were looked up.
-            gradient = tf.convert_to_tensor(gradient)
+            # Dense, also where rows of the input were looked up. A W may read
+            # the gradient too: never the same tensor.
+            gradient = tf.identity(tf.convert_to_tensor(gradient))
             self.input_gradients[keys.GradientTerm(value)] = gradient
         for variable, gradient in zip(self._stage.trainable, by_params):
             if gradient is None:

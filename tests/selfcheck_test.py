@@ -1,0 +1,92 @@
+import contextlib
+import io
+import json
+from unittest import mock
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tfscale import selfcheck
+from tfscale.pipeline.planning.named_schedules import SCHEDULES
+
+
+def _main(cases, *args):
+    """The exit code, and what it prints when it has only these cases."""
+    out = io.StringIO()
+    with (
+        mock.patch.object(selfcheck, "cases", lambda n: cases(n)),
+        mock.patch.object(selfcheck, "use_devices", lambda: ("CPU", 4)),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        return selfcheck.main(list(args)), out.getvalue()
+
+
+class CasesTest(parameterized.TestCase):
+    @parameterized.parameters(2, 4, 8)
+    def test_every_mesh_has_all_devices(self, num_devices):
+        names = []
+        for name, options in selfcheck.cases(num_devices):
+            names.append(name)
+            self.assertEqual(
+                np.prod(list(options["mesh"].values())), num_devices, name
+            )
+        self.assertContainsSubset(
+            [f"pipeline, {schedule}" for schedule in SCHEDULES], names
+        )
+        self.assertLen(set(names), len(names))
+
+
+class MainTest(absltest.TestCase):
+    def test_what_works_is_as_near_as_it_says(self):
+        all_cases = dict(selfcheck.cases(4))
+        names = ["pipeline, zb_v", "all axes"]
+        code, out = _main(
+            lambda _: ((name, all_cases[name]) for name in names), "--json"
+        )
+        self.assertEqual(code, 0, out)
+        found = json.loads(out)
+        for result in found["checks"][:-1]:
+            self.assertEqual(result["status"], "works", result)
+            self.assertBetween(result["difference"], 0, 1e-5)
+        self.assertEqual(found["checks"][-1]["status"], "not here")
+        self.assertGreater(min(found["speed"].values()), 0)
+
+    def test_what_fails_hides_nothing_and_is_said(self):
+        code, out = _main(
+            lambda _: [("wrong", {"mesh": {"data": 3}}), ("one", {})]
+        )
+        self.assertEqual(code, 1)
+        self.assertRegex(out, r"(?s)wrong .* fails .* one .* works")
+        self.assertRegex(out, r"wrong, fails: \w+Error: ")
+
+    def test_other_numbers_differ(self):
+        result = selfcheck.check(
+            "name", lambda: [np.array([1.0, 2.0])], [np.array([1.0, 2.1])]
+        )
+        self.assertEqual(result.status, "differs")
+        self.assertAlmostEqual(result.difference, 0.1 / 2.1)
+
+    def test_one_gpu_is_split_and_several_are_not(self):
+        config = selfcheck.tf.config
+        for gpus, used in {0: 4, 1: 4, 2: 2, 7: 4, 8: 8, 16: 8}.items():
+            logical = [None] * (gpus if gpus > 1 else 4)
+            with (
+                mock.patch.object(
+                    config, "list_physical_devices", lambda _: [None] * gpus
+                ),
+                mock.patch.object(
+                    config, "list_logical_devices", lambda _: logical
+                ),
+                mock.patch.object(
+                    selfcheck.tfscale, "use_virtual_devices"
+                ) as split,
+            ):
+                found = selfcheck.use_devices()
+            self.assertEqual(split.called, gpus < 2)
+            self.assertEqual(found, ("GPU" if gpus else "CPU", used))
+
+
+if __name__ == "__main__":
+    absltest.main()

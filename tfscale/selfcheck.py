@@ -1,0 +1,268 @@
+"""What works on the devices of this machine, as one table.
+
+    python -m tfscale.selfcheck
+    python -m tfscale.selfcheck --json
+
+Trains a small model for three steps on every kind of mesh and by every schedule
+and compares its losses and weights with those of one device; measures matrix
+products, copies and links. The devices are the GPUs; or one of them, or the
+CPU, split into logical devices. Nothing is changed outside of the process, which
+takes one to two minutes. The exit code is 1 if something failed.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import rich.console
+import rich.table
+import tensorflow as tf
+
+import tfscale
+from tfscale.collectives import all_reduce
+from tfscale.pipeline.planning.named_schedules import SCHEDULES
+from tfscale.plan.measure import measure_device
+
+_NUM_STEPS, _BATCH_SIZE, _LENGTH, _WIDTH = 3, 16, 8, 32
+_TOLERANCE = 1e-4  # of the largest magnitude in a tensor of float32
+_LOGICAL_DEVICES, _MOST_DEVICES, _MOST_STAGES = 4, 8, 4
+_LOGICAL_GPU_MIB = 2048
+
+
+class NotHereError(Exception):
+    """Something cannot be tried on these devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came out of a check.
+
+    Args:
+        name: Of the check.
+        status: `"works"`, `"differs"`, `"fails"` or `"not here"`.
+        difference: How far the numbers are from those of one device, of the
+            largest magnitude in a tensor.
+        seconds: That it took.
+        why: Why it fails, or is not here.
+    """
+
+    name: str
+    status: str
+    difference: float | None = None
+    seconds: float | None = None
+    why: str = ""
+
+
+def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Arguments of `train` for every kind of mesh and every schedule.
+
+    Args:
+        num_devices: How many there are, a power of two.
+    """
+    data = {"data": num_devices}
+    model = {"data": num_devices // 2, "model": 2}
+    stages = min(num_devices, _MOST_STAGES)
+    pipeline = {"data": num_devices // stages, "pipeline": stages}
+    yield "data", {"mesh": data}
+    for stage in (1, 2, 3):
+        yield f"data, zero_stage={stage}", {"mesh": data, "zero_stage": stage}
+    yield "data, offload='slots'", {"mesh": data, "offload": "slots"}
+    yield "model", {"mesh": model}
+    yield (
+        "model, sequence_parallel",
+        {"mesh": model, "sequence_parallel": True},
+    )
+    for schedule in (*SCHEDULES, "auto"):
+        yield (
+            f"pipeline, {schedule}",
+            {"mesh": pipeline, "pipeline": {"schedule": schedule}},
+        )
+    recompute = {"recompute": True}
+    yield "pipeline, recompute", {"mesh": pipeline, "pipeline": recompute}
+    yield "pipeline, XLA", {"mesh": pipeline, "pipeline": {}, "jit": True}
+    if num_devices >= 4:
+        both = {"data": num_devices // 4, "pipeline": 2, "model": 2}
+        yield "all axes", {"mesh": both, "pipeline": {}}
+
+
+def build_model() -> keras.Model:
+    """Residual blocks of two layers that model ranks can divide."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((_LENGTH, _WIDTH))
+    for _ in range(_MOST_STAGES):
+        y = keras.layers.LayerNormalization()(x)
+        y = keras.layers.Dense(4 * _WIDTH, activation="gelu")(y)
+        x = keras.layers.Add()([x, keras.layers.Dense(_WIDTH)(y)])
+    return keras.Model(inputs, x, name="blocks")
+
+
+def train(
+    mesh: dict[str, Any] | None = None,
+    *,
+    pipeline: dict[str, Any] | None = None,
+    jit: bool = False,
+    **options: Any,
+) -> list[np.ndarray]:
+    """Losses of three steps, and the weights after them.
+
+    Args:
+        mesh: Sizes of the axes; without, one device trains.
+        pipeline: Arguments of `PipelineModel`, if there are stages.
+        jit: Whether XLA compiles the stages.
+        **options: Of `MeshStrategy`.
+    """
+    strategy: tf.distribute.Strategy = tf.distribute.get_strategy()
+    if mesh is not None:
+        made = tfscale.device_mesh(**mesh)
+        layouts = None
+        if "model" in mesh:
+            layouts = tfscale.auto_layout_map(build_model, made)
+        strategy = tfscale.MeshStrategy(made, layouts, **options)
+    with strategy.scope():
+        model = trained = build_model()
+        if pipeline is not None:
+            trained = tfscale.PipelineModel(
+                model, num_microbatches=2 * _MOST_STAGES, **pipeline
+            )
+        sgd = keras.optimizers.SGD(0.05, momentum=0.9)
+        trained.compile(sgd, "mse", jit_compile=jit)
+    x = np.random.default_rng(0).normal(size=(_BATCH_SIZE, _LENGTH, _WIDTH))
+    x = x.astype("float32")
+    history = trained.fit(
+        x, x[:, ::-1], batch_size=_BATCH_SIZE, epochs=_NUM_STEPS, verbose=0
+    )
+    return [np.array(history.history["loss"]), *model.get_weights()]
+
+
+def reduce_by_nccl() -> list[np.ndarray]:
+    """Sums of parts of 1 over all GPUs, by NCCL.
+
+    Raises:
+        NotHereError: If there are no two whole GPUs.
+    """
+    names = [d.name for d in tf.config.list_logical_devices("GPU")]
+    if len(names) < 2 or len(names) > len(
+        tf.config.list_physical_devices("GPU")
+    ):
+        raise NotHereError("NCCL needs two GPUs that are not split.")
+
+    @tf.function
+    def reduce():
+        tensors = []
+        for name in names:
+            with tf.device(name):
+                tensors.append(tf.fill((1024,), 1 / len(names)))
+        return all_reduce(tensors)
+
+    return [np.stack([each.numpy() for each in reduce()])]
+
+
+def check(
+    name: str, run: Callable[[], list[np.ndarray]], expected: list[np.ndarray]
+) -> Result:
+    """Runs a check, and compares what it returns."""
+    keras.utils.clear_session()
+    begin = time.perf_counter()
+    try:
+        found = run()
+    except NotHereError as error:
+        return Result(name, "not here", why=str(error))
+    except Exception as error:  # One that fails must not hide the others.
+        return Result(name, "fails", why=f"{type(error).__name__}: {error}")
+    far = max(
+        float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1.0))
+        for a, b in zip(found, expected, strict=True)
+    )
+    status = "works" if far <= _TOLERANCE else "differs"
+    return Result(name, status, far, time.perf_counter() - begin)
+
+
+def use_devices() -> tuple[str, int]:
+    """The type of the devices, and how many of them, a power of two."""
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if gpus else "CPU"
+    if len(gpus) < 2:
+        limit = _LOGICAL_GPU_MIB if gpus else None
+        tfscale.use_virtual_devices(_LOGICAL_DEVICES, kind, memory_limit=limit)
+    number = min(len(tf.config.list_logical_devices(kind)), _MOST_DEVICES)
+    return kind, 2 ** (number.bit_length() - 1)
+
+
+def report() -> dict[str, Any]:
+    """All that is found out, as JSON has it."""
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    kind, number = use_devices()
+    device = measure_device(number, memory=1.0)
+    expected = train()
+    results = []
+    for name, options in cases(number):
+        print(".", end="", file=sys.stderr, flush=True)
+        results.append(check(name, lambda o=options: train(**o), expected))  # type: ignore[misc]
+    ones = [np.ones((number, 1024), "float32")]
+    results.append(check("NCCL", reduce_by_nccl, ones))
+    print(file=sys.stderr)
+    return {
+        "versions": {
+            "tfscale": tfscale.__version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "python": sys.version.split()[0],
+        },
+        "machine": [str(d) for d in tf.config.list_physical_devices()],
+        "devices": f"{number} x {kind}",
+        "speed": {
+            "TFLOP/s in float32": device.float32_flops / 1e12,
+            "TFLOP/s in 16 bits": device.flops / 1e12,
+            "GB/s of memory": device.memory_bandwidth / 1e9,
+            "GB/s to the next device": device.link_bandwidth / 1e9,
+        },
+        "checks": [dataclasses.asdict(result) for result in results],
+    }
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """Prints the report for people."""
+    console = rich.console.Console(highlight=False)
+    table = rich.table.Table("Check", "", "Difference", "Seconds")
+    for result in found["checks"]:
+        numbers = ("", "")
+        if result["difference"] is not None:
+            numbers = f"{result['difference']:.1e}", f"{result['seconds']:.1f}"
+        table.add_row(result["name"], result["status"], *numbers)
+    console.print(table)
+    console.print(", ".join(f"{k} {v}" for k, v in found["versions"].items()))
+    speed = (f"{value:.3g} {name}" for name, value in found["speed"].items())
+    console.print(f"{found['devices']}, each: {', '.join(speed)}")
+    for result in found["checks"]:
+        if result["why"]:
+            text = f"{result['name']}, {result['status']}: {result['why']}"
+            console.print(text, markup=False)
+
+
+def main(args: list[str]) -> int:
+    """Prints what works; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfscale.selfcheck",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="for an issue")
+    as_json = parser.parse_args(args).json
+    found = report()
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        print_table(found)
+    wrong = [r for r in found["checks"] if r["status"] in ("fails", "differs")]
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
