@@ -55,7 +55,7 @@ class MainTest(absltest.TestCase):
 
     def test_what_fails_hides_nothing_and_is_said(self):
         code, out = _main(
-            lambda _: [("wrong", {"mesh": {"data": 3}}), ("one", {})]
+            lambda _: [("wrong", {"mesh": {"data": 99}}), ("one", {})]
         )
         self.assertEqual(code, 1)
         self.assertRegex(out, r"(?s)wrong .* fails .* one .* works")
@@ -71,18 +71,15 @@ class MainTest(absltest.TestCase):
     def test_one_gpu_is_split_and_several_are_not(self):
         config = selfcheck.tf.config
         for gpus, used in {0: 4, 1: 4, 2: 2, 7: 4, 8: 8, 16: 8}.items():
-            logical = [None] * (gpus if gpus > 1 else 4)
             with (
-                mock.patch.object(
-                    config, "list_physical_devices", lambda _: [None] * gpus
-                ),
-                mock.patch.object(
-                    config, "list_logical_devices", lambda _: logical
-                ),
+                mock.patch.object(config, "list_physical_devices") as physical,
+                mock.patch.object(config, "list_logical_devices") as logical,
                 mock.patch.object(
                     selfcheck.tfscale, "use_virtual_devices"
                 ) as split,
             ):
+                physical.return_value = [None] * gpus
+                logical.return_value = [None] * (gpus if gpus > 1 else 4)
                 found = selfcheck.use_devices()
             self.assertEqual(split.called, gpus < 2)
             self.assertEqual(found, ("GPU" if gpus else "CPU", used))

@@ -17,8 +17,8 @@ from absl import app
 from absl import flags
 
 import tfscale
+from benchmarks.pipeline.waiting import waiting_step
 from tfscale.pipeline.planning.named_schedules import SCHEDULES
-from tfscale.pipeline.running.step import PipelineStep
 
 _DEVICES = flags.DEFINE_integer("devices", 4, "Devices of the pipeline.")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Of a step.")
@@ -37,45 +37,12 @@ def make_step(strategy, schedule):
             schedule,
         )
         model.compile("sgd", "mse")
-    plan = model.plan
-    seconds = _UNIT.value * _DEVICES.value / plan.schedule.num_stages
-    x = tf.ones((2 * _MICROBATCHES.value, 2))
-    with strategy.scope():
-        model._symbolic_build(data_batch=(x, x))
-
-    apart = {a.stage for a in plan.schedule.order() if a.kind == "W"}
-
-    def emit(action, function, arguments):
-        # The executor has a W for every B of a stage that has one for some.
-        together = action.kind == "B" and action.stage not in apart
-        units = 2 if together else 1
-
-        def wait(*results):
-            time.sleep(units * seconds)
-            return results
-
-        results = function(*arguments)
-        dtypes = [result.dtype for result in results]
-        waited = tf.numpy_function(wait, results, dtypes, stateful=False)
-        for result, late in zip(results, waited, strict=True):
-            late.set_shape(result.shape)
-        return waited
-
-    def replica_step():
-        targets = x, None
-        program = model._programs.get([x], targets, training=True)
-        step = PipelineStep(plan, program, strategy, emit=emit)
-        actions = plan.schedule.order()
-        (made,) = step.run([([x], targets)], actions=actions, training=True)
-        return made.loss, made.gradients
-
-    @tf.function(autograph=False)
-    def run():
-        return strategy.run(replica_step)
-
-    run()
+    schedule = model.plan.schedule
+    seconds = _UNIT.value * _DEVICES.value / schedule.num_stages
+    rows = 2 * _MICROBATCHES.value
+    run = waiting_step(model, strategy, lambda action: seconds, rows)
     predicted = tfscale.pipeline.simulate(
-        plan.schedule, forward=seconds, backward=2 * seconds, weight=seconds
+        schedule, forward=seconds, backward=2 * seconds, weight=seconds
     )
     return run, predicted.makespan
 

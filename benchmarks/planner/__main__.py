@@ -17,6 +17,7 @@ from absl import flags
 import tfscale
 from benchmarks.pipeline.worker import VOCABULARY
 from benchmarks.pipeline.worker import build_gpt
+from benchmarks.planner import comparison
 from benchmarks.step_clock import StepClock
 from tfscale.pipeline.stage_memory import stage_memory
 
@@ -59,21 +60,20 @@ class Trained:
         """Trains for some steps."""
         self.seconds += self._fit(_STEPS.value)
 
-    def stage_memory(self):
-        """Bytes of the fullest stage, if it has a device of its own."""
+    def memory(self):
+        """What is predicted, and that of the fullest stage if it is alone."""
         s = self.plan.settings
-        if s.stages_per_device > 1 or s.model > 1 or s.zero_stage:
-            return None
-        if not isinstance(self._model, tfscale.PipelineModel):
-            return None
+        text = f"{self.plan.num_bytes / 2**20:.0f} MiB"
+        if (
+            s.stages_per_device * s.model > 1
+            or s.zero_stage
+            or not isinstance(self._model, tfscale.PipelineModel)
+        ):
+            return text
         rows = _BATCH.value // (s.data * s.num_microbatches)
         stages = stage_memory(self._model.plan, rows)
-        return max(stage.total for stage in stages)
-
-
-def ranks(values):
-    """The place of each value in their order."""
-    return np.argsort(np.argsort(values))
+        fullest = max(stage.total for stage in stages)
+        return f"{text} / {fullest / 2**20:.0f} MiB"
 
 
 def main(_):
@@ -85,35 +85,18 @@ def main(_):
     )
     print(plans.device)
     plans.table()
-    numbers = np.linspace(0, len(plans) - 1, _PLANS.value).round().astype(int)
     tokens = np.random.default_rng(0).integers(
         VOCABULARY, size=(_BATCH.value, _LENGTH.value + 1), dtype="int32"
     )
     batches = tf.data.Dataset.from_tensors((tokens[:, :-1], tokens[:, 1:]))
-    trained = [Trained(plans[n], batches.repeat()) for n in numbers]
+    chosen = comparison.spread(plans, _PLANS.value)
+    trained = [Trained(plan, batches.repeat()) for plan in chosen]
     for _ in range(_ROUNDS.value):
         for each in trained:
             each.take_turn()
-    print("| plan | predicted | measured | memory | `stage_memory` |")
-    print("|---|---|---|---|---|")
-    for each in trained:
-        memory = each.stage_memory()
-        print(
-            f"| {each.plan.settings} | {1e3 * each.plan.step_seconds:.0f} ms"
-            f" | {1e3 * statistics.median(each.seconds):.0f} ms ("
-            f"{1e3 * min(each.seconds):.0f} to {1e3 * max(each.seconds):.0f})"
-            f" | {each.plan.num_bytes / 2**20:.0f} MiB | "
-            + ("" if memory is None else f"{memory / 2**20:.0f} MiB")
-            + " |"
-        )
-    for name, of in (("medians", statistics.median), ("shortest", min)):
-        measured = [of(each.seconds) for each in trained]
-        predicted = [each.plan.step_seconds for each in trained]
-        correlation = np.corrcoef(ranks(predicted), ranks(measured))[0, 1]
-        print(
-            f"Of the {name} steps: rank correlation {correlation:.3f}, the "
-            f"picked plan takes {measured[0] / min(measured):.3f} of the best."
-        )
+    seconds = [statistics.median(each.seconds) for each in trained]
+    memory = [each.memory() for each in trained]
+    comparison.print_table(chosen, seconds, [memory.__getitem__])
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@ import time
 
 import tensorflow as tf
 
+from tfscale.collectives import all_reduce
 from tfscale.plan.device import DEVICES
 from tfscale.plan.device import Device
 
 _REPEATS = 5
 # Of a matrix: large enough for most of the peak.
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
+# Products of a chain, one after the other.
+_FEW, _MANY = 2, 18
 
 
 def measure_device(num_devices: int, memory: float | None = None) -> Device:
-    """Times products, a copy, and sending to a neighbour, on all at once.
+    """Times products, a copy and an all-reduce, on all devices at once.
 
     All devices work at the same time, as in training: virtual ones share
     cores. If there are fewer than `num_devices`, they stand for the others.
@@ -26,27 +29,34 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     kinds = ("GPU", "TPU", "CPU")
     devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
     names = [device.name for device in devices[:num_devices]]
-    kind = devices[0].device_type
+    kind, number = devices[0].device_type, len(names)
     width = _WIDTHS[kind]
 
     def product(size, dtype=tf.float32):
-        return _seconds(lambda x, _: tf.matmul(x, x), names, size, dtype)
+        """Seconds of a product in the middle of others."""
+        few, many = (
+            _seconds(_products(length), names, size, dtype)
+            for length in (_FEW, _MANY)
+        )
+        return (many - few) / (_MANY - _FEW)
 
     seconds = half_seconds = product(width)
     if kind != "CPU":
         half_seconds = product(width, tf.bfloat16)
     flops, small = 2 * width**3 / seconds, width // 16
     num_bytes = 4 * (2 * width) ** 2
-    copy = _seconds(lambda x, _: x + 1.0, names, 2 * width)
-    send = _seconds(lambda _, of_next: of_next + 1.0, names, 2 * width)
-    # A copy between virtual devices may cost nothing.
-    link = num_bytes / max(send - copy, copy / 10)
+    copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, 2 * width)
+    bandwidth = link = 2 * num_bytes / copy
+    if number > 1:
+        # A device of a ring sends so much.
+        sent = 2 * (number - 1) / number * num_bytes
+        link = sent / _seconds(all_reduce, names, 2 * width)
     return Device(
         f"{kind} (measured)",
         flops=2 * width**3 / half_seconds,
         float32_flops=flops,
-        memory=memory or _memory(kind, len(names)),
-        memory_bandwidth=2 * num_bytes / copy,
+        memory=memory or _memory(kind, number),
+        memory_bandwidth=bandwidth,
         link_bandwidth=link,
         network_bandwidth=link,
         devices_per_machine=num_devices,
@@ -56,20 +66,39 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     )
 
 
+def _products(length):
+    def compute(xs):
+        results = []
+        for x in xs:
+            with tf.device(x.device):
+                y = x
+                for _ in range(length):
+                    y = tf.matmul(y, x)
+                results.append(y)
+        return results
+
+    return compute
+
+
 def _seconds(compute, names, size, dtype=tf.float32):
-    """Least seconds of `compute(own, of_next)` on all devices at once."""
+    """Least seconds of a function of a tensor of each device."""
     inputs = []
     for name in names:
         with tf.device(name):
-            inputs.append(tf.cast(tf.fill((size, size), 0.5), dtype))
+            # Products of such matrices neither grow nor vanish.
+            inputs.append(tf.cast(tf.fill((size, size), 1 / size), dtype))
 
     @tf.function
     def on_all(*xs):
+        tensors = []
+        for name, x in zip(names, xs, strict=True):
+            with tf.device(name):
+                tensors.append(tf.identity(x))
         results = []
-        for name, x, of_next in zip(names, xs, xs[1:] + xs[:1], strict=True):
+        for name, y in zip(names, compute(tensors), strict=True):
             with tf.device(name):
                 # An accelerator is done when a number of its result is there.
-                results.append(tf.reduce_max(compute(x, of_next)[:1]))
+                results.append(tf.reduce_max(y[:1]))
         return results
 
     times = []
