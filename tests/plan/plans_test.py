@@ -7,6 +7,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import tfscale
+from tfscale.plan import DEVICES
 from tfscale.plan import __main__ as command
 from tfscale.plan.cost import Settings
 
@@ -85,6 +86,10 @@ class PlanTest(parameterized.TestCase):
 
         plans = _plans(build_model)
         self.assertEqual({p.settings.pipeline for p in plans}, {1})
+        with self.assertRaisesRegex(
+            ValueError, "can have 4 replicas. Use batch_size=.*Planned without"
+        ):
+            _plans(build_model, batch_size=30)
         lines = []
         plans.table(print_fn=lines.append)
         self.assertIn("Note: Planned without stages", lines[0])
@@ -105,6 +110,12 @@ class PlanTest(parameterized.TestCase):
         (dict(num_devices=0), ValueError, "at least 1"),
         (dict(batch_size=2.0), TypeError, "batch_size=2"),
         (dict(device="H10"), ValueError, "Did you mean 'H100'"),
+        (dict(device=8), TypeError, "Received: device=8"),
+        (
+            dict(device=dataclasses.replace(DEVICES["H100"], memory=1e4)),
+            ValueError,
+            "The smallest plan .* needs .* brings most",
+        ),
     )
     def test_bad_input_is_refused(self, options, error, message):
         with self.assertRaisesRegex(error, message):

@@ -112,6 +112,11 @@ class BadInputTest(parameterized.TestCase):
         ):
             search.rank(_table(), 1, 64, H100)
 
+    def test_nothing_fits_and_a_batch_of_1_has_no_half(self):
+        device = dataclasses.replace(H100, memory=1e4)
+        with self.assertRaisesRegex(ValueError, "num_devices=2 brings most"):
+            search.rank(_table(can_be_cut=False), 1, 1, device)
+
 
 if __name__ == "__main__":
     absltest.main()

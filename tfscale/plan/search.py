@@ -144,7 +144,8 @@ def _too_large(found, table, num_devices, batch_size, device):
     needed = {
         change: p.num_bytes
         for change, sizes in changes.items()
-        if (p := smallest(_predict_all(table, *sizes, device)))
+        if 0 not in sizes
+        and (p := smallest(_predict_all(table, *sizes, device)))
     }
     helps = "."
     if needed:
