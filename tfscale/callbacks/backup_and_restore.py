@@ -186,7 +186,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Completes the logs of an epoch that went on behind its last step."""
+        """Completes the logs of an epoch that went on after its last step."""
         if self._run is not None:
             self._run.on_epoch_end(logs)
 
@@ -200,11 +200,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._leave()
 
     def _is_over(self):
-        """Whether its `fit` has ended, if by an error that nobody told it."""
+        """Whether its `fit` has ended, also by an error."""
         return not self._fit.is_running
 
     def _leave(self):
-        """Lets go of folder and signals, also of a `fit` that failed."""
+        """Releases folder and signals, also of a `fit` that failed."""
         signals = self._stop_signals
         if signals is not None:
             signals.restore()

@@ -89,13 +89,10 @@ class BatchAdapter:
         self._sizes = sizes
 
     def adapt(self, model: keras.Model, square: float, variance: float) -> None:
-        """Changes batch size and learning rate, at an epoch's beginning.
+        """Changes batch size and learning rate at the beginning of an epoch.
 
-        Args:
-            model: The model that is trained.
-            square: |G|^2, see `GradientNoise`; 0 or more. NaN, when it is not
-                known yet, changes nothing.
-            variance: S, see `GradientNoise`; 0 or more.
+        `square` and `variance` are |G|^2 and S of `GradientNoise`; NaN,
+        when they are not known yet, changes nothing.
         """
         if self._range is None or math.isnan(square):
             return

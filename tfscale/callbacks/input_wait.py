@@ -23,7 +23,7 @@ class InputWait(keras.callbacks.Callback):
     own batch was waiting. Strategies take batches ahead:
 
         step       | 0      | 1      | 2      |
-        arrivals  0  1        2        3            nobody waits for 1, 2, 3
+        arrivals  0  1        2        3            no wait for 1, 2, 3
 
     The share of the time spent so is in the logs of each epoch as
     `input_wait`. With several steps per execution, a batch of which all but

@@ -157,7 +157,7 @@ class Cluster:
 def _is_address(text):
     host, _, port = text.rpartition(":")
     if ":" in host and not re.fullmatch(r"\[[^\[\]]+\]", host):
-        return False  # Of IPv6, and nobody knows where the port begins.
+        return False  # Of IPv6, whose port has no clear beginning.
     # Of few digits: others are no numbers to Python.
     return (
         bool(host and re.fullmatch("[0-9]{1,5}", port)) and int(port) < 65_536

@@ -124,11 +124,10 @@ class Coordination:
         return found["value"]
 
     def check_same(self, subject: str, fact: str) -> None:
-        """Returns once all workers have said the same, before they go on.
+        """Returns once all workers have passed the same subject and fact.
 
-        Workers whose programs differ would wait for each other for ever, or
-        add up what does not belong together. Worker 0 compares with all, the
-        others with worker 0.
+        Workers whose programs differ would wait for each other for ever, or add
+        up tensors that do not belong together.
 
         Raises:
             ConnectionError: If another worker is gone.
@@ -165,21 +164,21 @@ class Coordination:
         return int(found)
 
     def stop_waiting(self) -> None:
-        """Has whatever waits here give up: nobody needs it any more."""
+        """Ends all waiting here with a `TimeoutError`."""
         self._is_over = True
 
     def leave(self, is_missed: threading.Event, timeout: float = 30.0) -> None:
-        """Returns once all workers have come to their end.
+        """Returns once all workers have ended.
 
         At the end of a collective one worker may have its sum while another
-        one still fetches its part. Worker 0, which has the service by which
-        they say that they are done, stays until all know:
+        still fetches its part. Worker 0, which runs the service, stays until
+        all know:
 
             worker 0    "end" ── knows of all ─────────── all are gone ── exits
             worker 1    "end" ── knows of all ── "gone", exits
 
-        One that ends by an error does not wait for the others, nor one for
-        which they wait somewhere else.
+        A worker that ends by an error does not wait, nor one for which the
+        others wait somewhere else.
         """
         if getattr(sys, "last_value", None) is not None:
             return

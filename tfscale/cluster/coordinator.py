@@ -37,13 +37,9 @@ _roster: Roster | None = None
 def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
     """Connects the coordinator to all other processes; these serve.
 
-    To be called after the pre-flight. It returns in the coordinator only, where
-    the devices of all processes are then logical devices of TensorFlow.
-
-    Args:
-        cluster: The cluster. Its chief, or else worker 0, coordinates.
-        timeout: Seconds after which a process that is not ready is an error.
-        word: That of the pre-flight.
+    Called after the preflight, whose word is `word`. It returns in the
+    coordinator only (the chief, or else worker 0), where the devices of all
+    processes are then logical devices of TensorFlow.
 
     Raises:
         ConnectionError: If a process is missing, or in a server if the
@@ -70,25 +66,12 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
 
 
 def coordinator_of(cluster: Cluster) -> str:
-    """The address of the process that coordinates.
-
-    Example:
-
-    >>> coordinator_of(Cluster({"worker": ("a:1", "b:1")}, "worker", 1))
-    'a:1'
-    """
+    """The address of the process that coordinates."""
     return cluster.jobs["chief" if "chief" in cluster.jobs else "worker"][0]
 
 
 def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
-    """The cluster as TensorFlow takes it.
-
-    Example:
-
-    >>> spec = cluster_spec(Cluster({"worker": ("a:1",)}, "worker", 0))
-    >>> spec.as_dict()
-    {'worker': ['a:1']}
-    """
+    """The cluster as TensorFlow takes it."""
     return tf.train.ClusterSpec({j: list(a) for j, a in cluster.jobs.items()})
 
 
@@ -116,9 +99,9 @@ def serve_with_parameters(cluster: Cluster) -> NoReturn:
 
 
 def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
-    """Returns once all workers and parameter servers of a chief are there.
+    """Returns once all workers and parameter servers are connected.
 
-    Those that are lost later are taken in when they come back.
+    Those that are lost later are connected again when they come back.
 
     Raises:
         ConnectionError: If one is missing; says which, and why.
@@ -135,11 +118,6 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
 def _serve(
     cluster: Cluster, presence: Presence, min_threads: int = 0
 ) -> NoReturn:
-    """Runs TensorFlow's server until the chief ends; does not return.
-
-    The server has the devices, memory and threads that this process was set up
-    with.
-    """
     config = tf.compat.v1.ConfigProto()
     config.CopyFrom(symbols.eager_context.context().config)
     config.inter_op_parallelism_threads = max(
@@ -163,7 +141,7 @@ def _others(cluster):
 
 
 def _word(cluster):
-    """Keeps the processes of two clusters apart, without a pre-flight."""
+    """A word by which the processes of two clusters tell each other apart."""
     addresses = json.dumps([cluster.jobs[job] for job in sorted(cluster.jobs)])
     return hashlib.sha256(addresses.encode()).hexdigest()
 
@@ -171,8 +149,8 @@ def _word(cluster):
 def _end_at_exit(roster):
     """Ends the others with this process; they fail if its program fails.
 
-    Python tells `atexit` neither of an exit code nor of an exception: the last
-    one is in `sys.last_value`, the code has to be noted.
+    `atexit` is told of neither exit code nor exception: the last exception is
+    in `sys.last_value`, the code is noted here.
     """
     exit_before, status = sys.exit, None
 
@@ -197,11 +175,10 @@ def _note_signal(number, frame):
 
 
 def _report(address, machine_answers):
-    """Says which server is lost.
+    """Logs which server is lost.
 
-    If the machine answers, TensorFlow says so too. Else TensorFlow would wait
-    for as long as TCP does, many minutes, and nothing can call it back: this
-    process is ended.
+    If its machine is silent, TensorFlow would wait for many minutes (TCP), and
+    cannot be interrupted: this process is ended.
     """
     logging.error(
         "A server must stay until its coordinator ends. Received: %s %s. What "

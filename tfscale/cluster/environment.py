@@ -1,6 +1,6 @@
 """Finds the cluster that a process was started in: what is set says it.
 
-`TF_CONFIG` comes first, since whoever sets it means it; then Slurm; then an
+`TF_CONFIG` comes first, since it is set on purpose; then Slurm; then an
 indexed job of Kubernetes. TensorFlow's `SlurmClusterResolver` is not asked: it
 sorts hosts as text, so that on `n[9-10]` task 0 gets the address of `n10`, has
 one port for all jobs, and runs `nvidia-smi`. Its resolver for Kubernetes lists
@@ -116,11 +116,11 @@ def expand_hosts(text: str) -> list[str]:
         if not found:
             hosts.append(part)
             continue
-        before, ranges, behind = found.groups()
+        before, ranges, after = found.groups()
         for item in ranges.split(","):
             first, _, last = item.partition("-")
             for number in range(int(first), int(last or first) + 1):
-                hosts.append(f"{before}{number:0{len(first)}}{behind}")
+                hosts.append(f"{before}{number:0{len(first)}}{after}")
     return hosts
 
 

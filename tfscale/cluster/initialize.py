@@ -31,12 +31,12 @@ class Joined:
     """The workers that this process has joined.
 
     Attributes:
-        cluster: Who they are.
-        strategy: TensorFlow's own strategy over them. It is not trained with:
-            making it starts the server of this process, by which workers
-            exchange tensors and learn that one of them is gone.
-        failure_detector: Knows who of them is still there.
-        coordination: What they tell each other beside collectives.
+        cluster: Their addresses.
+        strategy: TensorFlow's own strategy over them. It does not train:
+            creating it starts the server of this process, by which workers
+            exchange tensors.
+        failure_detector: Knows which workers are alive.
+        coordination: Passes values between them beside collectives.
     """
 
     cluster: Cluster
@@ -56,7 +56,7 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
     There are two ways to work together, for which the same program is started
     in every process:
 
-    * As workers: each runs the program. Behind this, `tfscale.device_mesh`
+    * As workers: each runs the program. After this, `tfscale.device_mesh`
       counts the devices of all workers, and a `tfscale.MeshStrategy` trains
       over them. Rows of stages and of model ranks lie within a worker.
     * By a coordinator, the first process: it alone runs the program, and the
@@ -143,32 +143,17 @@ def versions() -> dict[str, str]:
 
 
 def joined() -> Joined | None:
-    """The workers that `initialize` has joined, if there are any.
-
-    Example:
-
-    >>> joined() is None
-    True
-    """
+    """The workers that `initialize` has joined, if there are any."""
     return _joined
 
 
 def coordinated() -> Cluster | None:
-    """The cluster whose devices are this process' own, if there is one.
-
-    Example:
-
-    >>> coordinated() is None
-    True
-    """
+    """The cluster whose devices are this process' own, if there is one."""
     return _coordinated
 
 
 def _check_not_started():
-    """Raises if TensorFlow has started its devices.
-
-    What was made before would not be found: the devices get other names.
-    """
+    """Raises if TensorFlow has started its devices: their names change."""
     threading = tf.config.threading
     count = threading.get_inter_op_parallelism_threads()
     try:

@@ -71,7 +71,7 @@ def preflight(
         about: Those who have this in common meet, and others are missing.
 
     Returns:
-        A word that those who have met know, and nobody else.
+        A word that only the processes that have met know.
 
     Raises:
         MissingError: If a process is missing; says which, and why.
@@ -166,12 +166,7 @@ class _Preflight:
                 self._changed.notify_all()
 
     def _read(self, connection):
-        """What a member says.
-
-        Raises:
-            OSError: If it does not say it in time.
-            ValueError: If it is none.
-        """
+        """The message of a member; raises `ValueError` if it is none."""
         text = reception.read_line(
             connection, _SECONDS_TO_SPEAK, max_bytes=self._max_bytes
         )
@@ -220,7 +215,6 @@ class _Preflight:
         )
 
     def _call_once(self, address):
-        """Returns why the process was not reached, or None."""
         try:
             with ports.connect(address) as connection:
                 connection.sendall(self._message())
@@ -246,7 +240,6 @@ class _Preflight:
         return found is not None and found["word"] in self._calls[address]
 
     def _missing(self):
-        """Those that are missing, and why."""
         with self._changed:
             return [
                 (

@@ -129,6 +129,6 @@ def read_line(
 
 
 def _hang_up(connection):
-    """Wakes whoever reads from it."""
+    """Wakes the thread that reads from a connection."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -8,7 +8,6 @@ einsums and convolutions, called in functions and loops.
 
 import json
 import math
-import re
 from collections.abc import Callable
 
 import keras
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.graphs import walks
+from tfscale.graphs.einsum import einsum_labels
 
 
 def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
@@ -23,20 +23,11 @@ def operation_flops(operation: keras.Operation, *args, **kwargs) -> int:
 
     A multiplication with an addition counts 2: matrix products, einsums and
     convolutions are counted exactly, also inside of nested models, RNN loops
-    (times the sequence length) and branches (the dearest). To this, each
-    element of the outputs adds 1, for all the rest: a bias, an activation, a
-    normalisation, a look-up in an `Embedding`.
+    (times the sequence length) and branches (the most expensive one). Each
+    element of the outputs adds 1, for a bias, an activation or a look-up.
 
-    Args:
-        operation: A layer, a model or an operation of `keras.ops`.
-        *args: What it is called with, `keras.KerasTensor`s of any shape and
-            dtype in place of tensors. A batch size of `None` counts as 1,
-            and so does every other unknown dimension: pass known shapes
-            where the sequence length matters.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        The number of FLOPs.
+    The arguments are `keras.KerasTensor`s in place of tensors. Unknown
+    dimensions, the batch too, count as 1.
 
     Example: 8 x 4 weights for each of 16 positions, and the bias.
 
@@ -122,8 +113,7 @@ def _is_tensor(x) -> bool:
 def _multiply_adds(nodes, roots, shapes_of, library) -> int:
     """Multiply-adds of a graph or the body of a function.
 
-    What `roots`, the names that make its outputs, do not need is left out, as
-    TensorFlow does: Keras calls RNN cells once just for the shape.
+    Only nodes that `roots` need count: Keras calls RNN cells once for a shape.
     """
     by_name = {node.name: node for node in nodes}
     shapes_of = shapes_of | {
@@ -204,16 +194,11 @@ def _einsum(node, inputs, output):
     # One multiply-add for each combination of indices, summed over or not.
     if len(inputs) == 1:
         return 0
-    terms = node.attr["equation"].s.decode().split("->")[0].split(",")
+    equation, dims = node.attr["equation"].s.decode(), list(map(_dims, inputs))
+    terms = einsum_labels(equation, [len(sizes) for sizes in dims])
     sizes = {}
-    for term, shape in zip(terms, inputs, strict=True):
-        labels, dims = re.findall(r"\.\.\.|\w", term), _dims(shape)
-        if "..." in labels:
-            at = labels.index("...")
-            hidden = range(len(dims) - len(labels) + 1)
-            # From the right: what an ellipsis stands for is broadcast.
-            labels[at : at + 1] = [f"...{i}" for i in reversed(hidden)]
-        for label, dim in zip(labels, dims, strict=True):
+    for labels, of_operand in zip(terms, dims):
+        for label, dim in zip(labels, of_operand, strict=True):
             sizes[label] = max(sizes.get(label, 1), dim)
     return math.prod(sizes.values())
 

@@ -47,11 +47,10 @@ def optimise(subgraph: Subgraph) -> Subgraph:
 
 @functools.cache
 def _cluster():
-    """What Grappler is told of the machine.
+    """The description of the machine for Grappler.
 
-    Without one it makes its own for each call, with a session, and says so in
-    the user's output. What it does depends on which kinds of devices there
-    are; how fast they are is for estimates that nothing here uses.
+    Without one Grappler makes its own for each call, with a session and output.
+    Only the kinds of devices matter, not their speed.
     """
 
     def described(device):
@@ -83,7 +82,7 @@ def _cluster():
 
 
 def _control_flow(graph_def):
-    """The nodes that are loops and branches, in functions too."""
+    """Yields the loops and branches of a graph and of its functions."""
     bodies = [function.node_def for function in graph_def.library.function]
     for nodes in (graph_def.node, *bodies):
         for node in nodes:

@@ -43,13 +43,12 @@ def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec) -> int:
 def peak_bytes(results: Sequence[tf.Tensor]) -> int:
     """Bytes that are in use at once when tensors are computed.
 
-    Operations run one after the other, in the order of their graph, and a
-    buffer is freed after its last use. Variables, constants and arguments do
-    not count, nor what an operation uses only while it runs. A result of an
-    unknown size counts like the largest argument of its operation.
+    Operations run in the order of their graph, and a buffer is freed after its
+    last use. Variables, constants, arguments and workspace do not count. A
+    result of an unknown size counts like the largest argument.
 
     Raises:
-        ValueError: If there is a loop that keeps something of its iterations.
+        ValueError: If there is a loop that keeps tensors of its iterations.
     """
     needed = walks.ancestors([x.op for x in results], control_inputs=True)
     operations = [x for x in results[0].graph.get_operations() if x in needed]

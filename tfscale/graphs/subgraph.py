@@ -51,7 +51,7 @@ class Subgraph:
         for node in self.graph_def.node:
             # What only hands its input on to the result is left out.
             if node.name not in tensors and returned.get(node.name) is None:
-                # Tensors given are there: nobody has to wait for them.
+                # Tensors given are ready: no operation waits for them.
                 inputs = [i for i in node.input if i[1:] not in tensors]
                 used.update(source.split(":")[0] for source in inputs)
                 graph_def.node.add(
@@ -73,10 +73,9 @@ class Subgraph:
         )
 
     def _returned(self) -> dict[str, str | None]:
-        """For fetches that nothing needs but the caller, what they hand on.
+        """For fetches that only the caller needs, the tensors that they return.
 
-        In a step they would stand once per microbatch, and there are as many
-        as tensors are kept: a tenth of the graph.
+        In a step they would stand once per microbatch: a tenth of the graph.
         """
         placeholders = {*self.feeds, *self.captures}
         taken = {
@@ -173,7 +172,7 @@ def extract(
 
 
 def _device(node, devices):
-    """Where an operation is put; nowhere, if it goes with its stage."""
+    """The device of an operation, or none if it is that of its stage."""
     if node.op in _OF_PYTHON:
         # TensorFlow says which process has the function, stages or no stages.
         return f"{node.device}/device:CPU:0"

@@ -124,7 +124,7 @@ def main(arguments):
 
 
 def _met(cluster):
-    """The cluster of the hosts that are there; all have to be, or enough."""
+    """The cluster of the hosts that answer: all of them, or --min_workers."""
     if cluster is None:
         return None
     options = {"timeout": PREFLIGHT.value, "say": output.say}
@@ -277,7 +277,7 @@ def _task(cluster, local_rank):
 
 
 def _free_ports(count):
-    """Ports that nobody uses now, all different."""
+    """Different ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -289,6 +289,6 @@ def _free_ports(count):
 
 
 if __name__ == "__main__":
-    # What stands behind the program is the program's.
+    # Flags after the program are the program's.
     flags.FLAGS.set_gnu_getopt(False)
     app.run(main)

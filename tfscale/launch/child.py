@@ -20,7 +20,7 @@ _CHARACTERS_OF_A_LAST_LINE = 500
 
 
 class Child:
-    """Runs a command; its lines are printed behind its name.
+    """Runs a command; its lines are printed after its name.
 
     It has a process group of its own, so that a signal reaches what it has
     started too. A warden kills that group when the launcher dies.
@@ -79,7 +79,7 @@ class Child:
             return
 
     def kill(self) -> None:
-        """Kills the process, and what it may have left behind."""
+        """Kills the process and all of its process group."""
         self.send(signal.SIGKILL)
         self._warden.forget(self._process.pid)
 

@@ -123,7 +123,7 @@ class Launcher:
         self._signal = number
 
     def _goes_on(self):
-        """Whether those who are left start again without who has failed."""
+        """Whether the other workers start again without the one that failed."""
         if self._find_lost is not None:
             lost = self._find_lost()
             if lost:
@@ -146,7 +146,7 @@ class Launcher:
         return pause is not None and self._pause(pause)
 
     def _next_pause(self):
-        """Seconds before another start, which is said; None without one."""
+        """Seconds before another start, which is logged; None without one."""
         if self._num_restarts >= self._max_restarts:
             return None
         pause = min(self._first_pause * 2**self._num_restarts, 60.0)
@@ -202,7 +202,7 @@ class Launcher:
         return None if None in codes.values() else 0
 
     def _look_by_one(self):
-        """The same with parameter servers, where each process counts alone."""
+        """The same with parameter servers, where each process fails alone."""
         now = time.monotonic()
         for task in [t for t, at in self._due.items() if at <= now]:
             del self._due[task]
@@ -217,7 +217,7 @@ class Launcher:
                 self._report(task, code)
                 if task.job != "worker":
                     return _as_exit_code(code)
-            child.kill()  # what it may have left behind
+            child.kill()  # and its process group
             del self._children[task]
             pause = self._next_pause() if code else None
             others = (*self._children, *self._due)
@@ -241,7 +241,7 @@ class Launcher:
         output.say(f"{task.name} {how}, as the first. Its last lines:{lines}")
 
     def _end_all(self, number=signal.SIGTERM):
-        """Ends those who run: a signal, a grace, SIGKILL."""
+        """Ends all processes: a signal, a grace, SIGKILL."""
         children = self._children.values()
         if self._running() and not self._signal:
             names = ", ".join(child.name for child in self._running())

@@ -1,4 +1,4 @@
-"""What the launcher prints: a program goes on, whoever can read it or not."""
+"""Output of the launcher, which goes on when no reader is left."""
 
 import os
 import sys
@@ -6,15 +6,10 @@ from typing import TextIO
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Writes a line, in one piece: those of two processes do not mix.
+    """Writes a line in one piece, so that two processes do not mix.
 
-    A character that the stream cannot encode is replaced. Where nobody reads
-    any more (`| head`, a terminal that was closed) nothing more is written.
-
-    Example:
-
-    >>> write(sys.stdout, "worker 0: epoch 1")
-    worker 0: epoch 1
+    Characters that the stream cannot encode are replaced. After the reader is
+    gone (`| head`, a closed terminal) nothing more is written.
     """
     if stream is None:
         return

@@ -42,7 +42,7 @@ class Warden:
         self._process.wait()
 
     def _tell(self, words):
-        with contextlib.suppress(OSError):  # Somebody has killed it.
+        with contextlib.suppress(OSError):  # It was killed.
             self._process.stdin.write(f"{words}\n".encode())
             self._process.stdin.flush()
 

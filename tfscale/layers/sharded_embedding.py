@@ -126,16 +126,16 @@ class ShardedEmbedding(keras.layers.Layer):
     def embeddings(self) -> tf.Tensor:
         """The whole table, of shape `(input_dim, output_dim)`."""
         rows = tf.range(self.input_dim)
-        places = [rows[s :: self.num_shards] for s in range(self.num_shards)]
-        return tf.dynamic_stitch(places, [v.value for v in self.shards])
+        positions = [rows[s :: self.num_shards] for s in range(self.num_shards)]
+        return tf.dynamic_stitch(positions, [v.value for v in self.shards])
 
     def call(self, inputs: Any) -> Any:
         """See the class."""
         if not inputs.dtype.is_integer:
             inputs = tf.cast(inputs, "int32")
         # Each row is sent once, and its gradients come back added up.
-        rows, places = tf.unique(tf.reshape(inputs, [-1]))
-        outputs = tf.gather(self._look_up(rows), places)
+        rows, positions = tf.unique(tf.reshape(inputs, [-1]))
+        outputs = tf.gather(self._look_up(rows), positions)
         outputs = tf.reshape(
             outputs, tf.concat([tf.shape(inputs), [self.output_dim]], 0)
         )
@@ -149,9 +149,9 @@ class ShardedEmbedding(keras.layers.Layer):
             return tf.gather(shards[0].value, rows)
         owners = tf.cast(rows % count, tf.int32)
         of_shards = tf.dynamic_partition(rows // count, owners, count)
-        places = tf.dynamic_partition(tf.range(tf.size(rows)), owners, count)
+        positions = tf.dynamic_partition(tf.range(tf.size(rows)), owners, count)
         found = [tf.gather(v.value, r) for v, r in zip(shards, of_shards)]
-        return tf.dynamic_stitch(places, found)
+        return tf.dynamic_stitch(positions, found)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """See `keras.layers.Embedding`."""

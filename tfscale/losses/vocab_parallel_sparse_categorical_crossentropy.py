@@ -32,7 +32,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
     dense layer or reverse embedding sharded along the vocabulary), it takes
     this rank's part in their place. Ranks then exchange three numbers for each
     token, and the logits of the whole vocabulary never exist on one device,
-    unless somebody else uses the predictions too, as a metric does. Under a
+    unless a metric, say, uses the predictions too. Under a
     mesh with no model axis, or no strategy, it is plain cross-entropy.
 
     Called in replica context, as `fit` does.
@@ -163,9 +163,9 @@ def _cross_entropy(logits, labels, *, first, total, smoothing, add_up, largest):
 
         def gradient(upstream):
             slopes = terms / sums[0][:, tf.newaxis] - smoothing / total
-            places = tf.stack([tf.range(tf.size(own, tf.int64)), own], axis=1)
+            indices = tf.stack([tf.range(tf.size(own, tf.int64)), own], axis=1)
             slopes = tf.tensor_scatter_nd_sub(
-                slopes, places, (1 - smoothing) * here
+                slopes, indices, (1 - smoothing) * here
             )
             return slopes * upstream[:, tf.newaxis]
 

@@ -24,7 +24,7 @@ class ParameterServerModel(ParameterServerTrainer):
     accumulates gradients, scales losses, or overwrites weights with averages in
     training is refused.
 
-    `fit` takes a `tf.data.Dataset` without end, made behind the strategy, and
+    `fit` takes a `tf.data.Dataset` without end, created after the strategy, and
     `steps_per_epoch`. Its batches are dealt out: of W workers each one makes
     all of them and trains on every W-th. Where that costs too much, pass a
     function from a `tf.distribute.InputContext` to the dataset of that worker,

@@ -22,7 +22,7 @@ from tfscale.cluster.liveness import ports
 _STEPS_PER_WORKER = 8
 # How long a step may wait for a worker that comes back.
 _SECONDS_WITHOUT_WORKERS = 600.0
-# After how many of waiting for one step it is said who is not there.
+# Seconds of waiting for one step after which lost workers are logged.
 _SECONDS_WITHOUT_WORDS = 15.0
 
 
@@ -90,9 +90,9 @@ class StepQueue:
     def _wait_for(self, fetch):
         """The result of a step.
 
-        TensorFlow says that it is there before it has come over. If its worker
-        is lost in between, the step is made again by another one, or by itself
-        as soon as it is back, which does not know of the old result.
+        TensorFlow says that a result is ready before it has arrived. If its
+        worker is lost in between, another worker makes the step again, or the
+        same one as soon as it is back.
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
         is_over = threading.Event()

@@ -26,7 +26,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     The program is the same in all processes. In workers and servers
     `tfscale.initialize()` does not return; in the chief it goes on to here.
-    Datasets are to be made behind this.
+    Create datasets after the strategy.
 
     Source: Li et al., Scaling Distributed Machine Learning with the Parameter
     Server (2014); Dean et al., Large Scale Distributed Deep Networks (2012),

@@ -141,13 +141,12 @@ class ParameterServerTrainer(WrappedModel):
         return function
 
     def _adapted(self):
-        """Within it a step is traced, with the optimizer as it has to be."""
+        """Within it a step is traced with the adapted optimizer."""
         if self.optimizer is None:
             return contextlib.nullcontext()
         return adapted_rows(self.optimizer)
 
     def _logs(self):
-        """What the steps that are over make of the metrics."""
         state = zip(self._metric_variables(), self._steps.sums)
         with keras.StatelessScope(list(state)):
             return self.model.get_metrics_result()

@@ -84,9 +84,9 @@ class WorkerIterator:
         """For each worker an iterator over its part of the dataset."""
         coordinator = self._strategy.coordinator
         count = self._strategy.num_workers
-        with _made_behind_the_strategy():
-            # Each is made on all workers, which costs little as long as nobody
-            # takes a batch; TensorFlow has no public way to make it on one.
+        with _created_after_the_strategy():
+            # Each is made on all workers, which costs little until a
+            # batch is taken; TensorFlow has no public way to make it on one.
             iterators = [
                 iter(
                     coordinator.create_per_worker_dataset(self._part(w, count))
@@ -104,7 +104,7 @@ class WorkerIterator:
 
     @functools.cached_property
     def _here(self) -> Iterator[Any]:
-        with _made_behind_the_strategy():
+        with _created_after_the_strategy():
             return iter(self._dataset)
 
     def __iter__(self) -> "WorkerIterator":
@@ -116,7 +116,7 @@ class WorkerIterator:
 
 
 @contextlib.contextmanager
-def _made_behind_the_strategy():
+def _created_after_the_strategy():
     try:
         yield
     except (

@@ -99,7 +99,6 @@ def ensure_analysed(model, num_ranks: int) -> None:
 
 
 def _decision_for(model, num_ranks, rules=frozenset()):
-    """The decision for a model, analysed unless that was done with `rules`."""
     decision = _decision_of(model)
     if decision is None or not rules <= set(decision.stays_sharded):
         # The call that goes on is to know nothing of that of the analysis.
@@ -207,15 +206,14 @@ def missing_partners(
 ) -> str | None:
     """What to tell the user of layers that are sharded without a partner.
 
-    A column-parallel layer pays if a row-parallel one takes its output sharded.
-    Else its output is gathered at once, with one exchange more than without;
-    which is right for the last layer, whose logits a softmax or loss needs
-    whole. `calls` says, in their order, whether inputs came sharded; `reasons`
-    why outputs are gathered.
+    A column-parallel layer pays if a row-parallel one takes its output sharded;
+    else the output is gathered at once, as it should be for logits only.
+    `calls` says, in order, whether inputs came sharded; `reasons` why outputs
+    are gathered.
     """
     lines = {}
     has_column = follows_column = False
-    for place, (rule, _) in enumerate(calls):
+    for index, (rule, _) in enumerate(calls):
         if rule.sink_dim is not None:
             # Whether a layer was there to give it its input.
             has_column, follows_column = False, has_column
@@ -225,7 +223,7 @@ def missing_partners(
         if reason is None:
             continue
         name = rule.layer.name
-        before = calls[place - 1] if place else None
+        before = calls[index - 1] if index else None
         if before and not follows_column and _is_swapped(*before, rule):
             lines[rule] = (
                 f"{before[0].layer.name!r} is sharded along its inputs and "
@@ -234,7 +232,7 @@ def missing_partners(
                 "inputs."
             )
         elif "leaves the model" not in reason and (
-            place < len(calls) - 1 or reason.startswith(_CONTRACTIONS)
+            index < len(calls) - 1 or reason.startswith(_CONTRACTIONS)
         ):
             lines[rule] = (
                 f"{name!r} is sharded along its outputs, but nothing takes "

@@ -189,7 +189,6 @@ def local_shard_of_sum(x, dim: int):
 
 
 def _max_on_each(tensors):
-    """Of a few numbers: each rank gets all of them."""
     results = []
     for tensor in tensors:
         with tf.device(tensor.device):

@@ -1,7 +1,7 @@
 """Whether an activation works on a shard of a tensor as on the whole.
 
-The answer is in the operations that it makes, not in its name: it is traced on
-a small tensor, whole and as a rank would have it.
+The answer is in the operations of its graph, not in its name. To need the whole
+costs a gather, and is never wrong.
 """
 
 import concurrent.futures
@@ -12,12 +12,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfscale.tensor_parallel import retrace
-from tfscale.tensor_parallel.propagation import propagation
-from tfscale.tensor_parallel.propagation.layer_calls import LayerCall
-from tfscale.tensor_parallel.propagation.layer_calls import Sink
-from tfscale.tensor_parallel.propagation.layer_calls import Source
-from tfscale.tensor_parallel.propagation.layer_calls import Trace
+from tfscale._internals import attributes
+from tfscale.graphs import walks
+from tfscale.tensor_parallel.propagation import custom_gradients
+from tfscale.tensor_parallel.propagation.operation_rules import ELEMENTWISE
 
 # Layers that have no variables: others could make some in a trace.
 _LAYERS = (keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU)
@@ -29,9 +27,6 @@ _CLASSES = re.compile(
     "|mish|softplus|softsign",
     re.IGNORECASE,
 )
-# A batch of unknown size, lest shapes be made into constants.
-_SIZES = (None, 4, 6)
-
 _found = weakref.WeakKeyDictionary()
 
 
@@ -66,56 +61,36 @@ def treats_elements_apart(operation) -> bool:
 
 
 def _is_elementwise(activation):
-    # A thread of its own has none of what surrounds the call.
+    # A new thread has none of the scopes that surround the call.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        return executor.submit(_runs_on_parts, activation).result()
+        return executor.submit(_has_only_elementwise, activation).result()
 
 
-def _runs_on_parts(activation):
+def _has_only_elementwise(activation):
+    """Whether an activation, and a gradient written by hand, is elementwise.
+
+    All sizes are unknown, so that code that reads one fails.
+    """
     try:
-        whole = _trace(activation, _SIZES)
-        return whole is not None and all(
-            _runs_on_part(activation, whole, dim) for dim in (1, 2)
-        )
+        graph = tf.Graph()
+        with graph.as_default():
+            inputs = tf.compat.v1.placeholder("float32", (None, None, None))
+            outputs = tf.convert_to_tensor(activation(inputs))
+        operations = graph.get_operations()
+        for op in list(operations):
+            if attributes.GRADIENT_TYPE in op.node_def.attr:
+                results = custom_gradients.custom_gradient(op).results
+                # Those of numbers, such as the beta of `silu`, are sums.
+                operations += walks.ancestors(
+                    [x.op for x in results if x is not None and x.shape.rank]
+                )
     except Exception:
-        # It is code of the user, and will fail where it counts.
+        # The user's code will fail where it counts.
         return False
+    return outputs.shape.rank == 3 and all(map(_works_on_shards, operations))
 
 
-def _trace(activation, sizes):
-    graph = tf.Graph()
-    with graph.as_default():
-        inputs = tf.compat.v1.placeholder("float32", sizes)
-        outputs = tf.identity(activation(inputs))
-    is_alike = outputs.shape.as_list() == list(sizes)
-    # Ranks would not draw what one device draws.
-    draws = any(
-        op.op_def.is_stateful or "Random" in op.type
-        for op in graph.get_operations()
-    )
-    return (graph, inputs, outputs) if is_alike and not draws else None
-
-
-def _runs_on_part(activation, whole, dim):
-    sizes = list(_SIZES)
-    sizes[dim] //= 2
-    part = _trace(activation, sizes)
-    if part is None:
-        return False
-    traces = [_as_trace(*each, dim) for each in (whole, part)]
-    found = propagation.propagate(traces[0], num_ranks=2, retraced=True)
-    return (
-        "up" in found.sharded
-        and "down" in found.sink_sharded
-        and not retrace.differences(*traces, found, num_ranks=2)
-    )
-
-
-def _as_trace(graph, inputs, outputs, dim):
-    """As if it lay between layers that leave and take the dim sharded."""
-    end = len(Trace(graph, ()).operations)
-    calls = [
-        LayerCall("up", range(0, 1), sources=(Source(inputs, dim),)),
-        LayerCall("down", range(end, end), sinks=(Sink(outputs, dim),)),
-    ]
-    return Trace(graph, calls)
+def _works_on_shards(op):
+    if op.type == "Const":
+        return op.outputs[0].shape.num_elements() == 1
+    return op.type in ("Placeholder", "IdentityN", *ELEMENTWISE)

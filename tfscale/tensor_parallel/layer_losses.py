@@ -30,7 +30,7 @@ def kept(layers=None):
 
 
 def _layers():
-    """Of all models that this thread has been inside of at a collective."""
+    """The layers of all models that have run a collective on this thread."""
     models = _thread.__dict__.setdefault("models", {})
     callers = attributes.name_scope_callers()
     if not callers:

@@ -64,8 +64,8 @@ class Recorder:
         self.spans.append(span)
         start = num_operations()
 
-        def convert(place, tensor):
-            return self._convert(boundary, place, tensor)
+        def convert(position, tensor):
+            return self._convert(boundary, position, tensor)
 
         try:
             args, kwargs = sequence.map_inputs(convert, args, kwargs)
@@ -75,9 +75,9 @@ class Recorder:
             span.operations = range(start, num_operations())
             self._span = before
 
-    def _convert(self, boundary, place, tensor):
+    def _convert(self, boundary, position, tensor):
         start, plan = num_operations(), sequence.current()
-        conversion = plan and plan.conversions.get((id(boundary), place))
+        conversion = plan and plan.conversions.get((id(boundary), position))
         mode = None
         if conversion and conversion.fits(tensor, self.num_parts):
             mode = conversion.mode
@@ -89,7 +89,7 @@ class Recorder:
             after = tf.concat([tensor] * self.num_parts, conversion.dim)
         operations = range(start, num_operations())
         self.edges.append(
-            Edge(boundary, place, operations, tensor, after, mode)
+            Edge(boundary, position, operations, tensor, after, mode)
         )
         return sequence.with_mask(after, tensor)
 
@@ -150,7 +150,6 @@ def trace_model(
 
 
 def _call(model, num_parts, inputs):
-    """Calls the model on placeholders."""
     variables = model.variables
     values = [
         tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")

@@ -109,7 +109,6 @@ class GlobalSeeds:
 
 
 def _of_replica(seed):
-    """The seed of the replica that draws."""
     replica = rank_state.current().replica
     if replica is not None:
         # A tensor, in a function for all replicas.

@@ -35,10 +35,8 @@ def differences(
     """Keys of sources that cannot stay sharded, and why.
 
     `whole` is what `propagate` was given, with `retraced=True`, and `found`
-    what it returned; `local` the same model traced again, where each source
-    that stays sharded has its local shape. If Python failed on the way it has
-    the operations before, and no outputs. While there are differences, trace
-    again without them.
+    what it returned; `local` the model traced again with local shapes. While
+    there are differences, trace again without those sources.
 
     Raises:
         ValueError: If the traces differ where nothing is sharded.
@@ -112,7 +110,6 @@ class _Comparison:
         self._try(self._run, *runs, starts[0], keys=keys)
 
     def _try(self, compare, *args, keys):
-        """Compares, and blames the sources if it fails."""
         self._nearest = keys or self._nearest
         try:
             compare(*args)
@@ -140,8 +137,8 @@ class _Comparison:
 
     def _run(self, operations, others, start):
         self._index = start
-        for place, (op, other) in enumerate(zip(operations, others)):
-            self._index = start + place
+        for number, (op, other) in enumerate(zip(operations, others)):
+            self._index = start + number
             if op.type != other.type:
                 raise _Different(
                     f"{op.type} {op.name!r} is {other.type} {other.name!r} on "
@@ -166,8 +163,8 @@ class _Comparison:
         for tensor, local in zip(*map(_taken, (call, other))):
             self._check_partner(tensor, local)
             self._check_shape(tensor, local)
-        for place in other.operations:
-            for tensor in self._operations[1][place].inputs:
+        for number in other.operations:
+            for tensor in self._operations[1][number].inputs:
                 if tensor.name in self._sizes:
                     raise _Different(f"layer {call.key!r} takes a local size")
 
@@ -204,7 +201,7 @@ class _Comparison:
             raise _Different(f"{op.type} {op.name!r} has other attributes")
         if op.type == "Const":
             self._check_constant(op.outputs[0], other.outputs[0])
-        for place, tensor in enumerate(other.inputs):
+        for index, tensor in enumerate(other.inputs):
             if tensor.name not in self._sizes:
                 continue
             made = other.outputs[0]
@@ -212,7 +209,7 @@ class _Comparison:
             if op.type in _JOINS and made.dtype.is_integer:
                 self._sizes.add(made.name)
             elif not (
-                op.type in _SHAPED and place == 1 and isinstance(state, Sharded)
+                op.type in _SHAPED and index == 1 and isinstance(state, Sharded)
             ):
                 raise _Different(
                     f"{op.type} {op.name!r} takes another number on a rank"
@@ -259,7 +256,7 @@ def _taken(call: LayerCall):
 def _attributes(op):
     """All but shapes and values, which are compared themselves, and functions.
 
-    Functions have another name in each trace, and take nothing that is sharded.
+    The name of a function differs between traces, and none takes a shard.
     """
     return {
         name: value

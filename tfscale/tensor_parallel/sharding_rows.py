@@ -69,7 +69,6 @@ def layout_of(sharding: Sharding) -> str:
 
 
 def _how(call, shardings):
-    """How a layer runs, what ranks exchange, why its output is gathered."""
     sharded = any(sharding.is_sharded for sharding in shardings)
     if call is None or not (sharded or call.rule):
         return "replicated", (), None
@@ -152,8 +151,8 @@ def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
 def _exchanged_by_plan(layer, names, plan):
     boundary = id(sequence.boundary_of(layer))
     conversions = {
-        (place[0], made.mode)
-        for (key, place), made in plan.conversions.items()
+        (position[0], made.mode)
+        for (key, position), made in plan.conversions.items()
         if key == boundary
     }
     found = list(names)
@@ -182,5 +181,5 @@ def sequence_line(
 
 
 def _replace(names, old, new):
-    place = names.index(old) if old in names else len(names)
-    names[place : place + 1] = new
+    index = names.index(old) if old in names else len(names)
+    names[index : index + 1] = new

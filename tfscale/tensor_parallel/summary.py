@@ -113,7 +113,7 @@ def _extended(model):
 
 
 def _analyse(model, num_ranks):
-    """Analyses what is not, as the first call on ranks would."""
+    """Analyses what was not analysed, as the first call on ranks would."""
     if isinstance(model, symbols.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.ensure_analysed(model, num_ranks)

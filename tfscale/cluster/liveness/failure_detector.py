@@ -68,17 +68,17 @@ _DIFFERENT = (
 
 
 class FailureDetector:
-    """The other workers, as long as all are there.
+    """Notices when another worker is lost.
 
-    To be made after the pre-flight, before TensorFlow needs the port.
+    Created after the preflight, before TensorFlow needs the port.
 
     Attributes:
         is_missed: Set once another worker waits for this one, which has ended.
-        num_collectives: Gives how many exchanges of all workers this one has
+        num_collectives: Returns how many exchanges of all workers this one has
             begun.
 
     Raises:
-        ConnectionError: If one is missing.
+        ConnectionError: If a worker is missing.
     """
 
     def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
@@ -142,7 +142,7 @@ class FailureDetector:
             self._note(address)
 
     def _is_behind(self, num_collectives):
-        """Whether one that has ended after so many is waited for here."""
+        """Whether a worker that has ended after so many is waited for here."""
         while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
             if self.num_collectives() > num_collectives:
                 return True
@@ -157,7 +157,7 @@ class FailureDetector:
             logging.error(self._words())
 
     def _tell_lost(self, address, how):
-        """Passes it on, once; returns whether it is the first one."""
+        """Tells the others once; returns whether it is the first loss."""
         with self._lock:
             if address in dict(self._lost):
                 return False
@@ -167,7 +167,7 @@ class FailureDetector:
         return len(self._lost) == 1
 
     def _note_silent(self, error):
-        """Those that TensorFlow, in an error, says to be silent."""
+        """Notes the workers that an error of TensorFlow calls silent."""
         silent = [
             self._cluster.jobs[job][int(index)]
             for tasks in re.findall(_SILENT, error)

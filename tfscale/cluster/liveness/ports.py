@@ -19,11 +19,7 @@ def serve(port: int) -> socket.socket:
     """Listens at a port, on all addresses of this machine, as TensorFlow does.
 
     Raises:
-        OSError: If something else has the port.
-
-    Example:
-
-    >>> serve(0).close()
+        OSError: If another process has the port.
     """
     if socket.has_dualstack_ipv6():
         return socket.create_server(
@@ -35,17 +31,11 @@ def serve(port: int) -> socket.socket:
 def listen(address: str, patience: float = 0.0) -> socket.socket:
     """Listens at the port of an address of this process.
 
-    Args:
-        address: An address `host:port`.
-        patience: Seconds to wait for the port. One that was killed has it until
-            the kernel is done with it.
+    It waits `patience` seconds for the port: that of a process that was killed
+    is in use until the kernel is done with it.
 
     Raises:
-        OSError: If something else has the port.
-
-    Example:
-
-    >>> listen("localhost:0").close()
+        OSError: If another process has the port.
     """
     port = address.rpartition(":")[2]
     end = time.monotonic() + patience
@@ -64,13 +54,7 @@ def listen(address: str, patience: float = 0.0) -> socket.socket:
 
 
 def reason(error: OSError) -> str:
-    """Why nothing was reached at an address.
-
-    Example:
-
-    >>> reason(ConnectionRefusedError())
-    'nothing listens at its port'
-    """
+    """Why an address could not be reached."""
     if isinstance(error, socket.gaierror):
         return "its name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
@@ -81,13 +65,7 @@ def reason(error: OSError) -> str:
 
 
 def answers(address: str) -> bool:
-    """Whether something listens at an address `host:port`.
-
-    Example:
-
-    >>> answers("localhost:1")
-    False
-    """
+    """Whether a process listens at an address `host:port`."""
     with contextlib.suppress(OSError):
         connect(address).close()
         return True

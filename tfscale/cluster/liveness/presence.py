@@ -43,7 +43,7 @@ _SECONDS_BETWEEN_CALLS = 0.1
 _SECONDS_BETWEEN_LOOKS = 0.02
 _NOT_CALLED = "not called yet"
 _SECONDS_TO_COME_BACK = 10.0
-# After how many it is said who is waited for.
+# Seconds after which the missing processes are logged.
 _SECONDS_WITHOUT_WORDS = 10.0
 _connections: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
@@ -52,12 +52,12 @@ class Roster:
     """The chief's end of the connections.
 
     Args:
-        word: Which only the processes of this cluster know.
-        others: What the other processes are called.
-        silence: Seconds after which a machine that is silent is gone.
+        word: A word that only the processes of this cluster know.
+        others: What errors call the other processes.
+        silence: Seconds after which a machine that is silent is lost.
 
     Attributes:
-        connections: With those that are there, by address.
+        connections: To the processes that are ready, by address.
     """
 
     def __init__(

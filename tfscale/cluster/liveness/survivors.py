@@ -2,7 +2,7 @@
 
 a   reaches b, and not c ──► with b, about {a, b} ──► goes on with b
 b   reaches a, and not c ──► with a, about {a, b} ──► goes on with a
-c   is lost; if it comes later, nobody meets it
+c   is lost; if it comes later, it is not answered
 """
 
 import logging

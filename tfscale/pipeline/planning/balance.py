@@ -53,7 +53,7 @@ def partition(
     in_flight: int | Sequence[int] = 1,
     recompute: bool = False,
 ) -> tuple[int, ...]:
-    """The contiguous partition whose dearest stage is the cheapest.
+    """The contiguous partition whose most expensive stage is the cheapest.
 
     Found by dynamic programming over all partitions, so it is the optimum.
     Among equals it takes the one with the smallest sum of squared stage
@@ -97,14 +97,14 @@ def partition(
     num_layers = len(costs)
     if allowed_cuts is None:
         allowed_cuts = range(1, num_layers)
-    places = sorted({c for c in allowed_cuts if 0 < c < num_layers})
-    if len(places) < num_stages - 1:
+    allowed = sorted({c for c in allowed_cuts if 0 < c < num_layers})
+    if len(allowed) < num_stages - 1:
         raise ValueError(
             f"{num_stages} stages need {num_stages - 1} cuts. Received: "
-            f"{len(places)} places where the model may be cut: {places}. Use "
-            f"at most {len(places) + 1} stages."
+            f"{len(allowed)} places where the model may be cut: {allowed}. Use "
+            f"at most {len(allowed) + 1} stages."
         )
-    bounds = [0, *places, num_layers]
+    bounds = [0, *allowed, num_layers]
     cost_before = [0, *itertools.accumulate(costs)]
 
     def cost(stage, start, stop):
@@ -128,7 +128,7 @@ def partition(
                 "stage. Use more stages, smaller microbatches, "
                 "recompute=True, or raise the limit."
             )
-    dearest, _ = _search(bounds, num_stages, cost, max, fits)
+    largest, _ = _search(bounds, num_stages, cost, max, fits)
 
     def evenness(stage, start, stop):
         crossing = cut_bytes[start] if cut_bytes and start else 0
@@ -138,7 +138,7 @@ def partition(
         return tuple(map(operator.add, a, b))
 
     def is_optimal(stage, start, stop):
-        return cost(stage, start, stop) <= dearest and (
+        return cost(stage, start, stop) <= largest and (
             fits is None or fits(stage, start, stop)
         )
 
@@ -181,19 +181,15 @@ def cuts_from_names(
     """Cuts before the named layers.
 
     Args:
-        layer_names: Names of all layers in the order of the model. Where a
-            layer is used twice, its name stands for its first use.
-        cut_layers: For each stage but the first, the name of the layer with
-            which it begins, in the order of the model.
+        layer_names: Names of all layers in the order of the model; a layer
+            that is used twice is at its first use.
+        cut_layers: Names of the layers with which the stages after the first
+            begin, in the order of the model.
         num_stages: Number of stages.
-
-    Returns:
-        The `num_stages - 1` cuts.
 
     Raises:
         ValueError: If a name is no layer (the message lists close ones), the
-            first layer, repeated or out of order, or if there are too many
-            or too few.
+            first layer, repeated or out of order, or if their number is wrong.
 
     Example:
 

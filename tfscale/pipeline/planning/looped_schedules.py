@@ -134,8 +134,8 @@ def _looped_1f1b(
     """The actions of a device: forwards ahead, then F and B in turn.
 
     A group of microbatches goes through all stages of the device before the
-    next group does. `hop` forwards are ahead for each device that follows:
-    2 where a B has the time of an F and its own, 1 where it has that of an F.
+    next. Each device after this one adds `hop` forwards ahead: 2 where a B
+    takes the time of two F, 1 where it takes that of one.
     """
     group = num_microbatches
     if stages_per_device > 1:

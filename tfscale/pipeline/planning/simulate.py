@@ -232,9 +232,8 @@ def _play(schedule, cost, transfer) -> tuple[Span, ...]:
 def _peaks(schedule, kept, recomputed, group_of_stage) -> tuple[float, ...]:
     """The most held at once by each group of stages (stages or devices).
 
-    A microbatch adds `kept` of its stage when its F starts, `recomputed`
-    when its B starts, and both go when its last action ends. Memory changes
-    only with a device's own actions, so its own order is all that counts.
+    A microbatch adds `kept` of its stage when its F starts, `recomputed` when
+    its B starts, and both go when its last action ends.
     """
     held = [0] * (1 + max(group_of_stage))
     peaks = list(held)

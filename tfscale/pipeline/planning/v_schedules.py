@@ -105,7 +105,7 @@ def dualpipev(num_devices: int, num_microbatches: int) -> Schedule:
 
 
 class _Row:
-    """The actions of a device, whose microbatches are counted here."""
+    """The actions of a device, which counts its microbatches."""
 
     def __init__(self, device, num_devices):
         self.actions, self.late = [], []

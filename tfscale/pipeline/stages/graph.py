@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.tensor_parallel.layouts.projections import functional_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,7 @@ def flatten_model(model: keras.Model) -> Graph:
         ValueError: If the model is not functional: a `call` of its own hides
             from Keras, and so from here, in which order layers are called.
     """
-    functional = _functional(model)
+    functional = functional_of(model)
     if functional is None:
         raise _not_functional(model)
     flattener = _Flattener()
@@ -204,7 +205,7 @@ class _Flattener:
         return [values[id(x)] for x in functional.outputs]
 
     def _add_call(self, operation, args, kwargs, outputs):
-        nested = _functional(operation)
+        nested = functional_of(operation)
         if nested is not None and self._opens(nested, args, kwargs):
             inputs = keras.tree.flatten(args)
             masks = keras.tree.flatten(kwargs.get("mask"))
@@ -263,19 +264,6 @@ class _Flattener:
             Call(keras_tensor.name, prepare, (value,), kwargs, (made,))
         )
         return made
-
-
-def _functional(operation):
-    """The functional model that a call of `operation` runs, or None."""
-    kind = operation.__class__
-    if isinstance(operation, keras.Sequential):
-        if kind.call is keras.Sequential.call:
-            return attributes.functional_in(operation)
-        return None
-    is_functional = isinstance(operation, symbols.Functional)
-    if is_functional and kind.call is symbols.Functional.call:
-        return operation
-    return None
 
 
 def _not_functional(model):

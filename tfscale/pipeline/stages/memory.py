@@ -41,14 +41,12 @@ _NOT_KEPT = (_Constant, keys.Param, keys.Target)
 def activation_bytes(stages: Sequence[TracedStage]) -> tuple[int, ...]:
     """Bytes that each stage keeps of one microbatch until its backward.
 
-    They are the results of the forward, and the inputs of the stage, that its
-    backward (or W) takes. Tensors that share a buffer count once; parameters,
-    constants and targets do not count. Nor does what lives only while a
-    function runs or waits to be sent, nor what a loop keeps of its iterations
-    (recurrent layers that are not cuDNN's).
+    They are the results of the forward, and the inputs of the stage, that B or
+    W takes. Tensors that share a buffer count once. Parameters, constants,
+    targets, workspace and the loops of recurrent layers do not count.
 
     Raises:
-        ValueError: If a size is not known. Stages must be traced for training,
+        ValueError: If a size is not known: stages must be traced for training,
             with a number of rows that the number of microbatches divides.
     """
     return tuple(sum(_saved_buffers(stage.phases).values()) for stage in stages)
@@ -143,22 +141,22 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
 def _saved_by_call(single: SingleCall):
     """Internal bytes, and the indices of the call's values that are kept."""
     phases = single.traced.phases
-    places = {
-        keys.Activation(value): place
-        for place, value in enumerate(_values_of(single.stage.calls[0]))
+    positions = {
+        keys.Activation(value): position
+        for position, value in enumerate(_values_of(single.stage.calls[0]))
     }
-    place_of, shared = {}, []
+    index_of, shared = {}, []
     for key, buffer in _buffers(phases["F"]).items():
-        if key in places:
-            if buffer in places:
-                shared.append((places[key], places[buffer]))
+        if key in positions:
+            if buffer in positions:
+                shared.append((positions[key], positions[buffer]))
             else:
-                place_of[buffer] = places[key]
-    place_of.update((key, place) for key, place in places.items())
+                index_of[buffer] = positions[key]
+    index_of.update((key, position) for key, position in positions.items())
     kept = _saved_buffers(phases)
     return (
-        sum(size for buffer, size in kept.items() if buffer not in place_of),
-        frozenset(place_of[buffer] for buffer in kept if buffer in place_of),
+        sum(size for buffer, size in kept.items() if buffer not in index_of),
+        frozenset(index_of[buffer] for buffer in kept if buffer in index_of),
         tuple(shared),
     )
 
@@ -189,8 +187,7 @@ def _saved_buffers(phases) -> dict[Hashable, int]:
 def _buffers(phase: Phase) -> dict[Hashable, Hashable]:
     """The buffer of each result of a phase.
 
-    It is named by the key of the argument that has it, or by the tensor of the
-    function that has it first.
+    Its name is the key of the argument, or the tensor, that first has it.
     """
     arguments = dict(zip(map(id, phase.function.inputs), phase.inputs))
     buffers = {}

@@ -124,16 +124,9 @@ def make_plan(
 ) -> PipelinePlan:
     """Cuts a model into the stages of a schedule; see `PipelineModel`.
 
-    Args:
-        model: A built Sequential or functional model.
-        schedule: The schedule that it is cut for.
-        balance: `"params"`, `"flops"`, `"time"` or a list of layer names.
-        recompute: Whether backwards compute their forwards again.
-        memory_limit: Bytes of each device, or None.
-        microbatch_size: Rows of a microbatch, for estimates of memory.
-        measure: Gives a time for each call of a `Graph`, for `"time"`.
-        choose_schedule: Whether to take the `fastest` schedule for the costs
-            of the stages, in place of `schedule`.
+    `microbatch_size` is for estimates of memory; `measure` gives a time for
+    each call of a `Graph` (balance "time"). With `choose_schedule` the
+    `fastest` schedule for the costs of the stages replaces `schedule`.
     """
     graph = flatten_model(model)
     _check_synchronized(graph.calls)
@@ -207,7 +200,6 @@ def make_plan(
 
 
 def _fits(plan, memory, memory_limit, schedule):
-    """Whether each device has the memory that a schedule needs."""
     simulation = simulate(
         schedule,
         recompute=plan.recompute,

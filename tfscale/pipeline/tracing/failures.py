@@ -10,7 +10,7 @@ NOT_FINITE = "The loss of the batch is not finite"
 
 # In names of operations: the stage, and after it the layer. In the backward,
 # gradients have the name of what they are the gradient of.
-_PLACE = re.compile(r"\bstage_(\d+)/(?:gradients/stage_\d+/)?([^/\s}:]+)")
+_SCOPE = re.compile(r"\bstage_(\d+)/(?:gradients/stage_\d+/)?([^/\s}:]+)")
 
 _TASK = re.compile(r"/job:\w+(?:/replica:\d+)?/task:\d+")
 
@@ -58,10 +58,10 @@ def explained(stages):
                 "are those of the batches before it: look for such values in "
                 "the data, lower the learning rate, or clip gradients."
             ) from error
-        place = _PLACE.search(message)
-        if place is None:
+        match = _SCOPE.search(message)
+        if match is None:
             raise
-        stage, scope = place.groups()
+        stage, scope = match.groups()
         # TensorFlow may have numbered the name to make it unique.
         layer = next(
             (

@@ -25,7 +25,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewState:
-    """What the layers of a forward made of it."""
+    """The value of such a variable after the layers of a forward."""
 
     number: int
 
@@ -53,7 +53,7 @@ class Gradient:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradientTerm:
-    """What one user of a tensor adds to that."""
+    """The gradient that one user of a tensor contributes."""
 
     value: Any
 
@@ -68,12 +68,12 @@ class GradientSum:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """The tensor at a place of the flat `(y, sample_weight)`.
+    """The tensor at an index of the flat `(y, sample_weight)`.
 
     Or of `(y, sample_weight, x)` for a `compute_loss` of the user's own.
     """
 
-    place: int
+    index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class AllRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LossScale:
-    """What each of the losses of a microbatch counts."""
+    """The weight of each loss of a microbatch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class AddedLoss:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AddedScale:
-    """What that counts."""
+    """The weight of an `AddedLoss`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -86,16 +86,16 @@ def split(
     devices: Mapping[str, str] | None = None,
     key_of_saved: Callable = lambda saved, tensor: saved,
 ) -> list[Phase]:
-    """Splits a function into phases.
+    """Splits what `tf.compat.v1.wrap_function` returned into phases.
 
     Args:
-        wrapped: What `tf.compat.v1.wrap_function` returned.
+        wrapped: The function.
         arguments: The placeholders in its graph, by key.
         parts: The phases, in the order in which they will run.
         jit_compile: Whether XLA compiles the phases, in place of Grappler.
         devices: See `Subgraph.run`.
-        key_of_saved: Makes the key of a tensor that a phase saves for a later
-            one, of a key that no other tensor has, and the tensor.
+        key_of_saved: Returns the key of a tensor that a phase saves for a later
+            one, given a key that no other tensor has, and the tensor.
     """
     given = {tensor.ref() for tensor in arguments.values()}
     makes = [dict(part.results) for part in parts]

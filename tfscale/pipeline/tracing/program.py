@@ -219,7 +219,6 @@ class Programs:
             )
 
     def _spec(self, tensor):
-        """The spec of a microbatch of a tensor."""
         rows, count = (
             tensor.shape[0],
             self._plan.schedule.microbatches_per_batch,

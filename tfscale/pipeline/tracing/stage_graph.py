@@ -264,9 +264,8 @@ class StageGraph:
     def _own_losses(self, *args):
         """The losses of `compile`, then the user's `compute_loss`.
 
-        It is called as on replicas (whole_batch/model_loss.py): each loss
-        given to `compile` counts by its divisors, all else by rows. A zero
-        stands for what layers add, which the pipeline adds.
+        Called as on replicas (whole_batch/model_loss.py). A zero stands for the
+        losses that layers add, which the pipeline adds.
         """
         targets, compiled = self._targets, []
         totals = self._argument(keys.Totals(), [None], losses.precision())

@@ -92,8 +92,7 @@ class StageVariables:
 class _Scope(keras.StatelessScope):
     """Values in the place of variables, as a rank uses them.
 
-    A variable of another stage has none: it would have no gradient, and what
-    is assigned to it would be lost.
+    A variable of another stage has none: its gradient would be lost.
     """
 
     def __init__(self, stage, numbers, values):

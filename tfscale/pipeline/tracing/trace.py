@@ -99,17 +99,11 @@ def trace_on_ranks(
     model,
     sequence_plan: sequence.SequencePlan | None = None,
 ) -> list[TracedStage]:
-    """Traces one stage for all model ranks at once, in one graph.
+    """Traces one stage for all model ranks at once, in one graph without XLA.
 
-    Args:
-        make_graph: Makes the graph of the stage for a rank. There is no XLA.
-        strategy: The strategy, outside of whose replicas this is called.
-        devices: Those of the ranks, `devices[replica][rank]`.
-        model: The functional model that the stage is of.
-        sequence_plan: What of the model is divided along the sequence.
-
-    Returns:
-        The traced stage of each rank.
+    `make_graph` makes the graph of the stage for a rank; `devices` are
+    `devices[replica][rank]`; `model` is the functional model that is cut.
+    Called outside of replicas. Returns the traced stage of each rank.
     """
     graphs = []
 

@@ -37,7 +37,6 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
-    """The axes that a layout names, one entry per dim."""
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, (tuple, list)):
         raise TypeError(
@@ -299,7 +298,6 @@ class Layouts:
 
 
 def _hint(pattern: str, paths: Sequence[str]) -> str:
-    """Which paths come near a pattern, in words; may be empty."""
     whole = [p for p in paths if re.fullmatch(pattern, p)]
     if whole:
         return (

@@ -20,11 +20,11 @@ class Edge:
     """A tensor enters or leaves a layer, and can be converted there.
 
     `operations` convert `before` to `after`; `mode` is how a rank does, None in
-    the trace of a whole model. `place` says which of the layer's tensors it is.
+    the trace of a whole model. `position` is that among the layer's tensors.
     """
 
     boundary: Any
-    place: tuple
+    position: tuple
     operations: range
     before: tf.Tensor
     after: tf.Tensor
@@ -78,7 +78,7 @@ class Boundaries:
                 self._spans[names[index]] = span
         self._inputs: dict[Span, list[Edge]] = {}
         for edge in self.edges.values():
-            if edge.place[0] == "in":
+            if edge.position[0] == "in":
                 span = self._spans[edge.after.op.name]
                 self._inputs.setdefault(span, []).append(edge)
 
@@ -146,8 +146,8 @@ def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
         returned = {part.tensor.name for part in call.made}
         returned.update(tensor.name for tensor in call.outputs)
         own, computed = set(), set()
-        for place in call.operations:
-            op = operations[place]
+        for index in call.operations:
+            op = operations[index]
             names = {tensor.name for tensor in op.outputs}
             # Constants made on the way (and kept, perhaps) are always the same.
             has_no_input = not op.inputs and op.type != "Const"

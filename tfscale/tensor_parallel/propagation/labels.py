@@ -80,5 +80,5 @@ def dims_from_right(tensor: tf.Tensor) -> tuple[int, ...]:
 
 def without(dims: tuple, *blocked: int) -> tuple:
     """The same labels with None at some places (negative ones are allowed)."""
-    removed = {dims[place] for place in blocked}
+    removed = {dims[index] for index in blocked}
     return tuple(None if dim in removed else dim for dim in dims)

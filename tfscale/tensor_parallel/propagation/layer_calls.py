@@ -90,7 +90,7 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
             "Tensors are sharded over two ranks or more. "
             f"Received: num_ranks={num_ranks}."
         )
-    made_at = {op.name: place for place, op in enumerate(operations)}
+    made_at = {op.name: index for index, op in enumerate(operations)}
     end = 0
     for call in sorted(trace.calls, key=lambda call: call.operations.start):
         if call.operations.start < end or call.operations.step != 1:
@@ -110,18 +110,18 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                     f"{part.tensor.shape}, num_ranks={num_ranks}."
                 )
         for sink in call.sinks:
-            place = made_at.get(sink.tensor.op.name)
-            if place is None or place >= call.operations.start:
+            index = made_at.get(sink.tensor.op.name)
+            if index is None or index >= call.operations.start:
                 raise ValueError(
                     "An input of a layer call is made before its operations. "
-                    f"Received: {sink.tensor.name!r}, made at {place}, and "
+                    f"Received: {sink.tensor.name!r}, made at {index}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )
         for part in call.made:
-            place = made_at.get(part.tensor.op.name)
-            if place not in call.operations:
+            index = made_at.get(part.tensor.op.name)
+            if index not in call.operations:
                 raise ValueError(
                     "An output of a layer call is made by its operations. "
-                    f"Received: {part.tensor.name!r}, made at {place}, and "
+                    f"Received: {part.tensor.name!r}, made at {index}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )

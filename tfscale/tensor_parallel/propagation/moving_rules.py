@@ -7,7 +7,7 @@ from tfscale.tensor_parallel.propagation.placements import NoRule
 
 def _transpose(op):
     dims = labels.dims_of(op.inputs[0])
-    order = tuple(dims[place] for place in labels.constant(op.inputs[1]))
+    order = tuple(dims[index] for index in labels.constant(op.inputs[1]))
     return Labels((dims, None), (order,))
 
 
@@ -83,8 +83,8 @@ def _gather(op):
     if batch_dims < 0:
         batch_dims += labels.rank_of(indices)
     looked_up = tuple(
-        place if place < batch_dims else f"index {place}"
-        for place in labels.dims_of(indices)
+        index if index < batch_dims else f"index {index}"
+        for index in labels.dims_of(indices)
     )
     made = (*dims[:axis], *looked_up[batch_dims:], *dims[axis + 1 :])
     return Labels((dims, looked_up, None), (made,))

@@ -8,6 +8,7 @@ import re
 
 import tensorflow as tf
 
+from tfscale.graphs.einsum import einsum_labels
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation import moving_rules
 from tfscale.tensor_parallel.propagation import shape_rules
@@ -128,29 +129,15 @@ def _matmul(op):
 
 
 def _einsum(op):
-    # Batch dims of a matmul count from the right, and so does an ellipsis.
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    terms, arrow, result = equation.partition("->")
-    if not arrow:
-        raise NoRule(f"its equation {equation!r} names no output")
-
-    def expand(term, tensor):
-        letters = re.findall(r"\.\.\.|\w", term)
-        if len(set(letters)) < len(letters):
-            raise NoRule(f"its equation {equation!r} takes a diagonal")
-        if "..." in letters:
-            at = letters.index("...")
-            hidden = labels.rank_of(tensor) - len(letters) + 1
-            letters[at : at + 1] = range(-hidden, 0)
-        if len(letters) != labels.rank_of(tensor):
-            raise NoRule(f"its equation {equation!r} does not fit its operands")
-        return tuple(letters)
-
-    terms = terms.split(",")
-    return Labels(
-        tuple(map(expand, terms, op.inputs)),
-        (expand(result, op.outputs[0]),),
-    )
+    equation = op.get_attr("equation").decode()
+    tensors = [*op.inputs, op.outputs[0]]
+    ranks = list(map(labels.rank_of, tensors))
+    terms = einsum_labels(equation, ranks)
+    if [len(term) for term in terms] != ranks:
+        raise NoRule(f"its equation {equation!r} does not fit its operands")
+    if any(len(set(term)) < len(term) for term in terms):
+        raise NoRule(f"its equation {equation!r} takes a diagonal")
+    return Labels(tuple(terms[:-1]), (terms[-1],))
 
 
 def _reduction(op):

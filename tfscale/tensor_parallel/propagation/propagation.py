@@ -72,18 +72,17 @@ def propagate(
     """Decides which sources of a model, traced on one device, stay sharded.
 
     Args:
-        trace: The model, with an unknown batch size, so that shapes are read as
-            it runs.
+        trace: The model, with an unknown batch size.
         num_ranks: Number of model ranks, at least 2.
-        differentiable: Parameters and inputs whose gradients are needed: used
-            with a shard, a tensor made from these would get a part of its
-            gradient on each rank.
+        differentiable: Parameters and inputs whose gradients are needed. A
+            tensor made from these and used with a shard would get a part of
+            its gradient on each rank.
         generators: States of the generators of random numbers whose seeds can
             differ between ranks; None if those of all can.
-        retraced: Whether ranks trace the model's Python anew with their shards.
-            Constants that are the full size of a sharded dim in a shape are
-            then taken to have been read from the tensor, and the decision has
-            to be confirmed on the new trace (`retrace.differences`).
+        retraced: Whether ranks trace the model's Python with their shards.
+            Constants in a shape that equal the full size of a sharded dim are
+            then taken to be read from the tensor, which
+            `retrace.differences` has to confirm.
 
     Raises:
         ValueError: If a call or a tensor of it does not fit the graph.
@@ -141,7 +140,7 @@ def search(
 
 def operations_between_calls(trace: Trace) -> list[tf.Operation]:
     """The operations that are not inside of calls of layers."""
-    inside = {place for call in trace.calls for place in call.operations}
+    inside = {index for call in trace.calls for index in call.operations}
     return [op for i, op in enumerate(trace.operations) if i not in inside]
 
 
@@ -150,15 +149,12 @@ def sharded_generators(
     states: Mapping,
     generators: Iterable[tf.Tensor],
 ) -> tuple[frozenset, dict]:
-    """Sorts generators by what they draw for.
+    """Names of the generators that draw for shards only.
 
-    A rank puts its number into the seeds of a generator, or it does not: one
-    that draws for shards and for whole tensors has to draw for whole ones only.
-    So do a seed that is a constant and a generator that is not the model's own.
-
-    Returns:
-        Names of the generators that draw for shards only, and why, by key of
-        the source that has to be gathered because of another one.
+    Their seeds differ between ranks. A generator that draws for shards and for
+    whole tensors, a constant seed, and a generator outside of the model have to
+    draw for whole tensors: the second result says why, by key of the source
+    that has to be gathered.
     """
     known = {tensor.name for tensor in generators}
     parts, wholes = {}, set()

@@ -77,13 +77,13 @@ class Walk:
         for call in sorted(calls, key=lambda call: call.operations.stop):
             starting[call.operations.start].append(call)
         skip_to = 0
-        # One place more: a call at the very end may have made no operation.
-        for place in range(len(operations) + 1):
-            for call in starting[place]:
+        # One index more: a call at the very end may have made no operation.
+        for index in range(len(operations) + 1):
+            for call in starting[index]:
                 self._call(call, [operations[i] for i in call.operations])
                 skip_to = max(skip_to, call.operations.stop)
-            if skip_to <= place < len(operations):
-                self._operation(operations[place])
+            if skip_to <= index < len(operations):
+                self._operation(operations[index])
 
     def check_output(self, tensor: tf.Tensor) -> None:
         """Ends at an output of the model, which has to be whole."""
@@ -119,7 +119,6 @@ class Walk:
             raise Infeasible(reason)
 
     def _operation(self, op):
-        """Marks what one operation makes of sharded tensors."""
         self._span = self._boundaries.span_of(op)
         edge = self._boundaries.edges.get(op.name)
         for tensor in op.inputs:
@@ -176,7 +175,7 @@ class Walk:
                 self.states[tensor.name] = state, edges
 
     def _repeated(self, op, found):
-        """What all ranks do alike with something that each uses for itself."""
+        """All ranks do the same with a tensor that each uses for itself."""
         needed = self._facts.needs_gradient
         for tensor, state in zip(op.inputs, found):
             if state is None and tensor.name in needed:
@@ -189,7 +188,6 @@ class Walk:
         ]
 
     def _cannot(self, op, error):
-        """An operation cannot take its inputs as they are."""
         operand = error.operand
         if error.dim is not None:
             edge = self._boundaries.edges.get(operand.op.name)
@@ -229,7 +227,7 @@ class Walk:
         return True
 
     def _misused(self, tensors):
-        """What each rank uses for itself is used for something whole."""
+        """A tensor that each rank uses for itself is used as a whole one."""
         copied = [
             tensor
             for tensor in tensors
@@ -357,10 +355,9 @@ class Walk:
             self._check_custom_gradient(op, states, made)
 
     def _check_custom_gradient(self, op, states, made):
-        """Follows the operations of a custom gradient, as those of the model.
+        """Follows the operations of a gradient that was written by hand.
 
-        The gradient of any other operation is sharded as the operation is. One
-        that was written by hand could compute anything.
+        The gradient of any other operation is sharded as the operation is.
         """
         gradient = custom_gradients.custom_gradient(op)
         edges = self._edges(op.inputs)

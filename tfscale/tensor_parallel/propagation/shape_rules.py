@@ -35,8 +35,8 @@ def apply(
     op: tf.Operation, states: list, num_ranks: int, retraced: bool
 ) -> list:
     """See `operation_rules.apply`."""
-    place = _SHAPE_OPERANDS.get(op.type)
-    if place is not None and isinstance(states[place], Sharded):
+    index = _SHAPE_OPERANDS.get(op.type)
+    if index is not None and isinstance(states[index], Sharded):
         raise NoRule("its shape is itself a sharded tensor")
     if op.type in _RULES:
         return _RULES[op.type](op, states, num_ranks, retraced)
@@ -124,7 +124,7 @@ def _known_size(dims):
 def _check_local(op, shape, dim, retraced, infer):
     """Refuses a shape operand that does not ask each rank for its part."""
     local = [] if shape is None else list(shape.local)
-    if any(is_local for place, is_local in enumerate(local) if place != dim):
+    if any(is_local for index, is_local in enumerate(local) if index != dim):
         raise NoRule("its shape has a local size of another dim")
     if local and local[dim]:
         return
@@ -223,7 +223,7 @@ def _taken(op, states):
     if any(value is None for value in constants):
         raise NoRule("it takes sizes at places that are not constant")
     if op.type == "GatherV2":
-        return tuple(sizes.local[place] for place in constants[0].reshape([-1]))
+        return tuple(sizes.local[index] for index in constants[0].reshape([-1]))
     begin, end, strides = (value.tolist() for value in constants)
     if (
         len(begin) != 1

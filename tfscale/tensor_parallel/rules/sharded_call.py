@@ -125,7 +125,7 @@ class ShardedCall:
         return rule.run(*args, **kwargs)
 
     def _record(self, recorder, call, args, kwargs):
-        """A call with the shapes of a rank; the values are of no interest."""
+        """A call with the shapes of a rank; the values do not matter."""
         if recorder.is_inside:
             return call(*args, **kwargs)
         rule, count = self.rule, recorder.num_parts

@@ -145,8 +145,8 @@ class Boundary:
         if plan is None or num_ranks == 1:
             return method(*args, **kwargs)
 
-        def convert(place, tensor):
-            conversion = plan.conversions.get((id(self), place))
+        def convert(position, tensor):
+            conversion = plan.conversions.get((id(self), position))
             if conversion and conversion.fits(tensor, num_ranks):
                 return with_mask(conversion.apply(tensor), tensor)
             return tensor
@@ -186,7 +186,7 @@ def with_mask(tensor, original):
 
 
 def map_inputs(function: Callable, args, kwargs) -> tuple[tuple, dict]:
-    """Maps tensors that could be sharded, by `function(place, tensor)`."""
+    """Maps tensors that could be sharded, by `function(position, tensor)`."""
     return (
         tuple(_map(function, ("in", i), arg) for i, arg in enumerate(args)),
         {name: _map(function, ("in", name), x) for name, x in kwargs.items()},
@@ -198,12 +198,12 @@ def map_outputs(function: Callable, outputs) -> Any:
     return _map(function, ("out",), outputs)
 
 
-def _map(function, place, structure):
+def _map(function, position, structure):
     flat = keras.tree.flatten(structure)
     if not any(map(_can_be_sharded, flat)):
         return structure
     mapped = [
-        function((*place, index), x) if _can_be_sharded(x) else x
+        function((*position, index), x) if _can_be_sharded(x) else x
         for index, x in enumerate(flat)
     ]
     return keras.tree.pack_sequence_as(structure, mapped)

@@ -57,11 +57,11 @@ class _Search:
         self._choices = {
             edge: "all_gather"
             for edge in self._whole.recorder.edges
-            if edge.boundary.of_shapes and edge.place[0] == "in"
+            if edge.boundary.of_shapes and edge.position[0] == "in"
         }
 
     def run(self) -> sequence.SequencePlan:
-        """The plan; raises `Infeasible` if there is none."""
+        """Raises `Infeasible` if there is no plan."""
         whole, records = self._whole, self._whole.recorder
         trace = self._as_trace(whole)
         self._operations = trace.operations
@@ -161,7 +161,7 @@ class _Search:
         self._plan = plan
         local = self._trace(plan)
         converted = [
-            (edge, plan.conversions[id(edge.boundary), edge.place].dim)
+            (edge, plan.conversions[id(edge.boundary), edge.position].dim)
             for edge in local.recorder.edges
             if edge.mode
         ]
@@ -183,10 +183,10 @@ class _Search:
         ]
         walk.gather(frozenset().union(*drawn), reason)
 
-    def _take_whole(self, walk, place):
+    def _take_whole(self, walk, index):
         """Asks the layer around an operation for whole inputs."""
         # What is after the first difference may differ because of it.
-        op = self._operations[min(place, len(self._operations) - 1)]
+        op = self._operations[min(index, len(self._operations) - 1)]
         for span in self._facts.boundaries.around(op):
             edges = [
                 edge
@@ -216,13 +216,10 @@ def _why_none(sizes, num_ranks):
 
 
 def _make_plan(walk, facts, recorded, choices, keys, drawing):
-    """The plan, of a pass that asks for nothing.
+    """The plan of a pass that asks for no changes, if it holds for all calls.
 
-    `keys` are those of the calls whose sums are sharded, `drawing` ids of the
-    states of the generators that draw for shards.
-
-    Raises:
-        Infeasible: If it does not hold for all calls of a layer.
+    `keys` are of the calls whose sums are sharded, `drawing` ids of the states
+    of the generators that draw for shards.
     """
     edges = facts.boundaries.edges.values()
     scatters = {}
@@ -241,11 +238,11 @@ def _make_plan(walk, facts, recorded, choices, keys, drawing):
         made = sequence.Conversion(
             _mode_of(choices[edge]), dim, edge.before.shape[dim]
         )
-        taken_at = id(edge.boundary), edge.place
+        taken_at = id(edge.boundary), edge.position
         if conversions.setdefault(taken_at, made) != made:
             raise _called_in_two_ways(edge.boundary.layer)
     for edge in edges:
-        taken = conversions.get((id(edge.boundary), edge.place))
+        taken = conversions.get((id(edge.boundary), edge.position))
         if taken and edge not in walk.converted:
             size = edge.before.shape[taken.dim]
             if walk.may_be_gathered(edge.before):
@@ -254,7 +251,7 @@ def _make_plan(walk, facts, recorded, choices, keys, drawing):
             if size == taken.size // parts:
                 raise _called_in_two_ways(edge.boundary.layer)
     partial = {b for b, choice in choices.items() if choice == "partial"}
-    if not partial <= {e.boundary for e in edges if e.place[0] == "in"}:
+    if not partial <= {e.boundary for e in edges if e.position[0] == "in"}:
         raise Infeasible("a layer without inputs has weights")
     return sequence.SequencePlan(
         scatters,
@@ -266,7 +263,6 @@ def _make_plan(walk, facts, recorded, choices, keys, drawing):
 
 
 def _mode_of(choice):
-    """The mode of a `Conversion` for what is chosen at an edge."""
     return "scatter" if isinstance(choice, Sharded) else choice
 
 
@@ -275,11 +271,10 @@ def _called_in_two_ways(layer):
 
 
 def _sharded_layers(walk, edges):
-    """Names of the layers that take shards and give shards."""
     taken, given = {}, set()
     for edge in edges:
         if walk.may_be_gathered(edge.after):
-            if edge.place[0] == "out":
+            if edge.position[0] == "out":
                 given.add(id(edge.boundary))
             else:
                 taken[id(edge.boundary)] = edge.boundary.layer.name

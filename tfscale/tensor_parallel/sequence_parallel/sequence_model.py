@@ -87,7 +87,7 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 
 def _warn_of_own_call(rule):
-    """Once for each model with a `call` of its own."""
+    """Warns once for each model that overrides `call`."""
     called = [*attributes.name_scope_callers(), rule.layer][0]
     if called not in _warned:
         _warned.add(called)
