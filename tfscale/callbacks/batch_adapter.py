@@ -54,9 +54,7 @@ class BatchAdapter:
         self._factor = 1.0  # of the learning rate, since the start
 
     def begin(self, model: keras.Model, fit: Fit) -> None:
-        """Finds the batch sizes that a `fit` can have.
-
-        They are the first one, halved and doubled: each is traced once.
+        """Finds the batch sizes of a `fit`: the first one, halved and doubled.
 
         Raises:
             ValueError: If the batch size, or the learning rate, of this `fit`

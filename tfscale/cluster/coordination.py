@@ -30,9 +30,9 @@ class Coordination:
 
     Args:
         count: Number of workers.
-        index: Which of them this is.
-        check_all_there: Raises a `ConnectionError` if one of them is gone.
-        scope: Keeps names apart from those of another `Coordination`.
+        index: The index of this worker.
+        check_all_there: Raises a `ConnectionError` if a worker is lost.
+        scope: Prefix of its keys.
 
     Attributes:
         num_checks: How many times `check_same` has begun.

@@ -15,16 +15,15 @@ _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 @dataclasses.dataclass(frozen=True)
 class Subgraph:
-    """Operations with placeholders for what they take from elsewhere.
+    """Operations with placeholders for the tensors of other operations.
 
     Attributes:
-        graph_def: The operations, the placeholders, and an identity for each
-            tensor that is returned.
-        feeds: Names of the placeholders of what is taken.
-        captures: By name of another placeholder, the name of the placeholder
-            that stands in the original graph for a tensor from outside it.
+        graph_def: Operations, placeholders, and an identity for each result.
+        feeds: Names of the placeholders of inputs.
+        captures: By name of a placeholder, that of the placeholder in the
+            original graph for a tensor from outside it.
         fetches: Names of the identities.
-        keep: Names of operations that are run for their side effects.
+        keep: Names of operations that run for their side effects.
     """
 
     graph_def: tf.compat.v1.GraphDef

@@ -22,13 +22,13 @@ _CHARACTERS_OF_A_LAST_LINE = 500
 class Child:
     """Runs a command; its lines are printed after its name.
 
-    It has a process group of its own, so that a signal reaches what it has
-    started too. A warden kills that group when the launcher dies.
+    It has a process group, which receives signals and which a warden kills when
+    the launcher dies.
 
     Attributes:
-        exit_code: What it ended with, minus the signal that killed it; None
-            as long as it runs.
-        ended_at: When that was, in seconds of `time.monotonic()`.
+        exit_code: The exit code, minus the signal that killed it; None as long
+            as it runs.
+        ended_at: The time of its end, by `time.monotonic()`.
         last_lines: The last of its lines.
     """
 

@@ -17,8 +17,8 @@ def num_ranks() -> int:
 def building(layer, what: str, size: int):
     """Within it, variables are created at once, sharded along `size` entries.
 
-    A model that `fit` builds would else have its variables created after all
-    layers are built, when nothing says any more to which layer they belong.
+    In a model that `fit` builds they would be created after all layers are
+    built, when their layer is not known any more.
 
     Raises:
         ValueError: If the model axis does not divide `size`, that of `what`.

@@ -180,8 +180,6 @@ def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
 
 
 class _Flattener:
-    """Finds the calls of functional models, and the specs of their values."""
-
     def __init__(self):
         self.calls = []
         self.specs = {}

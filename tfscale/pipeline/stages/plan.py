@@ -220,10 +220,9 @@ def _fits(plan, memory, memory_limit, schedule):
 def backward_flops(graph, flops):
     """FLOPs of the backward of each call, and those of them that are W.
 
-    The gradients of inputs, and those of weights, take as much as the
-    forward. What has nothing trainable before it needs no gradient of its
-    inputs; it is counted where its own weights are trained, as the work of
-    the first layer is small.
+    The gradients of inputs, and those of weights, take as much as the forward.
+    Without trainable layers before it a call needs no gradient of its inputs;
+    it counts where its weights are trained, as the first layer is small.
     """
     reached, backward, weight = set(), [], []
     for call, forward in zip(graph.calls, flops, strict=True):

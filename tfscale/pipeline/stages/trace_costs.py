@@ -27,11 +27,11 @@ class TracedCosts:
     """The sizes and costs of a model.
 
     Attributes:
-        graph: The model, with all sizes but that of the batch, and with calls
-            that know their variables.
+        graph: The model, with all sizes but the batch, and with the variables
+            of each call.
         flops: Forward FLOPs of each call, for one example.
-        length: What unknown sizes of inputs are taken to be, or None if there
-            are none, or no length was found that the model can have.
+        length: The size that unknown sizes of inputs have, or None if all are
+            known or no length was found that the model can have.
     """
 
     graph: Graph

@@ -71,11 +71,9 @@ class Programs:
     def get(self, inputs, targets, *, training: bool) -> Program:
         """The program of this model rank for batches like this one.
 
-        Args:
-            inputs: The model's inputs, flat, with the rows of a whole batch.
-            targets: `(y, sample_weight)`, or None to predict; with `x` in the
-                end where the model has its own `compute_loss`.
-            training: Whether there will be backwards.
+        `inputs` are flat, with the rows of a whole batch; `targets` are `(y,
+        sample_weight)`, with `x` where the model has its own `compute_loss`, or
+        None to predict. `training` says whether there will be backwards.
         """
         specs = keras.tree.map_structure(
             lambda x: None if x is None else (tuple(x.shape), x.dtype),

@@ -94,26 +94,15 @@ _NO_PATHS = (
 class Layouts:
     """Which dim of which variable is sharded over the `"model"` axis.
 
-    Reads a `keras.distribution.LayoutMap` as Keras does: a key that is the path
-    of a variable decides; otherwise the one key that matches the whole path as
-    a regular expression (`re.fullmatch`; `re.search` in older Keras). Only axis
-    names count: the map's own mesh may have another shape, or be missing. Ask
-    for variables of the model only: slots follow their variable.
-
-    Args:
-        layout_map: Mapping from pattern to `keras.distribution.TensorLayout` or
-            tuple, one entry per dim. `"data"`, with which layouts of
-            `keras_hub` shard weights over the replicas too, is read as `None`
-            unless replicas divide weights; see `ignored`. `None` if layers say
-            themselves what they divide.
-        mesh: The `keras.distribution.DeviceMesh` to train on. If its `"model"`
-            axis has size 1 and replicas do not divide weights, every variable
-            is replicated and the map is not looked at.
-        replicas_divide: Whether replicas divide weights (ZeRO stage 3).
+    Reads a `keras.distribution.LayoutMap`, or a mapping from patterns to tuples
+    of axes, as Keras does: a key that is the path of a variable decides;
+    otherwise the one key that matches the whole path (`re.fullmatch`). Only the
+    axis `"model"` shards a variable, and `"data"` where `replicas_divide`
+    weights (ZeRO stage 3); see `ignored`. The map's own mesh does not count. A
+    map of None leaves it to layers to say what they divide.
 
     Raises:
-        TypeError: If `layout_map` is no map, or a layout neither a
-            `TensorLayout` nor a tuple.
+        TypeError: If the map or a layout is none.
         ValueError: If a key is no regular expression, or a layout names an axis
             that the mesh does not have, the pipeline axis, or the model axis
             twice.

@@ -34,10 +34,9 @@ class _Prepared(BaseException):
 def prepare_called(fn, run, sharded_calls) -> None:
     """Finds the models that a function calls, and prepares them.
 
-    A model has to be known before any of its layers runs: so there is a trial
-    run (`run` calls a function on ranks), in a graph that is let go, which ends
-    at the first layer of an unknown model. `sharded_calls`, those of layers
-    with sharded variables, is cleared if some of them stay undecided.
+    A model has to be known before any of its layers runs: `run` calls the
+    function on ranks in a graph that is thrown away, which ends at the first
+    layer of an unknown model. `sharded_calls` is cleared if no model has them.
     """
     is_eager = tf.executing_eagerly()
 
