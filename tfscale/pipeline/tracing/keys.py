@@ -9,134 +9,124 @@ import dataclasses
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Param:
+@dataclasses.dataclass(frozen=True)
+class _OfVariable:
+    """A key with the number of a variable."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfTensor:
+    """A key with the `graph.Value` of a tensor of the model."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfBatch:
+    """A key of one tensor for each batch or microbatch."""
+
+
+class Param(_OfVariable):
     """The value of a trainable variable."""
 
-    number: int
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class State(_OfVariable):
     """The value of another variable, before a forward."""
 
-    number: int
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NewState:
+class NewState(_OfVariable):
     """The value of such a variable after the layers of a forward."""
 
-    number: int
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Activation:
+class Activation(_OfTensor):
     """A tensor of the model."""
 
-    value: Any
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(_OfTensor):
     """Its Keras mask."""
 
-    value: Any
+
+class Gradient(_OfTensor):
+    """The gradient of the loss by a tensor of the model."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gradient:
-    """Of the loss, by a tensor of the model."""
-
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GradientTerm:
+class GradientTerm(_OfTensor):
     """The gradient that one user of a tensor contributes."""
 
-    value: Any
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """Of the gradients by a variable in a stage, over microbatches."""
+    """The sum of the gradients by a variable in a stage, over microbatches."""
 
     stage: int
     number: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Target:
     """The tensor at an index of the flat `(y, sample_weight)`.
 
-    Or of `(y, sample_weight, x)` for a `compute_loss` of the user's own.
+    Or of `(y, sample_weight, x)` for a `compute_loss` of the user.
     """
 
     index: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(_OfBatch):
     """How many rows of a microbatch count, a scalar."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(_OfBatch):
     """The number of the replica, a scalar of int64."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Losses:
-    """Of a microbatch, see whole_batch."""
+class Losses(_OfBatch):
+    """The losses of a microbatch, see whole_batch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Divisors:
-    """Of a microbatch: what its losses are divided by, see there."""
+class Divisors(_OfBatch):
+    """The divisors of the losses of a microbatch, see whole_batch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(_OfBatch):
     """Sums of all divisors over the global batch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AllRows:
+class AllRows(_OfBatch):
     """How many rows the global batch has, a scalar."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LossScale:
+class LossScale(_OfBatch):
     """The weight of each loss of a microbatch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class AddedScale(_OfBatch):
+    """The weight of an `AddedLoss`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class AddedLoss:
-    """The sum of what the layers of a stage gave to `add_loss`."""
+    """The sum of the losses that the layers of a stage add."""
 
     stage: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AddedScale:
-    """The weight of an `AddedLoss`."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Moments:
-    """What BatchNormalization layers saw, see whole_batch/batch_norm.py.
+    """Moments of BatchNormalization layers, see whole_batch/batch_norm.py.
 
-    One after the other, of all calls in a stage that have one dtype.
+    Concatenated, of all calls in a stage that have one dtype.
     """
 
     stage: int
     dtype: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a phase saves for a later one, by its name in the traced graph."""
+    """A tensor that a phase saves for a later one, by its name in the graph."""
 
     phase: str
     tensor: str
