@@ -15,7 +15,7 @@ from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
 
-# Those whose `fit` runs, or ended in an error, of which callbacks are not told.
+# Callbacks whose `fit` runs, or ended in an error that they are not told of.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
 
 

@@ -113,7 +113,7 @@ class BatchAdapter:
             self._factor = factor
 
     def get_state(self) -> dict[str, Any]:
-        """What a backup keeps: `batch_size`, or None, and `factor`."""
+        """The state in a backup: `batch_size`, or None, and `factor`."""
         batch_size = None if self._range is None else self.batch_size()
         return {"batch_size": batch_size, "factor": self._factor}
 

@@ -109,7 +109,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return max(square / weight, 0.0), max(variance / weight, 0.0)
 
     def noise_of(self, model: keras.Model) -> GradientNoise:
-        """What looks at the gradients of a model, built and compiled."""
+        """Measures the gradients of a model that is built and compiled."""
         if self._noise is None or not self._noise.is_of(model):
             self._noise = GradientNoise(model, self.smoothing)
         return self._noise
@@ -204,7 +204,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self.model.train_function = self._plain
 
     def get_state(self) -> dict[str, Any]:
-        """What `BackupAndRestore` keeps: numbers and an array."""
+        """The state in a `BackupAndRestore`: numbers and an array."""
         means = self.noise_of(self.model).means
         return {"means": means, **self._adapter.get_state()}
 

@@ -1,4 +1,4 @@
-"""Which processes work together: who they are, whether all can be reached."""
+"""The processes that train together: addresses, and which are alive."""
 
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.environment import cluster_from_environment

@@ -11,7 +11,7 @@ JOBS = ("chief", "worker", "ps", "evaluator")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What `TF_CONFIG` says, checked.
+    """The contents of `TF_CONFIG`, checked.
 
     Args:
         jobs: For each job, "chief", "worker", "ps" or "evaluator", the

@@ -1,4 +1,4 @@
-"""What workers tell each other beside their collectives, by name.
+"""Values that workers pass to each other beside collectives, by name.
 
 Each gives values to TensorFlow's coordination service, which worker 0 has, and
 takes what another one gives:
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 
-_MILLISECONDS = 200  # between two looks at who is there
+_MILLISECONDS = 200  # between two checks that all workers are alive
 _PATIENCE_SECONDS = 15.0
 
 
@@ -65,7 +65,7 @@ class Coordination:
         subject: str | None = None,
         gives_up: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """What another worker gives; a long wait is logged with a `subject`.
+        """The value of another worker; a long wait is logged with a `subject`.
 
         Raises:
             ConnectionError: If a worker is gone.
@@ -97,13 +97,13 @@ class Coordination:
         return f"tfscale/{self.scope}/{name}/{index}"
 
     def from_first(self, name: str, make: Callable[[], Any]) -> Any:
-        """What worker 0 makes, in all workers; JSON. If it raises, all do."""
+        """The JSON value that worker 0 makes; all workers raise its error."""
         if self.index:
             return self._take_result(name, 0)
         return self._give_result(name, make)
 
     def to_first(self, name: str, make: Callable[[], Any]) -> list[Any]:
-        """What each worker makes, in worker 0, which raises what any raises."""
+        """The values of all workers, in worker 0, which raises their errors."""
         own = self._give_result(name, make)
         others = range(1, 1 if self.index else self.count)
         return [own, *(self._take_result(name, i) for i in others)]

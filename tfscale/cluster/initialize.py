@@ -133,7 +133,7 @@ def initialize(*, coordinator: bool = False, timeout: float = 60.0) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What has to be equal in all processes, by name."""
+    """Versions that have to be equal in all processes, by name."""
     return {
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
         "version of TensorFlow": tf.__version__,

@@ -8,10 +8,10 @@ listens at its own address and calls on every other one:
     answers           ◄──facts──  listens, calls a
 
 It is over for a process once it has reached all and all have reached it, so
-nobody leaves who is still to be called on. The ports are then free again for
+none leaves before all have called it. The ports are then free again for
 TensorFlow's own servers.
 
-Who calls must be who answers at the address that it says it has: each process
+A caller must be the process that answers at the address it gives: each process
 has a word of its own, and says it both ways. All of these words make one that
 strangers do not know.
 """
@@ -62,13 +62,13 @@ def preflight(
 
     Args:
         cluster: The cluster.
-        facts: What must be equal in all of them beside the addresses, by name:
+        facts: Values that must be equal in all of them, by name:
             versions and the like.
         timeout: Seconds after which a process that was not reached, or did
             not call, is an error.
         patience: Seconds after which those that are waited for are named.
-        say: Is told who is waited for.
-        about: Those who have this in common meet, and others are missing.
+        say: Called with the names of missing processes.
+        about: Only processes with an equal value meet.
 
     Returns:
         A word that only the processes that have met know.
@@ -104,7 +104,7 @@ class _Preflight:
         )
         self._changed = threading.Condition()
         # Of each other process: why it was not reached, what it answered, the
-        # words of those who called in its name.
+        # words of the callers that gave its address.
         self._unreached = dict.fromkeys(others, "not tried yet")
         self._found = {}
         self._calls = {address: set() for address in others}

@@ -1,12 +1,12 @@
 """Callers at a port are heard beside each other, each for a limited time.
 
-Whoever can reach a port may call: what looks for open ports, one that says
+Any program may call a port: a scanner of open ports, a client that says
 nothing or a byte a second, one that never ends its line. None of them holds up
 the processes that are waited for, or takes more than 64 KiB.
 
     a member    ──► heard ──► met
     silence     ──► heard, for two seconds
-    ...         ──► of too many, who came first has to go
+    ...         ──► of too many, the first one is closed
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class Reception:
-    """Greets those who call, each in a thread, until it is closed.
+    """Greets callers, each in a thread, until it is closed.
 
     Args:
         listener: Where they call; it is closed with this.
@@ -30,7 +30,7 @@ class Reception:
             it.
 
     Attributes:
-        met: The connections with those who were met, which stay open, by name.
+        met: The connections to callers that were met, which stay open, by name.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Subgraph:
         returned = self._returned()
         used = set()
         for node in self.graph_def.node:
-            # What only hands its input on to the result is left out.
+            # Nodes that only return their input are left out.
             if node.name not in tensors and returned.get(node.name) is None:
                 # Tensors given are ready: no operation waits for them.
                 inputs = [i for i in node.input if i[1:] not in tensors]

@@ -77,7 +77,7 @@ GRACE = flags.DEFINE_float(
 PREFLIGHT = flags.DEFINE_float(
     "preflight_seconds",
     60.0,
-    "How long to wait for other hosts. Who is missing is said after 3 s.",
+    "How long to wait for other hosts. The missing ones are named after 3 s.",
     lower_bound=0.0,
 )
 MODULE = flags.DEFINE_boolean(

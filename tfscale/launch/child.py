@@ -14,7 +14,7 @@ from tfscale.launch import output
 from tfscale.launch.warden import Warden
 
 _NUM_LAST_LINES = 15
-# What has no end, such as a progress bar, is printed in pieces of so many.
+# The largest piece of a line that does not end, such as a progress bar.
 _BYTES_OF_A_LINE = 65_536
 _CHARACTERS_OF_A_LAST_LINE = 500
 

@@ -4,7 +4,7 @@
       ▲   ──► one fails ──► report it, end the others ──► its exit code
       ├────── without it, or without the hosts that are lost ────┤
       └────── --max_restarts, after a pause ─────────────────────┘
-      SIGTERM, SIGINT: passed on; who is there after the grace is killed
+      SIGTERM, SIGINT: passed on; processes that outlive the grace are killed
       SIGHUP: passed on as SIGTERM
 
 With parameter servers each process stands for itself: a worker that fails is
@@ -264,5 +264,5 @@ class Launcher:
 
 
 def _as_exit_code(code):
-    """What a shell makes of it: 128 plus the signal that killed a process."""
+    """As in a shell: 128 plus the signal that killed a process."""
     return 128 - code if code < 0 else code

@@ -18,7 +18,7 @@ def write(stream: TextIO | None, text: str) -> None:
         stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
         stream.flush()
     except OSError as error:
-        # What is left in its buffer has to go somewhere at the end.
+        # The rest of its buffer is flushed there at the end.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

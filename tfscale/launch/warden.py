@@ -24,7 +24,7 @@ class Warden:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # What ends the launcher does not end it.
+            start_new_session=True,  # Its signals do not reach it.
         )
 
     def watch(self, group: int) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be trained on parameter servers, said before any work is done."""
+"""Refuses what cannot be trained on parameter servers, before any work."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -11,7 +11,7 @@ from tfscale.parameter_server.trainer import ParameterServerTrainer
 from tfscale.parameter_server.worker_dataset import WorkersOwnDataset
 
 
-# What is saved as this class loads as the plain model, see wrapped_model.py.
+# A saved instance loads as the plain model, see wrapped_model.py.
 @keras.saving.register_keras_serializable(package="tfscale")
 class ParameterServerModel(ParameterServerTrainer):
     """Trains a Keras model on the workers of a `ParameterServerStrategy`.

@@ -40,7 +40,7 @@ class StepQueue:
 
     @property
     def sums(self) -> list[np.ndarray] | None:
-        """What steps that are over have handed over, added up."""
+        """The sums of the results of steps that are over."""
         return self._sums
 
     def put(self, function: Callable[..., Any], *args: Any) -> None:

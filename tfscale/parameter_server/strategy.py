@@ -98,7 +98,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def experimental_distribute_dataset(
         self, dataset: tf.data.Dataset, options: Any = None
     ) -> Any:
-        """What Keras trains on: the batches of a dataset, dealt out to workers.
+        """The batches of a dataset, dealt out to workers, for Keras.
 
         Within a function that runs on a worker it is what TensorFlow makes.
         """

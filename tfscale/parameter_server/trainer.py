@@ -1,4 +1,4 @@
-"""What parameter servers do with one batch, for `fit` and its like."""
+"""The steps of parameter servers, for `fit`, `evaluate` and `predict`."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ from tfscale.parameter_server.worker_scope import WorkerScope
 class ParameterServerTrainer(WrappedModel):
     """The steps of a `ParameterServerModel`, which Keras' loops call."""
 
-    # What Keras' loops call, made by the methods below.
+    # Called by Keras' loops, made by the methods below.
     train_function: Any
     test_function: Any
     predict_function: Any

@@ -22,7 +22,7 @@ from tfscale._internals import datasets
 
 
 class WorkersOwnDataset(tf.data.Dataset):
-    """What a function makes for each worker, as Keras takes it."""
+    """The datasets that a function returns for each worker, for Keras."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class WorkersOwnDataset(tf.data.Dataset):
         return self._datasets[0].element_spec
 
     def of_worker(self, worker: int) -> tf.data.Dataset:
-        """What the function made for a worker."""
+        """The dataset of a worker."""
         return self._datasets[worker]
 
 
 class WorkerDataset:
-    """What `experimental_distribute_dataset` returns to Keras."""
+    """The result of `experimental_distribute_dataset`."""
 
     def __init__(self, strategy, dataset: tf.data.Dataset):
         self._strategy = strategy
@@ -73,7 +73,7 @@ class WorkerDataset:
 
 
 class WorkerIterator:
-    """What Keras hands to the function that makes a step."""
+    """The iterator that Keras passes to the function of a step."""
 
     def __init__(self, strategy, dataset: tf.data.Dataset):
         self._strategy = strategy

@@ -1,4 +1,4 @@
-"""What a step may change by itself, and what has to be added up.
+"""Variables that a step assigns to, and variables that it adds to.
 
 Several workers run a step at the same time. A variable that is read, changed
 and written back has lost what another worker did in between. For weights and

@@ -33,7 +33,7 @@ from tfscale.tensor_parallel.rules.rules import Rule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardingDecision:
-    """What analysis has found for a model.
+    """The outputs of a model that stay sharded.
 
     Attributes:
         stays_sharded: Whether the output does, by the rule of the layer.
@@ -170,7 +170,7 @@ def _analyse(model, num_ranks):
             why = found.gathered.get(key) or reasons.get(call.rule)
             call.rule.decide(key in found.sharded, why)
         if not problems:
-            # What ranks will do: are those the same operations?
+            # Do ranks run the same operations?
             local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
             problems = retrace.differences(
                 trace, local, found, num_ranks=num_ranks
@@ -204,7 +204,7 @@ _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 def missing_partners(
     calls: Sequence[tuple[Rule, bool]], reasons: Mapping[Rule, str]
 ) -> str | None:
-    """What to tell the user of layers that are sharded without a partner.
+    """The warning of layers that are sharded without a partner.
 
     A column-parallel layer pays if a row-parallel one takes its output sharded;
     else the output is gathered at once, as it should be for logits only.

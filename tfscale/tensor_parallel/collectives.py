@@ -1,4 +1,4 @@
-"""What the model ranks of a replica exchange, forward and backward.
+"""Exchanges between the model ranks of a replica, forward and backward.
 
 A replica whose layers are split over T devices runs as T traced threads, its
 model ranks. At each of these operations the ranks meet, and every one computes
@@ -34,10 +34,10 @@ from tfscale.collectives import operations
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_state
 
-# What TensorFlow says where a thread is not in the graph in which all began.
+# TensorFlow's error in a thread that has left the graph of the step.
 _IN_BRANCH = "while defining a new graph"
 
-# What `gather_from_ranks` has gathered in a graph, by name. Tensors would
+# The results of `gather_from_ranks` in a graph, by name. Tensors would
 # keep the graph alive.
 _gathered = weakref.WeakKeyDictionary()
 
@@ -140,7 +140,7 @@ def _with_gradient(forward, backward, x, *dim):
 
 
 def shard_before_gather(whole):
-    """What this rank gave to `gather_from_ranks` for a tensor, and the dim.
+    """The shard that `gather_from_ranks` made a tensor of, and the dim.
 
     In the dtype of the tensor, which may have been converted since; `None` if
     it does not come from there. TensorFlow then leaves out the gather, unless

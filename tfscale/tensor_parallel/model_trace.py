@@ -176,7 +176,7 @@ def _call(model, num_parts, inputs):
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],
-        # What layers have noted down on the way.
+        # Those that layers have added.
         "losses": list(scope.losses),
         "generators": {
             id(v): x for v, x in zip(variables, values) if id(v) in seeds

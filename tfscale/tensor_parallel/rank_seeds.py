@@ -67,7 +67,7 @@ def _seed_here(generator, seed):
 
 
 class GlobalSeeds:
-    """What replicas draw from where no generator is named.
+    """The generator of replicas where none is named.
 
     Keras' global seed generator belongs to one thread, and each replica has a
     thread of its own. Several model ranks have none: their traces are compared
@@ -94,7 +94,7 @@ class GlobalSeeds:
         Raises:
             ValueError: If the state cannot be read and changed here.
         """
-        # What a stage of a pipeline changes is handed on, and this is not.
+        # A stage of a pipeline returns changed states, but not this one.
         if self._generator is not None and not attributes.is_stateless():
             return self._generator.next(ordered)
         callers = attributes.name_scope_callers()

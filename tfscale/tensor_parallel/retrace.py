@@ -19,7 +19,7 @@ from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation import Propagation
 
-# What may take a size that is not the same in both traces, and pass it on ...
+# Operations that may pass on a size that differs between the traces ...
 _JOINS = ("Cast", "ConcatV2", "Identity", "Pack")
 # ... until it is the second operand of these.
 _SHAPED = ("BroadcastTo", "Reshape")
@@ -74,7 +74,7 @@ class _Comparison:
             sorted(trace.calls, key=lambda call: call.operations.start)
             for trace in (self._whole, self._local)
         ]
-        # What lies between two calls is compared for itself, so that all
+        # Operations between two calls are compared by themselves, so that all
         # differences are found at once.
         starts, done = [0, 0], 0
         for pair in zip(*calls):

@@ -19,7 +19,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a summary says of a layer."""
+    """A row of the summary: one layer."""
 
     path: str
     how: str
@@ -112,7 +112,7 @@ def _kind(rule):
     return "row-parallel" if rule.source_dim is None else "column-parallel"
 
 
-# What an exchange becomes, and where the other part of it is.
+# The exchanges that sequence parallelism puts in place of an all-reduce.
 _OF_SUM = (
     "reduce-scatter of the output",
     "all-gather of the output's gradient",

@@ -1,4 +1,4 @@
-"""The summary of a sharded model: who has what, and what ranks exchange."""
+"""The summary of a sharded model: shards, and exchanges between ranks."""
 
 import collections
 import functools
@@ -50,7 +50,7 @@ def sharding_summary(
             warnings that this may give.
         line_length: Columns of the table. Defaults to 108, or to the width
             of the terminal if that is less.
-        print_fn: What to call with the text, as in `keras.Model.summary`.
+        print_fn: Called with the text, as in `keras.Model.summary`.
         to_file: Where to write a PNG of when a step has which weights gathered,
             with `zero_stage=3`.
 

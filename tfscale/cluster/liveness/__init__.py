@@ -1,3 +1,3 @@
-"""Who of a cluster is there, and who is gone."""
+"""Which processes of a cluster are alive."""
 
 __all__: list[str] = []

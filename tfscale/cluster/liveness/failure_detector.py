@@ -55,7 +55,7 @@ _DOES_NOT_ANSWER = (
 # How TensorFlow says that a task stands still, whose connections are open.
 _TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
 _SILENT = r"stopped sending heartbeats\):\n((?:/job:\S+\n)+)"
-# What worker 0 has of TensorFlow, and others call until it is too late.
+# The service of worker 0, which the others call.
 _SERVICE = "/tensorflow.CoordinationService/"
 # TensorFlow says that shapes or dtypes of a "collective instance" differ.
 _DIFFERENT = (

@@ -1,4 +1,4 @@
-"""Who is still there: a connection from the chief to every other process.
+"""Connections from the chief to all other processes, which tell who is alive.
 
 When a process ends, the kernel closes its connections, however it ended; when
 a machine is gone, the kernel of the other side asks a few times (TCP's keep
@@ -53,7 +53,7 @@ class Roster:
 
     Args:
         word: A word that only the processes of this cluster know.
-        others: What errors call the other processes.
+        others: The name of the other processes in errors.
         silence: Seconds after which a machine that is silent is lost.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Who is left of a cluster, agreed upon by all of them.
+"""The workers that are left of a cluster, which all agree on.
 
 a   reaches b, and not c ──► with b, about {a, b} ──► goes on with b
 b   reaches a, and not c ──► with a, about {a, b} ──► goes on with a

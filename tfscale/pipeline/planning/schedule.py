@@ -32,7 +32,7 @@ class Schedule:
             `"F1.3"`.
             With a U for each stage and batch it runs several batches, which
             have equally many microbatches each.
-        name: What summaries and timelines call it.
+        name: Its name in summaries and timelines.
         vertical_sync: Only with U: whether all stages use the oldest weights
             that one of them has for a batch, in place of its own newest ones.
 

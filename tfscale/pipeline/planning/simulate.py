@@ -15,7 +15,7 @@ class Span(NamedTuple):
     """When a device did an action, predicted or measured.
 
     Args:
-        action: What was done.
+        action: The action.
         device: Index of the device.
         start: Time at which it began, in the unit of the costs (seconds when
             measured).
@@ -36,12 +36,12 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What `simulate` predicts for one step of one replica.
+    """The prediction of `simulate` for one step of one replica.
 
     Args:
         schedule: The schedule.
         spans: One `Span` per action, in the order of `schedule.order()`.
-        one_device_time: What one device needs for the same work, with
+        one_device_time: The time of one device for the same work, with
             nothing recomputed.
         peak_in_flight: Per stage, as `peak_in_flight` returns it.
         peak_stage_bytes: Per stage, the most activation bytes held at once.
@@ -108,7 +108,7 @@ def simulate(
     sequence with one per stage.
 
     Args:
-        schedule: What to play through.
+        schedule: The schedule.
         forward: Cost of F.
         backward: Cost of the whole backward, B and W together. Defaults to
             twice the forward: two matrix products in place of one.

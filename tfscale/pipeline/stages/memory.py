@@ -1,4 +1,4 @@
-"""What a stage keeps of a microbatch between its forward and its backward.
+"""Memory that a stage keeps of a microbatch from its forward to its backward.
 
 Exactly, from functions that were traced; and before that estimated for each
 call of a model, so that a cut can be chosen.
@@ -33,7 +33,7 @@ class _Constant:
     """A constant of a function, in the place of a key."""
 
 
-# What goes from stage to stage, and what is no microbatch's.
+# Tensors that go from stage to stage, and tensors of no microbatch.
 _PASSED = (keys.Mask, keys.Activation)
 _NOT_KEPT = (_Constant, keys.Param, keys.Target)
 
@@ -84,7 +84,7 @@ def training_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class CallMemory:
-    """What a call of a layer keeps of a microbatch, if it is not recomputed.
+    """The memory that a call keeps of a microbatch, if it is not recomputed.
 
     Attributes:
         internal: Bytes that no other call sees: attention weights, say.
@@ -99,7 +99,7 @@ class CallMemory:
 def call_memory(
     graph: Graph, rows: int, *, grappler: bool = True
 ) -> list[CallMemory]:
-    """What each call of a model keeps of a microbatch of `rows` examples.
+    """The memory that each call keeps of a microbatch of `rows` examples.
 
     Without Grappler, which folds constants, a model of any size takes little
     memory to trace; the estimate is up to a tenth higher.

@@ -37,7 +37,7 @@ class PipelinePlan:
         flops: Forward FLOPs of each call of the model, for one example.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
-        length: What unknown sizes of inputs are taken to be, see `trace_costs`.
+        length: The size that unknown sizes of inputs have, see `trace_costs`.
         memory_limit: Bytes that each device may take, or None.
     """
 

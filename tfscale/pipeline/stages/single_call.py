@@ -91,7 +91,7 @@ def _trace(graph, call, rows, differentiable, grappler):
         },
         differentiable,
         None,
-        # What nothing trainable leads to has no backward.
+        # Calls without trainable layers before them have no backward.
         TraceOptions(
             training=call.outputs[0] in differentiable,
             # Functions for XLA are left as they are.

@@ -11,7 +11,7 @@ from tfscale.pipeline.stages.graph import Value
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What one stage runs.
+    """The calls of one stage, and its tensors and variables.
 
     Attributes:
         index: The stage's number, from 0.

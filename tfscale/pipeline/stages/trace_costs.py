@@ -1,4 +1,4 @@
-"""What one trace of each call tells: sizes, FLOPs and variables.
+"""Sizes, FLOPs and variables of each call, from one trace.
 
 Sizes that a model leaves open (the length of a sequence, height and width of
 an image) need a value before memory and times can be estimated. One length
@@ -18,7 +18,7 @@ from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
 
-# What a dimension of an input counts that is unknown and not the batch.
+# The size of an unknown dimension of an input that is not the batch.
 UNKNOWN_LENGTH = 128
 
 

@@ -53,14 +53,14 @@ class Phase:
     outputs: tuple[Any, ...]
 
     def run(self, tensors: Mapping[Hashable, tf.Tensor]) -> dict:
-        """What the phase makes of some of `tensors`."""
+        """Runs the phase on some of `tensors`."""
         results = self.function(*[tensors[key] for key in self.inputs])
         return dict(zip(self.outputs, results))
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseSpec:
-    """What one phase is to be.
+    """The description of one phase.
 
     Attributes:
         name: Of its function: errors and profiles show it.
@@ -115,7 +115,7 @@ def split(
         phase_of.update(dict.fromkeys(operations, index))
         bodies.append(operations)
         needs.append(_inputs(operations, part, phase_of, index, given))
-        # What a later phase takes, the phase that makes it returns.
+        # A phase returns the tensors that a later phase takes.
         for tensor in needs[-1]:
             if tensor.ref() not in given:
                 saved = keys.Saved(parts[0].name, tensor.name)

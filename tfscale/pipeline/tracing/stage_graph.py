@@ -25,7 +25,7 @@ from tfscale.whole_batch.part import BatchPart
 
 @dataclasses.dataclass(frozen=True)
 class Targets:
-    """What the last stage needs to compute the losses.
+    """The targets of the losses, in the last stage.
 
     Attributes:
         compile_loss: Keras' `CompileLoss`, or None.
@@ -152,7 +152,7 @@ class StageGraph:
             key: self._argument(key, spec.shape, spec.dtype)
             for key, spec in self._inputs.items()
         }
-        # What a layer made None of is no argument.
+        # A value that is None is no argument.
         values = {v: tensors.get(keys.Activation(v)) for v in stage.inputs}
         for value, tensor in values.items():
             if keys.Mask(value) in tensors:

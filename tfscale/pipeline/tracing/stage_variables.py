@@ -55,7 +55,7 @@ class StageVariables:
 
     @property
     def losses(self) -> list[tf.Tensor]:
-        """What layers gave to `add_loss`."""
+        """The losses that layers added."""
         return self._scope.losses
 
     def new_states(self) -> dict[Any, tf.Tensor]:

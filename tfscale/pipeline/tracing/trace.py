@@ -81,7 +81,7 @@ class TracedStage:
         }
 
     def of_replica(self, replica: int) -> dict[str, Phase]:
-        """What the ranks of one replica run together."""
+        """The phases that the ranks of one replica run together."""
         return self.joint[replica % len(self.joint)]
 
 
@@ -145,7 +145,7 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
 
 
 def _split(wrapped, graphs, devices=((),)):
-    """What each rank has of a stage whose phases all of them run together.
+    """The traced stage of each rank, whose phases all ranks run together.
 
     The stage was traced with the devices of replica 0.
     """
@@ -264,7 +264,7 @@ def _mixes_rows(graph):
             if isinstance(k, keys.Activation)
         ],
         [x for k, x in made if isinstance(k, keys.Activation)],
-        # What a layer keeps of what it sees is warned of by itself.
+        # There is another warning for variables that a layer changes.
         {x.op for k, x in made if isinstance(k, keys.NewState)},
     )
 

@@ -16,7 +16,7 @@ from tfscale.tensor_parallel.layouts.layouts import AXIS
 
 
 class FoundLayout(keras.distribution.TensorLayout):
-    """What `auto_layout_map` gives.
+    """The result of `auto_layout_map`.
 
     That the output of a layer is gathered is worth a warning if the user
     sharded it. Here the layer keeps its shard of the weights, as was wanted.

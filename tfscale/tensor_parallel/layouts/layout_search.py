@@ -20,7 +20,7 @@ from tfscale.tensor_parallel.layouts.projections import projection_of
 
 
 class LayoutPlan:
-    """What has been decided so far, of the variables of one model.
+    """The layouts of one model that have been decided so far.
 
     Attributes:
         size: Size of the model axis.

@@ -55,7 +55,7 @@ class Projection:
 
 
 def projection_of(layer) -> Projection | None:
-    """What a layer's kernel does; None if it is no Dense or EinsumDense.
+    """The product of a layer's kernel; None if it is no Dense or EinsumDense.
 
     Nor if it is quantized, or no plain product.
     """

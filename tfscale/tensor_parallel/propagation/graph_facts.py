@@ -1,4 +1,4 @@
-"""What is known of a traced model before anything is sharded."""
+"""Facts of a traced model, before anything is sharded."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -100,7 +100,7 @@ class Boundaries:
 
 @dataclasses.dataclass(frozen=True)
 class GraphFacts:
-    """What is the same in each pass.
+    """The facts of a model that are the same in each pass.
 
     Attributes:
         num_ranks: Number of shards of a sharded tensor.
@@ -127,7 +127,7 @@ def facts_of(
     retraced: bool,
     **others: Any,
 ) -> GraphFacts:
-    """What is known of a model; see `propagation.propagate`."""
+    """The facts of a model; see `propagation.propagate`."""
     layer_calls.check_calls(trace, num_ranks)
     operations = trace.operations
     return GraphFacts(

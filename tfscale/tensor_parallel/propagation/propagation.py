@@ -37,7 +37,7 @@ from tfscale.tensor_parallel.propagation.propagation_walk import Walk
 
 @dataclasses.dataclass(frozen=True)
 class Propagation:
-    """What can stay sharded.
+    """The activations that can stay sharded.
 
     Attributes:
         sharded: Keys of the calls whose sources stay sharded.
@@ -160,7 +160,7 @@ def sharded_generators(
     parts, wholes = {}, set()
     for op in operations:
         if op.type not in random_operations.ELEMENTWISE or len(op.inputs) == 1:
-            # What keeps its own state differs on each rank anyway.
+            # Operations with a state differ on each rank anyway.
             continue
         origins = _origins(list(op.inputs)[1:])
         state, keys = states.get(op.outputs[0].name, (None, frozenset()))

@@ -43,7 +43,7 @@ def is_attention(layer) -> bool:
     if kind is keras.layers.MultiHeadAttention and not hasattr(
         layer, "model_parallel_dims"
     ):
-        # What Keras' own leaves sharded is found by analysis.
+        # The layer of Keras is analysed operation by operation.
         return False
     parts = [name for name in _PARTS if hasattr(kind, name)]
     return kind is not None and rules.runs_as(layer, [kind], *parts)

@@ -56,7 +56,7 @@ def _channel_dim(layer):
 
 
 def _convolve(layer, inputs):
-    """What `call` does before the bias, with this rank's shard."""
+    """The convolution without the bias, with this rank's shard."""
     padding = layer.padding
     if padding == "causal":
         inputs = keras.ops.pad(inputs, layers.causal_padding(layer))
@@ -122,7 +122,7 @@ class _Local(rules.Rule):
 
     @abc.abstractmethod
     def run_locally(self, inputs, *args, **kwargs):
-        """What the layer does, for this rank's channels."""
+        """Runs the layer on this rank's channels."""
 
 
 class _Depthwise(_Local):

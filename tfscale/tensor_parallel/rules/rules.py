@@ -78,7 +78,7 @@ class Rule(abc.ABC):
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """What ranks exchange in one forward and backward, in words."""
+        """The exchanges of one forward and backward, in words."""
         if self.propagates:
             return ()
         if self.source_dim is None:
@@ -108,7 +108,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def run(self, inputs, *args, **kwargs):
-        """What the layer's `call` does, on shards; in replica context."""
+        """Runs the layer's `call` on shards, in replica context."""
 
     def gather_output(self, output):
         """The output, gathered unless it stays sharded."""

@@ -38,7 +38,7 @@ from tfscale.tensor_parallel import rank_state
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What is done with a tensor where it enters or leaves a layer.
+    """The conversion of a tensor where it enters or leaves a layer.
 
     `mode` is "scatter", "all_gather" or "gather", along `dim`, of which the
     whole tensor has `size` entries.
@@ -75,7 +75,7 @@ class Conversion:
 
 @dataclasses.dataclass(frozen=True)
 class SequencePlan:
-    """What is sharded along the sequence, for inputs of some shapes.
+    """The tensors that are sharded along the sequence, for shapes of inputs.
 
     Attributes:
         scatters: By `id` of a layer that leaves its sum over ranks sharded

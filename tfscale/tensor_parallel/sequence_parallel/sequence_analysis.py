@@ -185,7 +185,7 @@ class _Search:
 
     def _take_whole(self, walk, index):
         """Asks the layer around an operation for whole inputs."""
-        # What is after the first difference may differ because of it.
+        # Later differences may follow from the first one.
         op = self._operations[min(index, len(self._operations) - 1)]
         for span in self._facts.boundaries.around(op):
             edges = [

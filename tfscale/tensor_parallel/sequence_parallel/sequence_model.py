@@ -23,7 +23,7 @@ from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
-# What there was a warning of.
+# Models that were warned of.
 _warned = weakref.WeakSet()
 
 
