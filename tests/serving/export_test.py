@@ -209,6 +209,19 @@ class ExportTest(parameterized.TestCase):
         rows = self.feeds["a"].reshape(7, 2, 4)
         self.assert_served(on_mesh(build, pipeline=2), rows)
 
+    def test_int8_on_stages_and_ranks(self):
+        def build_int8():
+            model = build()
+            model.quantize("int8", filters="up|down|one|two")
+            return model
+
+        model = on_mesh(build_int8, pipeline=2, model=2)
+        expected = model.predict(self.feeds, verbose=0)
+        tfscale.export(model, self.path)
+        found = self.found(self.run_program(SESSION, 4))
+        self.assert_predicted(found["results"], expected)
+        self.assertLen(found["products"], 4)
+
     def assert_served(self, model, x):
         tfscale.export(model, self.path)
         loaded = tf.saved_model.load(self.path)
