@@ -135,7 +135,7 @@ def layout_map(config, mesh):
     if config["model"] == 1:
         return None
     if config["gpt"]:
-        return tfscale.auto_layout_map(_gpt(config), mesh)
+        return tfscale.auto_layout_map(lambda: _gpt(config), mesh)
     return {
         ".*dense_\\d*[02468]/kernel": (None, "model"),
         ".*dense_\\d*[02468]/bias": ("model",),
