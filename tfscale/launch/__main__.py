@@ -193,13 +193,13 @@ def _cluster_of_hosts(hosts):
         Cluster(jobs, "worker", 0)  # Says what is wrong with an address.
         index = HOST_INDEX.value
         if index is None:
-            index = _own_index(hosts)
+            index = _index_of_this_host(hosts)
         return Cluster(jobs, "worker", index)
     except ValueError as error:
         raise app.UsageError(f"--hosts={','.join(hosts)}: {error}") from None
 
 
-def _own_index(addresses):
+def _index_of_this_host(addresses):
     """The index of the one address whose host is this machine."""
     names = {"localhost", socket.gethostname(), socket.getfqdn()}
     found = []

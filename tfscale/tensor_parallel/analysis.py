@@ -168,7 +168,7 @@ def _analyse(model, num_ranks):
         problems = found.gathered
         for key, call in enumerate(whole.calls):
             why = found.gathered.get(key) or reasons.get(call.rule)
-            call.rule.decide(key in found.sharded, why)
+            call.rule.keep_sharded(key in found.sharded, why)
         if not problems:
             # Do ranks run the same operations?
             local = model_trace.trace_model(model, num_ranks).as_trace(reasons)

@@ -12,7 +12,7 @@ from tfscale.pipeline.planning.simulate import Span
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.plan import PipelinePlan
-from tfscale.pipeline.stages.single_call import map_calls
+from tfscale.pipeline.stages.traced_call import map_calls
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Programs
 

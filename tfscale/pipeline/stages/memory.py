@@ -17,9 +17,9 @@ from tfscale.graphs.memory import tensor_bytes
 from tfscale.pipeline.stages.graph import Call
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
-from tfscale.pipeline.stages.single_call import SingleCall
-from tfscale.pipeline.stages.single_call import map_calls
-from tfscale.pipeline.stages.single_call import tensor_spec
+from tfscale.pipeline.stages.traced_call import TracedCall
+from tfscale.pipeline.stages.traced_call import map_calls
+from tfscale.pipeline.stages.traced_call import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.trace import TracedStage
@@ -138,7 +138,7 @@ def value_bytes(graph: Graph, values: Iterable[Value], rows: int) -> int:
     )
 
 
-def _saved_by_call(single: SingleCall):
+def _saved_by_call(single: TracedCall):
     """Internal bytes, and the indices of the call's values that are kept."""
     phases = single.traced.phases
     positions = {

@@ -241,7 +241,7 @@ class StageGraph:
         )
         y_pred = targets.pack([values[v] for v in self._stage.outputs])
         if targets.model is not None:
-            self.losses = self._own_losses(*x, y, y_pred, sample_weight)
+            self.losses = self._user_losses(*x, y, y_pred, sample_weight)
         else:
             self.losses = losses.compiled_losses(
                 targets.compile_loss, y, y_pred, sample_weight
@@ -261,7 +261,7 @@ class StageGraph:
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
 
-    def _own_losses(self, *args):
+    def _user_losses(self, *args):
         """The losses of `compile`, then the user's `compute_loss`.
 
         Called as on replicas (whole_batch/model_loss.py). A zero stands for the

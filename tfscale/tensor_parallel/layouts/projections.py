@@ -157,8 +157,8 @@ def functional_of(layer):
     """The functional model that a call of `layer` runs, or None."""
     kind = layer.__class__
     if isinstance(layer, keras.Sequential):
-        own_call = kind.call is not keras.Sequential.call
-        return None if own_call else attributes.functional_in(layer)
+        overrides_call = kind.call is not keras.Sequential.call
+        return None if overrides_call else attributes.functional_in(layer)
     is_functional = isinstance(layer, symbols.Functional)
     if is_functional and kind.call is symbols.Functional.call:
         return layer

@@ -131,7 +131,7 @@ class _Attention(rules.Rule):
             return _call(layer, changed, args, kwargs)
         args, kwargs = self._with_own_mask(args, kwargs)
         with rank_state.within(seeds_are_for_shards=True):
-            outputs = _call(layer, self.own_heads(), args, kwargs)
+            outputs = _call(layer, self.local_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
             return outputs
         outputs, scores = outputs
@@ -154,7 +154,7 @@ class _Attention(rules.Rule):
                 given.arguments["attention_mask"] = mask
         return given.args[1:], given.kwargs
 
-    def own_heads(self):
+    def local_heads(self):
         """Attributes of the layer that are others for a part of the heads."""
         layer, changed = self.layer, {}
         for name in layers.attention_names(layer).counts:
@@ -177,8 +177,8 @@ class _GroupedAttention(_Attention):
             "all-reduce of the keys' and values' weight gradients",
         )
 
-    def own_heads(self):
-        layer, changed = self.layer, super().own_heads()
+    def local_heads(self):
+        layer, changed = self.layer, super().local_heads()
         keys = _dense(layer, "key"), _dense(layer, "value")
         for name, dense in instances.attributes_of(layer).items():
             if any(dense is key for key in keys):

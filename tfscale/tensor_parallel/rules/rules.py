@@ -60,7 +60,7 @@ class Rule(abc.ABC):
         if not self.is_inner:
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
-    def decide(self, stays_sharded: bool, reason: str | None) -> None:
+    def keep_sharded(self, stays_sharded: bool, reason: str | None) -> None:
         """Takes what analysis has found.
 
         Raises:

@@ -20,7 +20,7 @@ from tfscale.pipeline.tracing.stage_graph import TraceOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class SingleCall:
+class TracedCall:
     """A call, with the functions of a stage that has only this call."""
 
     stage: Stage
@@ -29,7 +29,7 @@ class SingleCall:
 
 
 def map_calls(
-    function: Callable[[SingleCall], Any],
+    function: Callable[[TracedCall], Any],
     graph: Graph,
     rows: int,
     *,
@@ -99,7 +99,7 @@ def _trace(graph, call, rows, differentiable, grappler):
         ),
     )
     with tf.init_scope():
-        return SingleCall(stage, trace.trace_stage(stage_graph), variables)
+        return TracedCall(stage, trace.trace_stage(stage_graph), variables)
 
 
 def _differentiable(graph):
