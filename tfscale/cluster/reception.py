@@ -105,8 +105,6 @@ def read_line(
 ) -> str:
     """A line; or less of it, if its sender closes or it begins otherwise.
 
-    What follows the line is not read.
-
     Raises:
         OSError: If it does not come in time.
         ValueError: If it is longer.

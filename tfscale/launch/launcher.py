@@ -35,8 +35,8 @@ class Task:
         job: "worker", "chief" or "ps".
         index: Its number in the job.
         environ: All of its environment variables.
-        local_rank: Number of its share of the machine, such as its GPUs; stays
-            the same if others are left out.
+        local_rank: Number of its share of the machine, such as its GPUs, which
+            stays the same if others are left out.
     """
 
     job: str

@@ -103,10 +103,9 @@ def num_operations() -> int:
 class TracedModel:
     """A traced model.
 
-    `outputs` are flat; there are none if Python failed on a rank's shapes.
-    `differentiable` are placeholders of its trainable variables, `generators`
-    those of the states of its generators of random numbers, by id of the state,
-    `losses` what layers gave to `add_loss`.
+    `outputs` are flat, and empty if Python failed on a rank's shapes.
+    `differentiable` are placeholders of trainable variables, `generators` of
+    the states of generators, by id, `losses` those of `add_loss`.
     """
 
     graph: tf.Graph

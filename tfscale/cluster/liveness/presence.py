@@ -141,10 +141,9 @@ class Roster:
     def watch(self, on_lost: Callable[[str, bool], None] | None = None) -> None:
         """Has a thread for each of the others wait for its end.
 
-        Args:
-            on_lost: Called with the address of one that is gone before `end`
-                was called, and whether its machine still answers. By default
-                it is called again, until it is back.
+        `on_lost` is called with the address of a process that is gone before
+        `end` was called, and whether its machine answers. By default the
+        process is called again, until it is back.
         """
         for server in {*self.connections} - self._watched:
             self._watched.add(server)

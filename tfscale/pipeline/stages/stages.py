@@ -16,7 +16,7 @@ class Stage:
     Attributes:
         index: The stage's number, from 0.
         calls: In the order in which they run.
-        inputs: Values of any earlier stage or fed to the model: a skip
+        inputs: Inputs of the model, or values of any earlier stage: a skip
             connection goes straight to where it is used.
         outputs: Values that later stages use; of the last stage, the outputs
             of the model.

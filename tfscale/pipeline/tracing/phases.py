@@ -65,10 +65,8 @@ class PhaseSpec:
     Attributes:
         name: Of its function: errors and profiles show it.
         results: The tensors that it has to return, by key.
-        side_effects: Operations that are to run although nothing needs their
-            results: prints, assertions.
-        restart: Whether it computes again what it needs of earlier phases
-            (recomputation).
+        side_effects: Operations that have to run: prints, assertions.
+        restart: Whether it computes again what it needs of earlier phases.
     """
 
     name: str

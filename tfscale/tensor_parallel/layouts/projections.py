@@ -15,14 +15,11 @@ from tfscale.tensor_parallel.rules.dense_rules import subscripts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Projection:
-    """A Dense or EinsumDense: which dims of its kernel are in- and outputs.
+    """A Dense or EinsumDense as a product.
 
     Attributes:
-        layer: The layer.
-        kernel: Its kernel.
         inputs: Contracted dims of the kernel, in the order of the input.
         outputs: The other dims, in the order of the output.
-        bias: Its bias, or None.
         bias_dim: The dim of the bias that belongs to the first of `outputs`.
     """
 

@@ -37,16 +37,16 @@ class Sink:
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer that has its own way to run sharded.
+    """One call of a layer that runs sharded by a rule.
 
     Attributes:
         key: Name of the call in the result.
-        operations: Indices of what the call made among the graph's operations.
-            The analysis looks only at the tensors that are declared here.
+        operations: Indices of its operations in the graph. The analysis looks
+            only at the tensors that are declared here.
         sources: Outputs that could stay sharded.
         sinks: Inputs that can be taken sharded, all of them together.
         inputs: Inputs that are taken whole.
-        outputs: Outputs that are whole however the layer runs.
+        outputs: Outputs that are always whole.
         shares_input: Whether each rank uses a whole input for itself, so that
             its gradient may be summed where it was gathered.
     """

@@ -78,14 +78,13 @@ class SequencePlan:
     """The tensors that are sharded along the sequence, for shapes of inputs.
 
     Attributes:
-        scatters: By `id` of a layer that leaves its sum over ranks sharded
-            along dim 1: the whole size of that.
-        conversions: By `id` of a `Boundary` and place of the tensor.
-        partial_gradients: Ids of the boundaries of layers that use their whole
+        scatters: Full size of dim 1, by `id` of a layer that leaves its sum
+            over ranks sharded along it.
+        conversions: By `id` of a `Boundary` and position of the tensor.
+        partial_gradients: Ids of the boundaries of layers that use whole
             weights on shards: the gradients are summed.
-        sharded_generators: Ids of the states of generators that draw for
-            shards.
-        sharded: Names of the layers that take and give shards.
+        sharded_generators: Ids of the states of generators that draw shards.
+        sharded: Names of the layers that take and return shards.
     """
 
     scatters: Mapping[int, int]
