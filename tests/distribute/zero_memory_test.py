@@ -14,6 +14,8 @@ from benchmarks.memory import peaks
 # Tensors of 4 MiB: the counter misses small ones.
 SIZES = {"depth": 6, "width": 1024, "zero_stage": 1}
 STAGE_3 = {"zero_stage": 3, "depth": 12}
+# Without ZeRO the weights and slots alone are 6, and the sums 2.
+SUMS = {"data": 2, "zero_stage": 2, "accumulate": 4}
 OVERWRITTEN = {
     "loss_scale": True,
     "optimizer": {"use_ema": True, "ema_overwrite_frequency": 2},
@@ -26,6 +28,7 @@ class ZeroMemoryTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("of_two", {"data": 2}, 4.5, 6.9, 4.9),
         ("of_four", {"data": 4}, 6.6, 11.6, 7.2),
+        ("sums_of_two", SUMS, 4.5, 8.5, 4.9),
         ("weights_of_two", {"data": 2, **STAGE_3}, 3.2, 4.5, 3.8),
         ("in_branches", {"data": 2, **OVERWRITTEN}, 5.5, 8.5, 5.9),
     )
