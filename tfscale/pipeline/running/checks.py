@@ -109,7 +109,9 @@ def _refuse_own(model, names):
             "Predict with the model inside: `model.model.predict(...)`, which "
             "runs it without a pipeline."
         )
-    elif own[0] in ("train_step", "test_step"):
+    elif own[0] in ("train_step", "test_step") or isinstance(
+        model, keras.distillation.Distiller
+    ):
         advice = (
             "A `compute_loss` of its own is called: put there what the step "
             "does with outputs and targets. A teacher and a student are one "

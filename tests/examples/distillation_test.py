@@ -1,0 +1,151 @@
+"""Distillation as one functional model, and what is wrong in Keras' own."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tfscale
+from examples import distillation
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(24, 6)).astype("float32")
+Y = RANDOM.randint(0, 3, (24,))
+TEACHER, STUDENT = RANDOM.normal(size=(2, 5, 3)).astype("float32")
+
+
+def net(width, **options):
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(width, "tanh", **options),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def by_hand(teacher, student, temperature):
+    """T^2 KL, the mean over rows."""
+
+    def softmax(logits):
+        powers = np.exp(logits / temperature)
+        return powers / powers.sum(-1, keepdims=True)
+
+    p, q = softmax(teacher), softmax(student)
+    return temperature**2 * (p * np.log(p / q)).sum(-1).mean()
+
+
+def distilled(strategy=None, alpha=0.5, offline=False, **fit):
+    """The weights of a student after two epochs; it begins with the same."""
+    strategy = strategy or tf.distribute.get_strategy()
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        student, teacher = net(4), net(16)
+        model = distillation.with_teachers(student, [teacher])
+        soft = Y
+        if offline:
+            soft = teacher.predict(X, verbose=0)
+            model = distillation.with_logits(student)
+        if getattr(strategy, "mesh", None) and "pipeline" in (
+            strategy.mesh.axis_names
+        ):
+            model = tfscale.PipelineModel(model, 2)
+        model.compile(
+            keras.optimizers.SGD(0.1), **distillation.losses(alpha, 3.0)
+        )
+    before = [keras.ops.convert_to_numpy(v) for v in teacher.weights]
+    model.fit(
+        X,
+        {"hard": Y, "soft": soft},
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        **fit,
+    )
+    for value, variable in zip(before, teacher.weights):
+        np.testing.assert_array_equal(
+            value, keras.ops.convert_to_numpy(variable)
+        )
+    return [keras.ops.convert_to_numpy(v) for v in student.weights]
+
+
+class DistillationTest(tf.test.TestCase, parameterized.TestCase):
+    def test_soft_targets_are_the_formula(self):
+        loss = distillation.SoftTargets(3.0)
+        expected = by_hand(TEACHER, STUDENT, 3.0)
+        self.assertAllClose(loss(TEACHER, STUDENT), expected)
+        both = np.stack([STUDENT, TEACHER], 1)
+        self.assertAllClose(loss(np.zeros(5), both), expected)
+        self.assertAllClose(loss(TEACHER, TEACHER), 0.0)
+
+    @parameterized.parameters(dict(data=2), dict(pipeline=2))
+    def test_as_on_one_device(self, **axes):
+        weights = {n: RANDOM.uniform(size=24) for n in ("hard", "soft")}
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
+        expected = distilled(sample_weight=weights)
+        found = distilled(strategy, sample_weight=weights)
+        for a, b in zip(found, expected):
+            same_numbers.assert_close(a, b)
+
+    def test_logits_predicted_before_are_as_good(self):
+        for a, b in zip(distilled(offline=True), distilled()):
+            same_numbers.assert_close(a, b)
+
+    def test_without_a_share_it_is_plain_training(self):
+        keras.utils.set_random_seed(0)
+        plain = net(4)
+        plain.compile(
+            keras.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        plain.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        for a, b in zip(distilled(alpha=0.0), plain.get_weights()):
+            same_numbers.assert_close(a, b)
+
+    def test_a_pipeline_says_what_to_do_with_a_distiller(self):
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            distiller = keras.distillation.Distiller(
+                net(4), net(4), keras.distillation.LogitsDistillation()
+            )
+            with self.assertRaisesRegex(ValueError, "one functional model"):
+                tfscale.PipelineModel(distiller, 2)
+
+
+class KerasDistillerTest(tf.test.TestCase, parameterized.TestCase):
+    """Faults that docs/numbers.md names; one that fails here was mended."""
+
+    def test_the_default_loss_is_no_divergence(self):
+        kind = keras.distillation.LogitsDistillation
+        expected = by_hand(TEACHER, STUDENT, 3.0)
+        default = kind(temperature=3.0).compute_loss(TEACHER, STUDENT)
+        self.assertNotAllClose(default, expected, rtol=0.1)
+        loss = keras.losses.KLDivergence()
+        right = kind(temperature=3.0, loss=loss).compute_loss(TEACHER, STUDENT)
+        self.assertAllClose(right, expected)
+
+    def student(self, regularizer=None, **fit):
+        keras.utils.set_random_seed(0)
+        student = net(4, kernel_regularizer=regularizer)
+        distiller = keras.distillation.Distiller(
+            net(16), student, keras.distillation.LogitsDistillation()
+        )
+        distiller.compile(
+            keras.optimizers.SGD(0.1),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        distiller.fit(X, Y, batch_size=8, shuffle=False, verbose=0, **fit)
+        return student.get_weights()
+
+    @parameterized.parameters(
+        dict(sample_weight=np.arange(24.0)), dict(regularizer="l2")
+    )
+    def test_what_is_ignored(self, **arguments):
+        for a, b in zip(self.student(), self.student(**arguments)):
+            self.assertAllEqual(a, b)
+
+
+if __name__ == "__main__":
+    tf.test.main()
