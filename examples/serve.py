@@ -207,7 +207,8 @@ def deployment():
     num_devices = DEVICES_PER_REPLICA.value
     resources = "num_gpus" if USE_GPUS.value else "num_cpus"
     return serve.deployment(
-        max_ongoing_requests=2 * in_flight * MAX_BATCH_SIZE.value,
+        # With few, Ray's router waits longer and longer for a free replica.
+        max_ongoing_requests=max(100, 2 * in_flight * MAX_BATCH_SIZE.value),
         autoscaling_config=AutoscalingConfig(
             min_replicas=MIN_REPLICAS.value,
             max_replicas=MAX_REPLICAS.value,
