@@ -53,6 +53,14 @@ class MainTest(absltest.TestCase):
         self.assertEqual(found["checks"][-1]["status"], "not here")
         self.assertGreater(min(found["speed"].values()), 0)
 
+    def test_what_is_not_a_number_differs(self):
+        # After a finite one, which `max` keeps.
+        ones = [np.ones(2), np.ones(2)]
+        result = selfcheck.check(
+            "nan", lambda: [ones[0], ones[1] * np.nan], ones
+        )
+        self.assertEqual(result.status, "differs")
+
     def test_what_fails_hides_nothing_and_is_said(self):
         code, out = _main(
             lambda _: [("wrong", {"mesh": {"data": 99}}), ("one", {})]

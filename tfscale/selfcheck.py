@@ -176,10 +176,11 @@ def check(
         return Result(name, "not here", why=str(error))
     except Exception as error:  # One that fails must not hide the others.
         return Result(name, "fails", why=f"{type(error).__name__}: {error}")
-    far = max(
-        float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1.0))
+    distances = [
+        np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1.0)
         for a, b in zip(found, expected, strict=True)
-    )
+    ]
+    far = float(np.max(distances))  # NaN if one is
     status = "works" if far <= _TOLERANCE else "differs"
     return Result(name, status, far, time.perf_counter() - begin)
 
