@@ -281,7 +281,36 @@ def _with_dropout():
     return _weights(model)
 
 
+def _offline(strategy=None):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        x = keras.Input((5,))
+        h = keras.layers.BatchNormalization()(keras.layers.Dense(5)(x))
+        model = keras.Model(x, [keras.layers.Dense(3)(h), h])
+        model.compile(
+            loss=["mse", "mae"],
+            metrics=[["mae", "categorical_accuracy"], []],
+            weighted_metrics=[["mse"], []],
+        )
+    weights = np.linspace(0.5, 2.0, len(X)).astype("float32")
+    found = []
+    for rows in (len(X), 5, 1):  # uneven, and fewer than replicas
+        x, y, weight = X[:rows], [Y[:rows], X[:rows]], weights[:rows]
+        found += model.evaluate(
+            x, y, batch_size=4, sample_weight=[weight, weight], verbose=0
+        )
+        found += model.predict(x, batch_size=4, verbose=0)
+    return found
+
+
+def offline(index):
+    """`evaluate` and `predict`: the whole data set, in each worker."""
+    return _offline(_strategy())
+
+
 CASES = {
+    "offline": (offline, _offline),
     "dropout": (lambda index: _with_dropout(), _with_dropout),
     "one row": (one_row, _residual),
     "accumulation": (accumulating, accumulating_alone),
