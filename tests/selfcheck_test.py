@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from tfscale import selfcheck
 from tfscale.pipeline.planning.named_schedules import SCHEDULES
+from tfscale.plan import DEVICES
 
 
 def _main(cases, *args):
@@ -61,7 +62,9 @@ class MainTest(absltest.TestCase):
         )
         self.assertEqual(result.status, "differs")
 
-    def test_what_fails_hides_nothing_and_is_said(self):
+    @mock.patch.object(selfcheck, "measure_device")
+    def test_what_fails_hides_nothing_and_is_said(self, measure):
+        measure.return_value = DEVICES["A100"]
         code, out = _main(
             lambda _: [("wrong", {"mesh": {"data": 99}}), ("one", {})]
         )

@@ -199,7 +199,7 @@ def accumulating(job, num_microbatches, num_replicas, num_ranks):
 
 class SameNumbersTest(parameterized.TestCase):
     @parameterized.parameters(*CROSSED)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_whole_batch(self, name, *sizes):
         expected = _on_one_device(name)
         actual = accumulating(JOBS[name], *sizes)
@@ -209,7 +209,7 @@ class SameNumbersTest(parameterized.TestCase):
         )
 
     @parameterized.parameters(*DIVIDED)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_what_is_divided(self, name, options):
         expected = _on_one_device(name)
         job, options = JOBS[name], dict(options)

@@ -259,7 +259,7 @@ ROWS = {
 
 class ModelsTest(parameterized.TestCase):
     @parameterized.parameters(*ROWS)
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=18)
     def test_whole_batch(self, name):
         make, train = ROWS[name]
         expected = same_numbers.on_one_device(make())

@@ -6,6 +6,7 @@ a plain object had one, and nothing was said.
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -89,6 +90,7 @@ class HeldVariablesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         holder=[lambda v: v, nested, in_object], place=["loss", "layer"]
     )
+    @pytest.mark.crossing(every=3)
     def test_a_run_that_goes_on_ends_alike(self, holder, place):
         path = self.create_tempdir().full_path
         whole = self.fit(f"{path}/whole", holder, place=place)

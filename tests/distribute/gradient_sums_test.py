@@ -129,6 +129,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, one_device(change), found)
 
     @parameterized.parameters((clipped, 1), (sharpness_aware, 1), (decayed, 2))
+    @pytest.mark.crossing(every=3)
     def test_has_them_where_replicas_divide_slots(self, change, model):
         job_ = job(change, ADAM)
         found = same_numbers.on_zero(job_, 2, model=model, layouts=LAYOUTS)

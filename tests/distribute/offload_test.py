@@ -203,6 +203,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
         (2, 3, never_written),
         (2, 1, lambda: optimizer_test.scaled(never_written())),
     )
+    @pytest.mark.crossing(every=5)
     def test_updates_run_on_the_host_and_no_slot_leaves_it(
         self, data, stage, make
     ):

@@ -150,7 +150,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, one_device(name), outcome)
 
     @parameterized.parameters(*ON_RANKS)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_of_one_device_on_two_replicas_of_two_ranks(self, name):
         outcome = sharded(name, 2, model=2)
         same_numbers.assert_same(self, one_device(name), outcome)

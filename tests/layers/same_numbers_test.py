@@ -148,7 +148,7 @@ def one_device(name):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(job=list(JOBS), size=SIZES)
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing(every=21)
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(

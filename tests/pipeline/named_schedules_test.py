@@ -50,7 +50,7 @@ class SameNumbersTest(parameterized.TestCase):
     @parameterized.product(
         schedule=(*SCHEDULES, "auto"), devices=(2, 4), recompute=(False, True)
     )
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing(every=14)
     def test_three_steps(self, schedule, devices, recompute):
         many = same_numbers.on_mesh(
             job(), devices, 8, schedule=schedule, recompute=recompute
@@ -58,6 +58,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_same(self, one_device(), many)
 
     @parameterized.parameters(("interleaved", 3), ("zb1p", 3), ("auto", 2))
+    @pytest.mark.crossing(every=3)
     def test_several_stages_on_a_device(self, schedule, stages_per_device):
         many = same_numbers.on_mesh(
             job(), 2, 4, schedule=schedule, stages_per_device=stages_per_device

@@ -115,7 +115,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         (adam, dict(data=2, pipeline=2), 4, {}),
         (momentum, dict(pipeline=2), 4, dict(make=build_with_norm)),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_the_gradient_of_a_batch_is_of_its_versions(
         self, optimizer, axes, window, options
     ):

@@ -241,6 +241,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
             model.quantize("int8")
         self.assertEqual(int8_paths(model), ["down/kernel"])
 
+    @pytest.mark.crossing(every=2)
     @parameterized.parameters(False, True)
     def test_saved_and_loaded_across_meshes(self, is_sharded):
         file = os.path.join(self.create_tempdir(), "int8.keras")
@@ -277,7 +278,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "4 objects could not be load"):
             keras.models.load_model(file)
 
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     @parameterized.parameters(
         ("mlp", dict(model=2)),
         ("mlp", dict(data=2, pipeline=2, model=2)),

@@ -286,7 +286,7 @@ def both(train, build=mlp, layouts=PAIR, num_replicas=2):
 
 class ModelsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing(every=21)
     def test_has_the_numbers_of_one_device(self, name):
         job, layouts = JOBS[name]
         # BatchNormalization has the moments of a replica's part of the batch,

@@ -275,6 +275,7 @@ def one_device():
 
 class TrainingTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters((1, {}), (1, {"steps_per_execution": 2}))
+    @pytest.mark.crossing(every=2)
     def test_draws_of_wholes_are_those_of_one_device(self, replicas, options):
         job = dataclasses.replace(JOB, compile=lambda: options)
         found = same_numbers.on_ranks(job, 2, replicas)

@@ -104,7 +104,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("block_adam", (1, 4)),
         ("block_sgd", (1, 3)),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=15)
     def test_of_one_device(self, job, size):
         num_replicas, num_ranks = size
         outcome = same_numbers.on_ranks(JOBS[job], num_ranks, num_replicas)

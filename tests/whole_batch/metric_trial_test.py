@@ -8,6 +8,7 @@ import inspect
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from keras import ops
@@ -119,6 +120,7 @@ def pipeline(model):
 
 class MetricsOfReplicasTest(parameterized.TestCase):
     @parameterized.parameters(Maximum, Minimum, LastValue, MovingAverage)
+    @pytest.mark.crossing(every=4)
     def test_no_sum_is_refused_by_name(self, metric):
         for wrap in (lambda model: model, pipeline):
             with self.assertRaisesRegex(
@@ -135,6 +137,7 @@ class MetricsOfReplicasTest(parameterized.TestCase):
             same_numbers.assert_close(found[name], value, name)
 
     @parameterized.parameters(OwnMean, OwnUpdateOfMean, GatheredMaximum)
+    @pytest.mark.crossing(every=3)
     def test_what_adds_up_or_gathers_is_that_of_one_device(self, metric):
         expected = history(metric)
         for wrap in (lambda model: model, pipeline):

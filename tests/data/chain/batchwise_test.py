@@ -318,7 +318,7 @@ class AugmentTest(tf.test.TestCase, parameterized.TestCase):
 
 class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*(n for n in FUNCTIONS if n not in REFUSED))
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_values_are_those_of_single_records(self, name):
         rows, parse, why_not = FUNCTIONS[name]
         one_by_one = _pipeline(rows, parse=parse)

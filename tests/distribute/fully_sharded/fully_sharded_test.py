@@ -248,7 +248,7 @@ def divided(model):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*JOBS)
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=10)
     def test_of_replicas_that_have_all_weights(self, name):
         whole, outcome = train(JOBS[name], 0), train(JOBS[name], 3)
         self.assertEqual(divided(whole.model), [])
@@ -259,7 +259,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             same_numbers.assert_equal(self, whole, outcome)
 
     @parameterized.parameters("adam", "clipnorm", "loss_scale", "odd")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_of_one_device(self, name):
         job = zero_test.JOBS[name]
         expected = zero_test.one_device(name)
@@ -273,7 +273,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_same(self, expected, train(job, 3, data))
 
     @parameterized.parameters(*zero_test.ON_RANKS)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=6)
     def test_of_one_device_with_model_ranks(self, name):
         job = zero_test.JOBS[name]
         outcome = train(job, 3, model=2, layouts=optimizer_test.LAYOUTS)

@@ -55,8 +55,8 @@ def explained(stages):
             raise FloatingPointError(
                 "The loss must be finite. Received: a batch whose loss is "
                 f"{found}. This batch changed no variable, so the weights "
-                "are those of the batches before it: look for such values in "
-                "the data, lower the learning rate, or clip gradients."
+                "are those before it: look for such values in the data, lower "
+                "the learning rate, or clip gradients."
             ) from error
         match = _SCOPE.search(message)
         if match is None:
