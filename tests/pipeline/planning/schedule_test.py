@@ -3,6 +3,7 @@
 import itertools
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -24,6 +25,8 @@ from tfscale.pipeline.planning.named_schedules import pipedream
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import simulate
 
+# B alone takes as long as F and as W.
+SPLIT = dict(backward=2, weight=1)
 SIZES = tuple(itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 16)))
 
 
@@ -106,6 +109,30 @@ class GeneratorsTest(parameterized.TestCase):
             gpipe(*sizes)
         with self.assertRaisesRegex(ValueError, f"num_stages={sizes[0]}"):
             one_f_one_b(*sizes)
+
+
+class FiguresTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("gpipe", 3, 4, {}),
+        ("1f1b", 3, 4, {}),
+        ("interleaved", 2, 4, {}),
+        ("looped_bfs", 2, 3, {}),
+        ("zb1p", 2, 2, SPLIT),
+        ("zb_h1", 3, 4, SPLIT),
+        ("zb_h2", 2, 4, SPLIT),
+        ("zb_v", 2, 3, SPLIT),
+        ("dualpipev", 2, 4, {"weight": 0}),
+    )
+    def test_each_schedule_is_what_its_docstring_draws(
+        self, name, devices, microbatches, costs
+    ):
+        drawn = re.findall(
+            r"^ {8}device \d  ([ FBWfbw\d]+)$",
+            SCHEDULES[name].__doc__,
+            re.MULTILINE,
+        )
+        schedule = get_schedule(name, devices, microbatches)
+        self.assertEqual(drawn, table(schedule, **costs))
 
 
 class PipeDreamTest(parameterized.TestCase):
@@ -264,6 +291,27 @@ class VSchedulesTest(parameterized.TestCase):
         idle = simulation.makespan - max(simulation.busy)
         self.assertEqual(idle, (devices - 1) / 2)
         self.assertEqual(max(simulation.peak_device_bytes), 2 * devices)
+
+    @parameterized.parameters((2, 6), (3, 10), (4, 16))
+    def test_h2_works_without_a_gap(self, devices, microbatches):
+        # With 2 D - 1 microbatches in flight (Qi et al. 2023, section 3.2).
+        schedule = get_schedule("zb_h2", devices, microbatches)
+        simulation = simulate(schedule, **SPLIT, activation_bytes=1)
+        for device in range(devices):
+            spans = [s for s in simulation.spans if s.device == device]
+            self.assertEqual(spans[-1].end - spans[0].start, 3 * microbatches)
+        self.assertEqual(max(simulation.peak_device_bytes), 2 * devices - 1)
+
+    @parameterized.parameters((2, 4, 2), (4, 8, 2), (3, 5, 3))
+    def test_breadth_first_divides_the_bubble(self, devices, microbatches, v):
+        # The bubble is that of `interleaved` (Lamy-Poirier 2022).
+        schedule = get_schedule("looped_bfs", devices, microbatches, v)
+        simulation = simulate(schedule, activation_bytes=1)
+        self.assertAlmostEqual(
+            simulation.makespan / simulation.busy[0] - 1,
+            (devices - 1) / (v * microbatches),
+        )
+        self.assertEqual(max(simulation.peak_device_bytes), v * microbatches)
 
     def test_dualpipev_needs_as_many_microbatches_as_stages(self):
         with self.assertRaisesRegex(ValueError, "num_microbatches=7 on 4"):

@@ -83,9 +83,12 @@ def list_schedule(
 def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
     """No bubble inside a step, for twice the memory (Qi et al. 2023, 3.2).
 
-    Device `d` of `D` runs up to `2 D - 1` forwards ahead. If F, B and W take
+    A device of `D` runs up to `2 D - 1` forwards ahead. If F, B and W take
     equal time every device works without a gap; what is left of the bubble
-    are the times at which devices start and end.
+    are the times at which devices start and end::
+
+        device 0  F0 F1 F2 B0 W0 B1 F3 B2 W1 W2 B3 W3
+        device 1     F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
     >>> [str(action) for action in zb_h2(1, 2).actions[0]]
     ['F0.0', 'B0.0', 'W0.0', 'F0.1', 'B0.1', 'W0.1']

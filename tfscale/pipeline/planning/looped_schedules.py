@@ -47,7 +47,11 @@ def zb1p(
 
     PyTorch's `ScheduleInterleavedZeroBubble`. B computes the gradients of
     inputs only, so that the device before goes on sooner. Device `d` puts `d`
-    weight gradients off, and fills the end of the step with them.
+    weight gradients off, and fills the end of the step with them. Two devices,
+    small letters for the second stage of each::
+
+        device 0  F0 F1 f0 f1    b0 w0 b1 w1 B0 W0 B1 W1
+        device 1     F0 F1 f0 b0 f1 b1 w0 B0 w1 B1 W0 W1
 
     Args:
         num_devices: Size of the pipeline axis, D.
@@ -90,7 +94,11 @@ def looped_bfs(
     """All microbatches through a stage, then the next (Lamy-Poirier 2022).
 
     Breadth-first: bubble and number of transfers of `interleaved`, the
-    activations of GPipe, and a stage's gradients are complete sooner.
+    activations of GPipe, and a stage's gradients are complete sooner. Two
+    devices, small letters for the second stage of each::
+
+        device 0  F0 F1 F2 f0 f1 f2       b0 b1 b2 B0 B1 B2
+        device 1     F0 F1 F2 f0 f1 f2 b0 b1 b2 B0 B1 B2
 
     >>> [str(action) for action in looped_bfs(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'F2.0', 'F2.1', 'B2.0', 'B2.1', 'B0.0', 'B0.1']

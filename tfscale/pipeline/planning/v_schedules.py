@@ -16,7 +16,11 @@ def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
     """ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory").
 
     No bubble but the start's if F, B and W take equal time, with as many
-    activations on each device as 1F1B has on the first one.
+    activations on each device as 1F1B has on the first one. Two devices, small
+    letters for the second stage of each::
+
+        device 0  F0 F1 F2 f0 b0 w0 f1 b1 w1 B0 W0 f2 b2 w2 B1 W1 B2 W2
+        device 1     F0 f0 F1 f1 b0 w0 F2 B0 W0 f2 b1 w1 B1 b2 B2 W1 w2 W2
 
     >>> [str(action) for action in zb_v(1, 1).actions[0]]
     ['F0.0', 'F1.0', 'B1.0', 'W1.0', 'B0.0', 'W0.0']
@@ -55,7 +59,11 @@ def dualpipev(num_devices: int, num_microbatches: int) -> Schedule:
 
     DualPipe overlaps the F of one microbatch with the B of another, to hide
     the exchange of experts. Here the two run one after the other, in the
-    order of PyTorch's `ScheduleDualPipeV`; the bubble is that of `zb_v`.
+    order of PyTorch's `ScheduleDualPipeV`; the bubble is that of `zb_v`. Two
+    devices, W not shown, backward as long as forward::
+
+        device 0  F0 F1 F2 f0 b0 f1 F3 b1 f2 B0 b2    f3 B1 b3 B2    B3
+        device 1     F0 f0 F1 f1 F2 b0 f2 B0 F3 b1 f3 B1 b2 B2 b3 B3
 
     Raises:
         ValueError: If there are fewer microbatches than stages.
