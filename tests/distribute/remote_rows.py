@@ -102,6 +102,9 @@ def pipeline_2():
     )
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
+        with TEST.assertRaisesRegex(ValueError, f"by one process.*'{B0}'"):
+            tfscale.export(found.model, path)
+        TEST.assertFalse(os.path.exists(path))
         found.model.save(path)
         loaded = keras.models.load_model(path)
         same_numbers.assert_close(

@@ -300,6 +300,7 @@ def errors(strategy, old):
             "fit", dataset(X), steps_per_epoch=1
         ),
         "quantized predict": lambda: quantized_later("predict", X),
+        "quantized": inside(model.quantize, "int8"),
         "pipeline": inside(tfscale.PipelineModel, inner, 2),
     }
     found = {}

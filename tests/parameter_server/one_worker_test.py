@@ -30,6 +30,7 @@ _ERRORS = {
     "clips shards": "'sharded' is in 2 shards.*global_clipnorm",
     "quantized fit": "must keep their variables.*kernel.*`quantize`",
     "quantized predict": "must keep their variables.*kernel.*`quantize`",
+    "quantized": "must be quantized before it is wrapped",
     "pipeline": "must be made in the scope of a `tfscale.MeshStrategy`",
 }
 

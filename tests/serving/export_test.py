@@ -215,8 +215,11 @@ class ExportTest(parameterized.TestCase):
             model.quantize("int8", filters="up|down|one|two")
             return model
 
-        model = on_mesh(build_int8, pipeline=2, model=2)
-        expected = model.predict(self.feeds, verbose=0)
+        expected = on_mesh(build_int8, pipeline=2, model=2).predict(
+            self.feeds, verbose=0
+        )
+        model = on_mesh(pipeline=2, model=2)
+        model.model.quantize("int8", filters="up|down|one|two")
         tfscale.export(model, self.path)
         found = self.found(self.run_program(SESSION, 4))
         self.assert_predicted(found["results"], expected)
@@ -248,6 +251,8 @@ class ExportTest(parameterized.TestCase):
 
         model = on_mesh(Plain, data=1)
         self.refuse(ValueError, "shapes of its inputs.*'plain'", model)
+        model = on_mesh(lambda: keras.Sequential([Plain()]), data=1)
+        self.refuse(ValueError, "shapes of its inputs.*'sequential'", model)
 
     def test_what_is_no_model_is_refused(self):
         layer = keras.layers.Dense(2)

@@ -112,6 +112,14 @@ class ParameterServerModel(ParameterServerTrainer):
         with explained(self.distribute_strategy.cluster):  # callbacks too
             return super().fit(x, *args, **kwargs)
 
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: workers run functions that know the float variables."""
+        raise ValueError(
+            "A model on parameter servers must be quantized before it is "
+            f"wrapped. Received: `quantize` of a `{type(self).__name__}`. Call "
+            "it on the plain model, and wrap that."
+        )
+
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.predict`; several workers take part."""
         # So many batches are handed to the function below at a time.

@@ -163,12 +163,7 @@ class PipelineModel(PipelineTrainer):
         self.output_names = plan.graph.functional.output_names
         self.built = True
         placement.move_variables(plan, strategy)
-        num_ranks = strategy.extended.num_model_ranks
-        if num_ranks > 1:
-            if strategy.extended.sequence_parallel:
-                sequence_model.prepare(plan.graph.functional, num_ranks)
-            else:
-                analysis.analyse(plan.graph.functional, num_ranks)
+        self._analyse()
         if model.compiled:
             self.compile(**_compile_arguments(model))
 
@@ -211,28 +206,43 @@ class PipelineModel(PipelineTrainer):
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; cuts anew if other variables are trainable now."""
         if force or self.train_function is None:
-            checks.check_variables(self._plan)
-            self._cut_anew()
+            trained = _ids(self.model.trainable_variables)
+            if trained != self._trained_when_cut:
+                self._cut_anew()
         return super().make_train_function(force)
+
+    def _follow_variables(self):
+        """Cuts anew if layers have other variables: quantized ones have."""
+        if checks.changed_variables(self._plan):
+            self._cut_anew()
+            with self.distribute_strategy.scope():
+                self._analyse()
 
     def _cut_anew(self):
         """Frozen layers cost less; what a stage gets is moved to its device."""
-        trained = _ids(self.model.trainable_variables)
-        if trained == self._trained_when_cut:
-            return
         before, self._plan = self._plan, self._make_plan()
         if self._plan.schedule.has_updates:
             self._plan_windows()
-        self._trained_when_cut = trained
+        self._trained_when_cut = _ids(self.model.trainable_variables)
         self._programs = self._programs.of_plan(self._plan)
-        self.test_function = self.predict_function = None
+        self.train_function = self.test_function = self.predict_function = None
         strategy = self.distribute_strategy
         with strategy.scope():
             is_moved = placement.move_variables(self._plan, strategy, before)
-            if is_moved and self.optimizer.built:
+            if is_moved and self.optimizer and self.optimizer.built:
                 variables = attributes.optimized_variables(self.optimizer)
                 moved = _moved(self.optimizer, variables)
                 attributes.take_state(self.optimizer, moved)
+
+    def _analyse(self):
+        """Decides what stays sharded between the layers, on model ranks."""
+        extended = self.distribute_strategy.extended
+        model, num_ranks = self._plan.graph.functional, extended.num_model_ranks
+        if num_ranks > 1:
+            if extended.sequence_parallel:
+                sequence_model.prepare(model, num_ranks)
+            else:
+                analysis.analyse(model, num_ranks)
 
     def _plan_windows(self):
         """Plans for the batches of an execution, with a flush at its end."""

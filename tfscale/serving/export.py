@@ -59,6 +59,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     TensorShape([3, 8])
     """
     strategy = _check(model)
+    model.make_predict_function()  # a pipeline reads what its layers are now
 
     def serve(inputs):
         outputs = strategy.run(model.predict_step, args=((inputs,),))
@@ -143,7 +144,8 @@ def _check(model):
             f"{model.name!r} on devices of others, {remote[0]!r}. Load its "
             "weights into the model on a mesh of one machine, and export that."
         )
-    if not getattr(model, "inputs", None):
+    # A Sequential model that is not built raises an error of its own.
+    if not (model.built and getattr(model, "inputs", None)):
         raise ValueError(
             "A model has to say the shapes of its inputs to be exported. "
             f"Received: {model.name!r} of type {type(model).__name__} without "

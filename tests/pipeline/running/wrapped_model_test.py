@@ -131,8 +131,11 @@ class WrappedModelTest(tf.test.TestCase, parameterized.TestCase):
             model.generate()
         with self.assertRaisesRegex(AttributeError, "no attribute 'genrate'"):
             model.genrate()
-        with self.assertRaisesRegex(ValueError, "quantized before it is wrap"):
-            model.quantize("int8")
+
+    def test_it_quantizes_the_plain_model(self):
+        model = pipeline()
+        model.quantize("int8", filters="^[ab]$")
+        self.assertEqual(model.get_layer("b").quantization_mode, "int8")
 
     def test_it_can_be_compiled_from_what_it_was_compiled_with(self):
         model = pipeline()

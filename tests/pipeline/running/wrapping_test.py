@@ -8,6 +8,7 @@ from absl.testing import parameterized
 
 import tfscale
 
+MESH = {"pipeline": 2}
 X = np.random.RandomState(0).normal(size=(8, 4)).astype("float32")
 
 
@@ -17,8 +18,8 @@ def build(kind=keras.Model, layer=keras.layers.Identity):
     return kind(inputs, keras.layers.Dense(4, name="b")(layer()(x)))
 
 
-def pipeline(model=build, num_microbatches=2, **options):
-    strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+def pipeline(model=build, num_microbatches=2, axes=MESH, **options):
+    strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
     with strategy.scope():
         pipeline = tfscale.PipelineModel(
             model(), num_microbatches, balance="params", **options
@@ -84,12 +85,22 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
             tfscale.pipeline.one_f_one_b(2, 2),
         )
 
-    def test_variables_made_after_wrapping(self):
+    @parameterized.parameters(dict(pipeline=2), dict(data=2))
+    def test_variables_made_after_wrapping(self, **axes):
         # They were left out of training.
-        model = pipeline()
-        with model.distribute_strategy.scope():
-            model.get_layer("b").enable_lora(1)
-        with self.assertRaisesRegex(ValueError, "lora.*made later.*before"):
+        one, model = build(), pipeline(axes=axes)
+        one.compile("sgd", "mse")
+        one.set_weights([v.numpy() for v in model.weights])
+        for each in (one, model):
+            keras.utils.set_random_seed(0)
+            each.get_layer("b").enable_lora(1)
+            each.fit(X, X, shuffle=False, epochs=2, verbose=0)
+        for ours, plain in zip(model.weights, one.weights, strict=True):
+            self.assertAllClose(ours.numpy(), plain.numpy(), 1e-6, 1e-6)
+        self.assertNotAllClose(one.get_layer("b").lora_kernel_b, [[0.0] * 4])
+        # An optimizer knows what it was built for.
+        model.get_layer("a").enable_lora(1)
+        with self.assertRaisesRegex(ValueError, "was originally built"):
             model.fit(X, X, verbose=0)
 
     def test_draws_from_the_generator_of_all(self):
@@ -162,19 +173,46 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(forgotten.predict(X, verbose=0).shape[0], len(X))
         self.assertEqual(inner.predict(X, verbose=0).shape[0], len(X))
 
-    @parameterized.parameters(
-        lambda model: model.predict(X, verbose=0),
-        lambda model: model.evaluate(X, X, verbose=0),
-        lambda model: model.fit(X, X, verbose=0),
-        lambda model: model.train_on_batch(X, X),
+    @parameterized.product(
+        run=(
+            lambda model: model.predict(X, verbose=0),
+            lambda model: model.evaluate(X, X, verbose=0),
+            lambda model: model.fit(X, X, verbose=0).history["loss"],
+            lambda model: model.train_on_batch(X, X),
+        ),
+        model=(1, 2),
     )
     @pytest.mark.crossing(every=4)
-    def test_a_model_inside_that_is_quantized_later(self, run):
+    def test_a_model_inside_that_is_quantized_later(self, run, model):
         # What had been traced went on with the float weights.
-        model = pipeline()
-        run(model)
-        model.model.quantize("int8", filters="^[ab]$")
-        with self.assertRaisesRegex(
-            ValueError, "must keep their variables.*'a/kernel.*`quantize`"
-        ):
-            run(model)
+        def quantized(inner, wrapped):
+            before = run(wrapped)
+            inner.quantize("int8", filters="^[ab]$")
+            return before, run(wrapped), wrapped.predict(X, verbose=0)
+
+        mesh = tfscale.device_mesh(pipeline=2, model=model)
+        layout_map = keras.distribution.LayoutMap(mesh)
+        if model == 2:
+            layout_map["a/kernel"] = (None, "model")
+            layout_map["b/kernel"] = ("model", None)
+        strategy = tfscale.MeshStrategy(mesh, layout_map)
+        keras.utils.set_random_seed(0)
+        one = build()
+        one.compile(keras.optimizers.SGD(0.1), "mse")
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            inner = build()
+            wrapped = tfscale.PipelineModel(inner, 2, balance="params")
+            wrapped.compile(keras.optimizers.SGD(0.1), "mse")
+        before, expected, outputs = quantized(one, one)
+        found = quantized(inner, wrapped)
+        self.assertNotAllClose(before, expected, rtol=1e-6, atol=1e-6)
+        for ours, plain in zip(found, (before, expected, outputs)):
+            self.assertAllClose(ours, plain, rtol=1e-6, atol=1e-6)
+        # What is new lies on the devices of its stage.
+        for device, name in zip(strategy.device_rows[0], "ab"):
+            layer = inner.get_layer(name)
+            self.assertEqual(layer.kernel.dtype, "int8")
+            for variable in layer.variables:
+                values = strategy.experimental_local_results(variable.value)
+                self.assertEqual(values[0].device, device, variable.path)

@@ -170,13 +170,8 @@ class WrappedModel(keras.Model):
         return self.model.to_json(**kwargs)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refused: it would give layers other variables than were placed."""
-        raise ValueError(
-            "A model must be quantized before it is wrapped, because its "
-            "variables are placed on devices when it is. Received: `quantize` "
-            f"of a `{type(self).__name__}`. Call it on the plain model, and "
-            "wrap that."
-        )
+        """Quantizes the plain Keras model, see `keras.Model.quantize`."""
+        self.model.quantize(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """The configuration of the plain Keras model, with its class.

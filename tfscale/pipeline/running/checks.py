@@ -132,18 +132,26 @@ def _refuse_own(model, names):
     )
 
 
-def check_variables(plan: PipelinePlan) -> None:
-    """Refuses layers whose variables are others than those that were placed."""
+def changed_variables(plan: PipelinePlan) -> list[keras.Variable]:
+    """Variables that layers have got, or have lost, since the plan was made."""
     found = {id(v): v for call in plan.graph.calls for v in call.variables}
-    new = [v for number, v in found.items() if number not in plan.numbers]
-    if new or len(found) < len(plan.numbers):
-        changed = new or [v for v in plan.variables if id(v) not in found]
+    return [
+        *(v for number, v in found.items() if number not in plan.numbers),
+        *(v for v in plan.variables if id(v) not in found),
+    ]
+
+
+def check_variables(plan: PipelinePlan) -> None:
+    """Refuses to trace a plan for other variables than those of the layers."""
+    changed = changed_variables(plan)
+    if changed:
         raise ValueError(
-            "A model's layers must keep their variables once it is wrapped, "
-            "because `PipelineModel` places them. Received: the variable "
-            f"{changed[0].path!r}, which was {'made' if new else 'taken away'} "
-            "later. Call `enable_lora`, `quantize` and the like before, or "
-            "wrap the model again."
+            "A step must be traced with the variables that were placed. "
+            f"Received: the variable {changed[0].path!r}, which was created or "
+            "taken away after that, as `quantize` and `enable_lora` do. Call "
+            "`make_train_function`, `make_test_function` or "
+            "`make_predict_function` first, as `fit`, `evaluate` and `predict` "
+            "do."
         )
 
 

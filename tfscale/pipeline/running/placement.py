@@ -15,11 +15,12 @@ def move_variables(
     """Creates every variable anew on its stage's device of every replica.
 
     They were created on the host, before it was known where the model is cut,
-    or lie on the devices of the plan `before`. One is moved after the other and
+    or lie on the devices of the plan `before`; those that are not in that plan
+    may have been created outside of the scope. One is moved after the other and
     its first copy freed. Returns whether any was.
     """
     strategy.extended.pipelined.update((id(v), v) for v in plan.variables)
-    if plan.schedule.num_devices == 1:
+    if plan.schedule.num_devices == 1 and before is None:
         return False
     ranks_before = {} if before is None else _ranks(before)
     ranks = _ranks(plan)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -36,6 +37,7 @@ class PipelineTrainer(WrappedModel):
     train_function: Any
     test_function: Any
     predict_function: Any
+    _follow_variables: Callable[[], None]
 
     def __init__(self, model: keras.Model, plan: PipelinePlan):
         super().__init__(name=model.name, dtype=model.dtype_policy)
@@ -209,7 +211,7 @@ class PipelineTrainer(WrappedModel):
 
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
-        checks.check_variables(self._plan)
+        self._follow_variables()
         super().make_train_function(force)
         if self._plan.schedule.has_updates and not getattr(
             self.train_function, "is_outermost", False
@@ -222,7 +224,7 @@ class PipelineTrainer(WrappedModel):
 
     def make_test_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
-        checks.check_variables(self._plan)
+        self._follow_variables()
         super().make_test_function(force)
         self.test_function = self._outermost(self.test_function)
         return self.test_function
@@ -230,7 +232,7 @@ class PipelineTrainer(WrappedModel):
     def make_predict_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function is run without Grappler."""
         checks.check_predictions(self.model)
-        checks.check_variables(self._plan)
+        self._follow_variables()
         super().make_predict_function(force)
         self.predict_function = self._outermost(self.predict_function)
         return self.predict_function
