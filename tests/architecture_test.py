@@ -40,6 +40,7 @@ PURE = (
     "tfscale/formatting.py",
     "tfscale/pipeline/planning/action.py",
     "tfscale/pipeline/planning/balance.py",
+    "tfscale/pipeline/planning/cut_points.py",
     "tfscale/pipeline/planning/list_schedule.py",
     "tfscale/pipeline/planning/looped_schedules.py",
     "tfscale/pipeline/planning/named_schedules.py",

@@ -6,7 +6,7 @@ from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.cached_activations import adapt_parts
 from tfscale.distribute.models.wrapped_model import WrappedModel
-from tfscale.pipeline.planning import balance as balance_lib
+from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import cut as cut_graph
@@ -73,7 +73,7 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
             "A model must have two layers to be cut. Received: "
             f"{model.name!r} with {len(names)}."
         )
-    cuts = balance_lib.cuts_from_names(names, [layer], 2)
+    cuts = cuts_from_names(names, [layer], 2)
     first, second = cut_graph(graph, cuts)
     _check_crossing(graph, first, second, layer)
     _check_frozen(first)

@@ -9,7 +9,6 @@ import keras
 
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages import memory
-from tfscale.pipeline.stages.plan import backward_flops
 from tfscale.pipeline.stages.plan import cut_bytes
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.plan.layers import Layer
@@ -66,8 +65,8 @@ class _Tracer:
             self.notes.append(f"Planned without stages: {error}")
             plan = make_plan(_as_one_call(model), one_f_one_b(1, 1), "flops")
         self.can_be_cut = not self.notes
-        self.graph, self.flops = plan.graph, plan.flops
-        self.backward, _ = backward_flops(self.graph, self.flops)
+        self.graph = plan.graph
+        self.flops, self.backward, _ = plan.call_costs
         self.crossing = cut_bytes(self.graph)
         # What does not double with the rows is kept once.
         one, two = (

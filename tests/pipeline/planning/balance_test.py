@@ -1,14 +1,15 @@
 """Balancing against brute force over all partitions."""
 
 import itertools
+import math
 import random
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale.pipeline.planning.balance import LayerMemory
-from tfscale.pipeline.planning.balance import cuts_from_names
 from tfscale.pipeline.planning.balance import partition
+from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.planning.simulate import simulate
@@ -285,6 +286,61 @@ class SharedDevicesTest(parameterized.TestCase):
         cuts = partition(costs, 4, stage_devices=(0, 1, 1, 0))
         sums = list(map(sum, stages(costs, cuts)))
         self.assertEqual((sums[0] + sums[3], sums[1] + sums[2]), (7, 5))
+
+
+class TiedTest(parameterized.TestCase):
+    @parameterized.parameters((1.5, (1,)), (0.5, (2,)), (math.inf, (1,)))
+    def test_layers_stay_together_where_their_exchange_costs_more(
+        self, exchange, expected
+    ):
+        # Three layers on one device, or two and an exchange.
+        cuts = partition([1, 1, 1, 1], 2, tied=[((1, 2), exchange)])
+        self.assertEqual(cuts, expected)
+
+    @parameterized.product(seed=tuple(range(20)), num_stages=(2, 3))
+    def test_no_partition_of_two_tied_layers_is_better(self, seed, num_stages):
+        rng = random.Random(seed)
+        costs = [rng.randint(1, 9) for _ in range(8)]
+        pair = sorted(rng.sample(range(8), 2))
+        exchange = rng.randint(1, 9)
+
+        def total(cuts):
+            is_cut = any(pair[0] < cut <= pair[1] for cut in cuts)
+            largest = max(map(sum, stages(costs, cuts)))
+            return largest + exchange * is_cut
+
+        found = partition(costs, num_stages, tied=[(pair, exchange)])
+        self.assertEqual(
+            total(found),
+            min(
+                map(total, itertools.combinations(range(1, 8), num_stages - 1))
+            ),
+        )
+
+    def test_what_cannot_be_together_is_cut(self):
+        # Each stage has a layer.
+        cuts = partition([1, 1, 1, 1], 2, tied=[((0, 3), math.inf)])
+        self.assertEqual(cuts, (2,))
+
+    def test_together_has_to_fit(self):
+        cuts = partition(
+            [1, 1, 1, 1],
+            2,
+            tied=[((1, 2), 9)],
+            memory=[LayerMemory(1, 0)] * 4,
+            memory_limit=2,
+        )
+        self.assertEqual(cuts, (2,))
+
+    def test_stages_of_one_device_exchange_nothing(self):
+        # The first and the last stage of a V.
+        costs, devices = [1, 1, 1, 1, 1, 1, 1, 1], (0, 1, 1, 0)
+        apart = partition(costs, 4, stage_devices=devices)
+        for layers in ((0, 7), (2, 5)):
+            tied = partition(
+                costs, 4, stage_devices=devices, tied=[(layers, math.inf)]
+            )
+            self.assertEqual(tied, apart)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from examples import gpt
 from tfscale.pipeline.planning.named_schedules import gpipe
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
+from tfscale.pipeline.planning.named_schedules import pipedream
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.running import measure
@@ -87,10 +88,31 @@ class BalanceTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(_begins(_plan(model, "params")), ["conv_0", "dense"])
 
     def test_time_is_what_was_measured(self):
-        plan = _plan(
-            _chain(8, 8, 8, 8), "time", measure=lambda graph: [1, 1, 1, 9]
-        )
+        measured = [(1, 2, 1)] * 3 + [(6, 3, 0)]
+        plan = _plan(_chain(8, 8, 8, 8), "time", measure=lambda _: measured)
         self.assertEqual(_begins(plan), ["dense_0", "dense_3"])
+        self.assertEqual(plan.stage_costs, ([3, 6], [6, 3], [3, 0]))
+        self.assertEqual(
+            plan.simulation.makespan,
+            simulate(
+                plan.schedule,
+                forward=[3 / 4.5, 6 / 4.5],
+                backward=[6 / 4.5, 3 / 4.5],
+                weight=[3 / 4.5, 0],
+            ).makespan,
+        )
+
+    @parameterized.parameters((1, "auto: zb_h1"), (0, "auto: 1f1b"))
+    def test_auto_goes_by_what_was_measured(self, weight, expected):
+        # Without work for W nothing is gained by putting it off.
+        plan = make_plan(
+            _chain(8, 8, 8, 8),
+            one_f_one_b(4, 8),
+            "time",
+            measure=lambda _: [(1, 2, weight)] * 4,
+            choose_schedule=True,
+        )
+        self.assertEqual(plan.schedule.name, expected)
 
     def test_calls_can_be_measured_for_a_plan(self):
         plan = _plan(
@@ -215,6 +237,57 @@ class MemoryLimitTest(tf.test.TestCase):
         self.assertEqual(self._begins(schedule, limit), "dense_3")
         with self.assertRaisesRegex(ValueError, "must fit the memory limit"):
             self._begins(schedule, limit - 2)
+
+
+def _shared_in_the_middle():
+    """Two layers of equal weights amid six of the same size."""
+    shared = keras.layers.Dense(64, name="shared")
+    layers = [keras.layers.Dense(64, name=f"dense_{i}") for i in range(6)]
+    x = inputs = keras.Input((64,))
+    for layer in (*layers[:3], shared, shared, *layers[3:]):
+        x = layer(x)
+    return keras.Model(inputs, x)
+
+
+class TiedWeightsTest(tf.test.TestCase, parameterized.TestCase):
+    """A layer costs 3 x 8,256 FLOPs, the exchange moves 2 x 16,640 bytes."""
+
+    @parameterized.parameters(
+        (0, 1, [4, 4]),
+        # 33,280 x 23 FLOPs over the 32 rows of a batch are just less than a
+        # layer, and x 24 just more.
+        (23, 1, [4, 4]),
+        (24, 1, [3, 5]),
+        # A batch of 4 x 16 rows.
+        (24, 16, [4, 4]),
+    )
+    def test_stay_together_where_their_exchange_costs_more(
+        self, flops_per_byte, microbatch_size, expected
+    ):
+        plan = _plan(
+            _shared_in_the_middle(),
+            "flops",
+            flops_per_byte=flops_per_byte,
+            microbatch_size=microbatch_size,
+        )
+        sizes = [len(stage.calls) for stage in plan.stages]
+        self.assertEqual(sizes, expected)
+
+    @parameterized.parameters("time", "params")
+    def test_other_costs_are_compared_alike(self, balance):
+        plan = _plan(
+            _shared_in_the_middle(),
+            balance,
+            flops_per_byte=100,
+            measure=lambda graph: [(1e-5, 2e-5, 1e-5)] * len(graph.calls),
+        )
+        self.assertTrue(all(len(plan.users(v)) == 1 for v in plan.variables))
+
+    def test_stages_that_update_by_themselves_share_no_weights(self):
+        plan = make_plan(
+            _shared_in_the_middle(), pipedream(2, num_batches=1), "flops"
+        )
+        self.assertTrue(all(len(plan.users(v)) == 1 for v in plan.variables))
 
 
 class PlanTest(tf.test.TestCase):

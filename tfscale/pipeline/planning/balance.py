@@ -4,8 +4,8 @@ A cut is the index of the layer with which a stage begins: cuts `(2, 5)` of
 seven layers give the stages `[0, 1]`, `[2, 3, 4]` and `[5, 6]`.
 """
 
+import bisect
 import collections
-import difflib
 import itertools
 import math
 import operator
@@ -48,6 +48,7 @@ def partition(
     allowed_cuts: Collection[int] | None = None,
     cut_bytes: Sequence[float] | None = None,
     stage_devices: Sequence[int] | None = None,
+    tied: Sequence[tuple[Sequence[int], float]] = (),
     memory: Sequence[LayerMemory] | None = None,
     memory_limit: float | None = None,
     in_flight: int | Sequence[int] = 1,
@@ -60,7 +61,8 @@ def partition(
     costs (the most even), then the fewest bytes over cuts, then the earliest
     cuts. Where several stages share a device, the load of a device is the sum
     of its stages: cuts are moved from this partition as long as the largest
-    load falls.
+    load falls. Layers that share weights stay on one device where that adds
+    less to the largest load than the exchange of the weights costs.
 
     Args:
         costs: Cost of each layer in any unit, 0 or more; `int`s are compared
@@ -71,6 +73,8 @@ def partition(
         cut_bytes: For each layer, the bytes that cross a cut just before it.
             Defaults to none.
         stage_devices: The device of each stage. Defaults to one each.
+        tied: The layers that share some weights, and what it costs, in the unit
+            of `costs`, that one more device has these weights.
         memory: A `LayerMemory`, or a tuple like it, for each layer. Goes
             with `memory_limit`.
         memory_limit: Bytes that each stage may take. Where several stages
@@ -104,13 +108,12 @@ def partition(
             f"{len(allowed)} places where the model may be cut: {allowed}. Use "
             f"at most {len(allowed) + 1} stages."
         )
-    bounds = [0, *allowed, num_layers]
     cost_before = [0, *itertools.accumulate(costs)]
 
     def cost(stage, start, stop):
         return cost_before[stop] - cost_before[start]
 
-    fits = None
+    bounds, fits = [0, *allowed, num_layers], None
     if memory_limit is not None:
         stage_bytes = _stage_bytes(
             memory, num_layers, num_stages, in_flight, recompute
@@ -128,7 +131,6 @@ def partition(
                 "stage. Use more stages, smaller microbatches, "
                 "recompute=True, or raise the limit."
             )
-    largest, _ = _search(bounds, num_stages, cost, max, fits)
 
     def evenness(stage, start, stop):
         crossing = cut_bytes[start] if cut_bytes and start else 0
@@ -137,30 +139,78 @@ def partition(
     def add(a, b):
         return tuple(map(operator.add, a, b))
 
-    def is_optimal(stage, start, stop):
-        return cost(stage, start, stop) <= largest and (
-            fits is None or fits(stage, start, stop)
-        )
+    devices = tuple(stage_devices or range(num_stages))
 
-    _, cuts = _search(
-        bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
-    )
-    if stage_devices and len(set(stage_devices)) < num_stages:
-        cuts = _balanced_devices(cuts, bounds, stage_devices, cost, fits)
+    def best(allowed):
+        """The best cuts of these, or None."""
+        bounds = [0, *allowed, num_layers]
+        found = _search(bounds, num_stages, cost, max, fits)
+        if found is None:
+            return None
+        largest, _ = found
+
+        def is_optimal(stage, start, stop):
+            return cost(stage, start, stop) <= largest and (
+                fits is None or fits(stage, start, stop)
+            )
+
+        _, cuts = _search(
+            bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
+        )
+        if len(set(devices)) < num_stages:
+            cuts = _balanced_devices(cuts, bounds, devices, cost, fits)
+        return cuts
+
+    return _with_tied(best, allowed, tied, devices, num_layers, cost)
+
+
+def _with_tied(best, allowed, tied, devices, num_layers, cost):
+    """The best cuts, some of which keep layers that share weights together.
+
+    One pair of such layers after the other is kept together if that pays, those
+    of the dearest exchange first.
+    """
+
+    def total(cuts):
+        exchanged = 0
+        for layers, exchange in tied:
+            users = {devices[bisect.bisect(cuts, layer)] for layer in layers}
+            if len(users) > 1:  # 0 x infinity is no number
+                exchanged += (len(users) - 1) * exchange
+        return _loads(cuts, num_layers, devices, cost)[0] + exchanged
+
+    cuts = best(allowed)
+    for layers, _ in sorted(tied, key=lambda each: -each[1]):
+        for first, last in itertools.pairwise(sorted(layers)):
+            together = [cut for cut in allowed if not first < cut <= last]
+            if (
+                any(first < cut <= last for cut in cuts)
+                and cost(0, first, last + 1) < total(cuts)
+                and (other := best(together)) is not None
+                and total(other) < total(cuts)
+            ):
+                allowed, cuts = together, other
     return cuts
 
 
-def _balanced_devices(cuts, bounds, stage_devices, cost, fits):
+def _loads(cuts, num_layers, devices, cost):
+    """The load of each device, the largest first."""
+    loads = collections.Counter()
+    for stage, bounds in enumerate(itertools.pairwise([0, *cuts, num_layers])):
+        loads[devices[stage]] += cost(stage, *bounds)
+    return sorted(loads.values(), reverse=True)
+
+
+def _balanced_devices(cuts, bounds, devices, cost, fits):
     """Moves cuts to the next bound while the largest device's load falls."""
 
     def loads(cuts):
-        stages = itertools.pairwise([0, *cuts, bounds[-1]])
-        total = collections.Counter()
-        for stage, (start, stop) in enumerate(stages):
+        for stage, (start, stop) in enumerate(
+            itertools.pairwise([0, *cuts, bounds[-1]])
+        ):
             if start == stop or (fits and not fits(stage, start, stop)):
                 return [math.inf]
-            total[stage_devices[stage]] += cost(stage, start, stop)
-        return sorted(total.values(), reverse=True)
+        return _loads(cuts, bounds[-1], devices, cost)
 
     best = loads(cuts)
     while True:
@@ -173,65 +223,6 @@ def _balanced_devices(cuts, bounds, stage_devices, cost, fits):
         if loads(found) >= best:
             return cuts
         cuts, best = found, loads(found)
-
-
-def cuts_from_names(
-    layer_names: Sequence[str], cut_layers: Sequence[str], num_stages: int
-) -> tuple[int, ...]:
-    """Cuts before the named layers.
-
-    Args:
-        layer_names: Names of all layers in the order of the model; a layer
-            that is used twice is at its first use.
-        cut_layers: Names of the layers with which the stages after the first
-            begin, in the order of the model.
-        num_stages: Number of stages.
-
-    Raises:
-        ValueError: If a name is no layer (the message lists close ones), the
-            first layer, repeated or out of order, or if their number is wrong.
-
-    Example:
-
-    >>> cuts_from_names(["embed", "block_0", "block_1", "head"], ["block_1"], 2)
-    (2,)
-    """
-    cut_layers = list(cut_layers)
-    index_of = {}
-    for index, name in enumerate(layer_names):
-        index_of.setdefault(name, index)
-    for name in cut_layers:
-        if name not in index_of:
-            close = difflib.get_close_matches(str(name), index_of, n=3)
-            hint = close or [n for n in index_of if index_of[n]][:5]
-            raise ValueError(
-                "A cut point must be the name of a layer of the model. "
-                f"Received: {name!r}. "
-                + ("Did you mean " if close else "Layers are, for example, ")
-                + ", ".join(map(repr, hint))
-                + "?" * bool(close)
-            )
-    if len(cut_layers) != num_stages - 1:
-        raise ValueError(
-            f"{num_stages} stages need {num_stages - 1} cut points: the layer "
-            "with which each stage but the first begins. Received: "
-            f"{len(cut_layers)} cut points, {cut_layers}."
-        )
-    cuts = tuple(index_of[name] for name in cut_layers)
-    if cuts and cuts[0] == 0:
-        raise ValueError(
-            "A cut point is the layer with which a stage begins, and the "
-            "first stage begins with the first layer without being told. "
-            f"Received: {cut_layers[0]!r}, the first layer. Name the layer "
-            "with which the second stage begins."
-        )
-    if any(b <= a for a, b in itertools.pairwise(cuts)):
-        in_order = sorted(set(cut_layers), key=index_of.__getitem__)
-        raise ValueError(
-            "Cut points must be different and in the order of the model. "
-            f"Received: {cut_layers}. In order they are {in_order}."
-        )
-    return cuts
 
 
 def _check_costs(costs, num_stages):

@@ -21,10 +21,12 @@ _WINDOW = 0.02
 _WINDOWS = 3
 
 
-def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
-    """Seconds that the forward and backward of each call of a model take.
+def measure_calls(
+    graph: Graph, device: str, rows: int = 1
+) -> list[tuple[float, float, float]]:
+    """Seconds that F, B and W together, and W of each call of a model take.
 
-    Each call runs alone, many times in a loop inside TensorFlow. Equal calls
+    Each of them runs alone, many times in a loop inside TensorFlow. Equal calls
     are measured once, so they cost the same. XLA, which compiles whole stages
     on accelerators, is left out.
 
@@ -41,9 +43,11 @@ def measure_calls(graph: Graph, device: str, rows: int = 1) -> list[float]:
 
     def seconds(single):
         with tf.device(device):
-            return _seconds(single)
+            found = _seconds(single)
+        weight = found.get("W", 0.0)
+        return found["F"], found.get("B", 0.0) + weight, weight
 
-    return map_calls(seconds, graph, rows)
+    return map_calls(seconds, graph, rows, weights_apart=True)
 
 
 def measure_step(
@@ -196,19 +200,22 @@ def _first_number(tensors):
 
 
 def _seconds(single):
-    phases = single.traced.phases
-    tensors = {}
-    for phase in phases.values():
+    """Seconds of each phase of a call."""
+    tensors, seconds = {}, {}
+    for letter, phase in single.traced.phases.items():
         for key, tensor in zip(phase.inputs, phase.function.inputs):
-            if key not in phases["F"].outputs:
+            if key not in tensors:
                 tensors[key] = _argument(key, tensor, single.variables)
+        # Without weights there is no W, without inputs to train no B.
+        seconds[letter] = _phase_seconds(phase, tensors) if phase.outputs else 0
+        tensors.update(phase.run(tensors))
+    return seconds
 
+
+def _phase_seconds(phase, tensors):
     def once(count, _):
-        results = phases["F"].run(tensors)
-        if "B" in phases:
-            results.update(phases["B"].run({**tensors, **results}))
         # All of them, because what nobody waits for is not computed.
-        made = [tf.identity(result) for result in results.values()]
+        made = [tf.identity(result) for result in phase.run(tensors).values()]
         with tf.control_dependencies(made):
             return count + 1, tf.cast(_first_number(made), tf.float32)
 

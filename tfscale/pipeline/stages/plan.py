@@ -1,14 +1,18 @@
 """Decisions before a step runs: stages, homes of variables, schedule."""
 
+import collections
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.pipeline.planning import balance as balance_lib
+from tfscale.pipeline.planning.balance import LayerMemory
+from tfscale.pipeline.planning.balance import partition
+from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.planning.named_schedules import fastest
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
@@ -24,6 +28,8 @@ from tfscale.pipeline.stages.trace_costs import trace_costs
 
 # How many times the work of a stage a layer has to have, to be too large.
 LARGE = 1.25
+# Rows of a batch at least, as in `fit` by default.
+_BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,8 @@ class PipelinePlan:
         stages: The stages.
         schedule: The schedule.
         flops: Forward FLOPs of each call of the model, for one example.
+        call_costs: For each call, the cost of F, of B and W together, and of W
+            alone: FLOPs for one example, or measured seconds of a microbatch.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
         length: The size that unknown sizes of inputs have, see `trace_costs`.
@@ -45,6 +53,7 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
     schedule: Schedule
     flops: tuple[int, ...]
+    call_costs: tuple[Sequence[float], Sequence[float], Sequence[float]]
     recompute: bool
     microbatch_size: int = 1
     length: int | None = None
@@ -85,7 +94,7 @@ class PipelinePlan:
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """A step with FLOPs as time; the mean forward of a stage takes 1."""
+        """A step, in units of the mean forward of a stage."""
         forward, backward, weight = self.stage_costs
         mean = sum(forward) / len(forward)
         return simulate(
@@ -98,10 +107,9 @@ class PipelinePlan:
 
     @functools.cached_property
     def stage_costs(self) -> tuple[list, list, list]:
-        """FLOPs of each stage: of F, of B and W together, and of W alone."""
-        backward, weight = backward_flops(self.graph, self.flops)
-        sums = self.stage_sums
-        return sums(self.flops), sums(backward), sums(weight)
+        """The costs of `call_costs`, of each stage."""
+        forward, backward, weight = map(self.stage_sums, self.call_costs)
+        return forward, backward, weight
 
     def stage_sums(self, of_calls) -> list:
         """Sums over the calls of each stage of one number per call."""
@@ -121,12 +129,14 @@ def make_plan(
     microbatch_size: int = 1,
     measure=None,
     choose_schedule: bool = False,
+    flops_per_byte: float = 0,
 ) -> PipelinePlan:
     """Cuts a model into the stages of a schedule; see `PipelineModel`.
 
-    `microbatch_size` is for estimates of memory; `measure` gives a time for
-    each call of a `Graph` (balance "time"). With `choose_schedule` the
-    `fastest` schedule for the costs of the stages replaces `schedule`.
+    `microbatch_size` is for estimates of memory; `measure` gives, for each call
+    of a `Graph`, what `call_costs` has (balance "time"). With `choose_schedule`
+    the `fastest` schedule for the costs of the stages replaces `schedule`. A
+    device does `flops_per_byte` while it sends a byte to another one.
     """
     graph = flatten_model(model)
     _check_synchronized(graph.calls)
@@ -142,16 +152,17 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    backward, _ = backward_flops(graph, traced.flops)
-    costs = [f + b for f, b in zip(traced.flops, backward, strict=True)]
+    call_costs = traced.flops, *_backward_flops(graph, traced.flops)
+    flops = costs = _training_costs(call_costs)
     allowed_cuts = None
     if balance == "params":
         costs = parameters(graph)
     elif balance == "time":
-        costs = measure(graph)
+        call_costs = tuple(zip(*measure(graph), strict=True))
+        costs = _training_costs(call_costs)
     elif isinstance(balance, (list, tuple)):
         names = [call.name for call in graph.calls]
-        allowed_cuts = balance_lib.cuts_from_names(names, balance, num_stages)
+        allowed_cuts = cuts_from_names(names, balance, num_stages)
     elif balance != "flops":
         raise ValueError(
             "`balance` must be 'params', 'flops', 'time' or a list of layer "
@@ -168,12 +179,26 @@ def make_plan(
             "in_flight": peak_in_flight(schedule),
             "recompute": recompute,
         }
-    cuts = balance_lib.partition(
+    batch_size = max(
+        _BATCH_SIZE, microbatch_size * schedule.microbatches_per_batch
+    )
+    # Shared weights go to another device, and gradients back, once for each
+    # batch. Stages of an asynchronous schedule share none.
+    per_byte = math.inf
+    if not schedule.has_updates:
+        scale = sum(costs) / max(sum(flops), 1)
+        per_byte = flops_per_byte / batch_size * scale
+    cuts = partition(
         costs,
         num_stages,
         allowed_cuts=allowed_cuts,
         cut_bytes=cut_bytes(graph),
         stage_devices=schedule.stage_devices,
+        tied=[
+            (layers, num_bytes * per_byte)
+            for layers, num_bytes in _tied(graph).items()
+            if per_byte
+        ],
         **limits,
     )
     stages = tuple(cut(graph, cuts))
@@ -182,6 +207,7 @@ def make_plan(
         stages,
         schedule,
         traced.flops,
+        call_costs,
         recompute,
         microbatch_size,
         traced.length,
@@ -217,7 +243,28 @@ def _fits(plan, memory, memory_limit, schedule):
     return max(needed) <= memory_limit
 
 
-def backward_flops(graph, flops):
+def _training_costs(call_costs):
+    """What each call costs in training."""
+    forward, backward, _ = call_costs
+    return [f + b for f, b in zip(forward, backward, strict=True)]
+
+
+def _tied(graph):
+    """Bytes of weights that several calls share, and of their gradients."""
+    variables, users = {}, collections.defaultdict(dict)
+    for index, call in enumerate(graph.calls):
+        for variable in call.variables:
+            variables[id(variable)] = variable
+            users[id(variable)][index] = None
+    tied = collections.Counter()
+    for key, calls in users.items():
+        if len(calls) > 1:
+            weights, gradients, _ = memory_lib.training_bytes([variables[key]])
+            tied[tuple(calls)] += weights + gradients
+    return tied
+
+
+def _backward_flops(graph, flops):
     """FLOPs of the backward of each call, and those of them that are W.
 
     The gradients of inputs, and those of weights, take as much as the forward.
@@ -317,7 +364,7 @@ def _layer_memory(graph, rows):
             # The loss keeps as much as it is given.
             activation += memory_lib.value_bytes(graph, graph.outputs, rows)
         result.append(
-            balance_lib.LayerMemory(
+            LayerMemory(
                 fixed=sum(memory_lib.training_bytes(variables)),
                 activation=activation,
                 stage_input=memory_lib.value_bytes(

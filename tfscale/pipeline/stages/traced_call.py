@@ -34,10 +34,12 @@ def map_calls(
     rows: int,
     *,
     grappler: bool = True,
+    weights_apart: bool = False,
 ) -> list:
     """`function` of each call of a model, traced for `rows` examples.
 
-    Equal calls share one result.
+    Equal calls share one result. With `weights_apart` the gradients of weights
+    are a phase of their own.
     """
     differentiable = _differentiable(graph)
     known, results = {}, []
@@ -50,7 +52,9 @@ def map_calls(
         )
         if key not in known:
             known[key] = function(
-                _trace(graph, call, rows, differentiable, grappler)
+                _trace(
+                    graph, call, rows, differentiable, grappler, weights_apart
+                )
             )
         results.append(known[key])
     return results
@@ -73,7 +77,7 @@ def tensor_spec(graph: Graph, value: Value, rows: int) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape, spec.dtype)
 
 
-def _trace(graph, call, rows, differentiable, grappler):
+def _trace(graph, call, rows, differentiable, grappler, weights_apart):
     variables = tuple({id(v): v for v in call.variables}.values())
     stage = Stage(
         index=0,
@@ -94,6 +98,7 @@ def _trace(graph, call, rows, differentiable, grappler):
         # Calls without trainable layers before them have no backward.
         TraceOptions(
             training=call.outputs[0] in differentiable,
+            weights_apart=weights_apart,
             # Functions for XLA are left as they are.
             jit_compile=not grappler,
         ),
