@@ -143,7 +143,10 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
     def assertSameAsOneDevice(self, name, config=None, tolerance=0.0, **axes):
         x = MODELS[name][1]
         one = int8(name, config=config)
-        expected = one.predict(x, batch_size=4, verbose=0)
+        # Of the rows that a replica and a microbatch have: a processor may
+        # round products of float32 in attention otherwise for other shapes.
+        rows = 4 // axes.get("data", 1) // (2 if "pipeline" in axes else 1)
+        expected = one.predict(x, batch_size=rows, verbose=0)
         model = int8(name, config=config, **axes)
         self.assertEqual(int8_paths(model), int8_paths(one))
         found = model.predict(x, batch_size=4, verbose=0)
