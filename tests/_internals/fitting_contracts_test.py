@@ -375,7 +375,7 @@ class FitTest(tf.test.TestCase):
                 found.clear()
                 read(given, verbose=0)
                 # For `predict` Keras draws no batch to look at.
-                purposes = [["look", name], [name]][name == "predict" :]
+                purposes = [["probe", name], [name]][name == "predict" :]
                 self.assertEqual(
                     [[purpose for purpose, _ in reads] for reads in found],
                     purposes,

@@ -101,7 +101,7 @@ class AttentionTest(tf.test.TestCase, parameterized.TestCase):
         layer = make(
             recording(
                 kind,
-                (*layers.ATTENTION_PARTS, "_compute_attention_mask"),
+                (*layers.ATTENTION_METHODS, "_compute_attention_mask"),
                 calls,
             )
         )
@@ -109,7 +109,7 @@ class AttentionTest(tf.test.TestCase, parameterized.TestCase):
         layer(x, x, use_causal_mask=True)
         self.assertEqual(
             calls,
-            ["_compute_attention_mask", *layers.ATTENTION_PARTS],
+            ["_compute_attention_mask", *layers.ATTENTION_METHODS],
         )
         names = ("query", "key", "value", "output")
         for name in names:

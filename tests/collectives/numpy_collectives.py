@@ -8,7 +8,7 @@ import numpy as np
 from tfscale import collectives
 from tfscale.collectives.planning.contents import OPERATIONS
 
-PARTED = ("reduce_scatter", "all_gather")
+SHARDED = ("reduce_scatter", "all_gather")
 
 
 def ring(operation, num_devices):
@@ -128,6 +128,6 @@ def play(plan, x):
         else:
             parts = [have[device, chunk] for chunk in range(plan.num_chunks)]
             whole = np.concatenate(parts, axis=0)
-            is_parted = plan.operation in PARTED
+            is_parted = plan.operation in SHARDED
             results.append(whole if is_parted else whole.reshape(shape))
     return results

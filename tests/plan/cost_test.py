@@ -155,7 +155,7 @@ def _table():
         trainable=1000,
         kept=100,
         undivided=100,
-        crossing=40,
+        cut_bytes=40,
     )
     return ModelTable(
         "model", dict.fromkeys((1, 2, 8), (layer,) * 8), flops=8e6

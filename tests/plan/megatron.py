@@ -66,7 +66,7 @@ class Gpt:
             kept=undivided + divided + (0 if selective else scores),
             undivided=undivided,
             # Each rank sends its part, and gathers behind (section 4.1).
-            crossing=2 * s * h / t,
+            cut_bytes=2 * s * h / t,
         )
         logits = 2 * s * h * self.vocabulary / t
         head = Layer(

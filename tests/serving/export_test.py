@@ -65,7 +65,7 @@ results = model.signatures["serving_default"](
     **{name: tf.constant(feeds[name]) for name in feeds}
 )
 sizes = {}
-for variable in model.parts:
+for variable in model.values:
     if not variable.dtype.is_floating:
         continue  # seeds, which a pipeline passes through
     size = int(np.prod(variable.shape))

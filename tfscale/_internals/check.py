@@ -77,8 +77,8 @@ def has(owner: str, name: str) -> bool:
 
 def resolve(owner: str) -> Any:
     """A module, a class, or the innermost function of a method or property."""
-    module, parts = _module_of(owner)
-    found = functools.reduce(getattr, parts, module)
+    module, names = _module_of(owner)
+    found = functools.reduce(getattr, names, module)
     if isinstance(found, property):
         found = found.fget
     return inspect.unwrap(found) if callable(found) else found
@@ -86,11 +86,11 @@ def resolve(owner: str) -> Any:
 
 def _module_of(owner):
     """The longest part of a dotted name that is a module, and the rest."""
-    parts = owner.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
+    names = owner.split(".")
+    for end in range(len(names), 0, -1):
+        name = ".".join(names[:end])
         try:
-            return importlib.import_module(name), parts[end:]
+            return importlib.import_module(name), names[end:]
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 raise

@@ -47,16 +47,16 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     )
 
 
-def model_that_looks_at_data() -> keras.Model | None:
+def probing_model() -> keras.Model | None:
     """The model for which Keras draws a batch only to see what it is like."""
-    models = (call.model for call in calls() if call.purpose == "look")
+    models = (call.model for call in calls() if call.purpose == "probe")
     return next(models, None)
 
 
 def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
     """What Keras reads datasets for, and which; the innermost of calls first.
 
-    It is "fit", "evaluate", "predict", or "look" at a batch.
+    It is "fit", "evaluate", "predict", or "probe" at a batch.
     """
     return [
         (call.purpose, _datasets_of(_given_to(call.epochs)))

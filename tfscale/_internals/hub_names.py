@@ -5,7 +5,7 @@ of attentions that run on shards of their heads; of a model whose file is not
 there nothing is expected.
 """
 
-from tfscale._internals.layers import ATTENTION_PARTS
+from tfscale._internals.layers import ATTENTION_METHODS
 from tfscale._internals.layers import ATTENTIONS
 from tfscale._internals.layers import AttentionNames
 
@@ -21,8 +21,8 @@ def _names_of_attention(path: str, names: AttentionNames):
     if names.repeats:
         found[names.repeats] = "keys and values are repeated for the queries"
     # Those that count heads mask them in the first of the two.
-    parts = ATTENTION_PARTS[: 1 if names.counts else None]
-    found |= dict.fromkeys(parts, "a subclass that overrides it has no rule")
+    methods = ATTENTION_METHODS[: 1 if names.counts else None]
+    found |= dict.fromkeys(methods, "a subclass that overrides it has no rule")
     return module.replace(".", "/") + ".py", found
 
 

@@ -70,9 +70,9 @@ def reachable(
             within = list(vars(value).items())
         else:
             continue
-        for name, part in reversed(within):
-            if not isinstance(part, _PLAIN):
-                found.append((f"{path}/{name}" if path else str(name), part))
+        for name, value in reversed(within):
+            if not isinstance(value, _PLAIN):
+                found.append((f"{path}/{name}" if path else str(name), value))
 
 
 def _is_entered(value):

@@ -12,9 +12,9 @@ import tensorflow as tf
 from tfscale._internals import instances
 
 # What the `call` of an attention consists of, beside its projections.
-ATTENTION_PARTS = ("_compute_attention", "_masked_softmax")
+ATTENTION_METHODS = ("_compute_attention", "_masked_softmax")
 # What the `call` of a BatchNormalization consists of.
-NORMALIZATION_PARTS = ("_moments",)
+NORMALIZATION_METHODS = ("_moments",)
 # Methods that look at the shapes of what a layer has put in, and no more.
 METHODS_OF_SHAPES = ("_compute_attention_mask", "_compute_self_attention_mask")
 

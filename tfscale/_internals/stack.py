@@ -21,7 +21,7 @@ from tfscale._internals.symbols import TFEpochIterator
 class Call(NamedTuple):
     """A method of a Keras model that runs.
 
-    `purpose` is "fit", "evaluate" or "predict"; "look" if Keras draws a batch
+    `purpose` is "fit", "evaluate" or "predict"; "probe" if Keras draws a batch
     to see what it is like; "create" where epochs are created, of no model.
     `epochs` is None before they are created, and in `train_on_batch`.
     """
@@ -37,7 +37,7 @@ def _purposes() -> dict[types.CodeType, tuple[str, str]]:
     """By the code of a method: what for, and its variable for the epochs."""
     found = {
         TFEpochIterator.__init__.__code__: ("create", "self"),
-        keras.Model._maybe_symbolic_build.__code__: ("look", "iterator"),
+        keras.Model._maybe_symbolic_build.__code__: ("probe", "iterator"),
     }
     for name in ("fit", "evaluate", "predict"):
         method = inspect.unwrap(getattr(keras.Model, name))

@@ -33,14 +33,14 @@ class GradientCapture:
         self.variables: list[Any] | None = None
         self.weight = weight
         self.are_paired = False
-        self._whole_weight = weight
+        self._full_weight = weight
         self._optimizer = optimizer
-        self._is_taken = False
+        self._has_captured = False
         self._graph = tf.compat.v1.get_default_graph()
 
     def take(self, optimizer, grads, variables) -> None:
         """Takes gradients in the place of `optimizer.apply`."""
-        if optimizer is not self._optimizer or self._is_taken:
+        if optimizer is not self._optimizer or self._has_captured:
             raise ValueError(
                 "With GradientAccumulation `train_step` must apply the "
                 "gradients of one loss, once, by the optimizer that was given "
@@ -59,7 +59,7 @@ class GradientCapture:
                 "`tf.function`, a branch or a loop. Leave the `tf.function` "
                 "away: `fit` puts the whole step into one."
             )
-        self._is_taken = True
+        self._has_captured = True
         changed_gradients.warn_of_changed(
             [changed_gradients.Origin(gradient) for gradient in grads],
             of_shards=False,
@@ -69,7 +69,7 @@ class GradientCapture:
         )
         extended = tf.distribute.get_strategy().extended
         if getattr(extended, "gathers_weights", False):
-            if self.weight is self._whole_weight:
+            if self.weight is self._full_weight:
                 raise ValueError(
                     "With zero_stage=3 gradients are summed over the replicas "
                     "as they are computed, by the rows that each has. "
@@ -93,9 +93,9 @@ class GradientCapture:
 
     def weigh(self, loss) -> tf.Tensor:
         """The loss, whose gradient is multiplied by the weight."""
-        self.weight = tf.sign(self._whole_weight)
+        self.weight = tf.sign(self._full_weight)
         loss = tf.convert_to_tensor(loss)
-        weight = tf.cast(self._whole_weight, loss.dtype)
+        weight = tf.cast(self._full_weight, loss.dtype)
         return model_loss.weighed(loss, tf.ones_like(weight), weight)
 
     def check(self) -> None:

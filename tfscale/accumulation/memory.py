@@ -110,8 +110,8 @@ def _free_bytes_of_process():
     free = [_kib("/proc/meminfo", "MemAvailable")]
     group = _number("/sys/fs/cgroup/memory.max")
     if group is not None:
-        taken = _number("/sys/fs/cgroup/memory.current") or 0
-        free.append(group - taken)
+        used = _number("/sys/fs/cgroup/memory.current") or 0
+        free.append(group - used)
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY:
         free.append(allowed - _kib("/proc/self/status", "VmSize"))

@@ -25,7 +25,7 @@ from tfscale.accumulation import checks
 from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
-from tfscale.distribute.optimizers.gradient_noise import of_one_part
+from tfscale.distribute.optimizers.gradient_noise import squared_norms
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
@@ -74,14 +74,14 @@ class ReplicaStep:
 
         with NotingScope(collect_losses=True) as scope:
             try:
-                logs, taken, noted = self._run(data, record, 1.0)
+                logs, capture, noted = self._run(data, record, 1.0)
             except Exception:
                 # Weights that a layer has assigned to are no longer variables
                 # here, which may be what it is about.
                 checks.check_updates(self._model, scope.changed)
                 raise
             self._results = _results_of_metrics(self._model, scope)
-        taken.check()
+        capture.check()
         changed_gradients.warn_of_logged(
             logs,
             "a microbatch",
@@ -91,17 +91,19 @@ class ReplicaStep:
         if num_microbatches != 1:
             own_state.warn_in_microbatches(self._model, scope.changed)
         *self._totals, rows = _sums_over_replicas(
-            [*found, _in_its_place(self._rows)]
+            [*found, _at_replica_index(self._rows)]
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
-        self._variables = taken.variables
-        self._are_paired = taken.are_paired
-        self._dtypes = [None if g is None else g.dtype for g in taken.gradients]
+        self._variables = capture.variables
+        self._are_paired = capture.are_paired
+        self._dtypes = [
+            None if g is None else g.dtype for g in capture.gradients
+        ]
         self._averages = [averages for averages, _ in noted.calls]
         self._logs = logs
         self.initial = [
-            tf.zeros(_known_shape(g, taken.variables, i), _sum_dtype(g.dtype))
-            for i, g in enumerate(taken.gradients)
+            tf.zeros(_known_shape(g, capture.variables, i), _sum_dtype(g.dtype))
+            for i, g in enumerate(capture.gradients)
             if g is not None
         ]
         self._num_gradients = len(self.initial)
@@ -135,24 +137,24 @@ class ReplicaStep:
         data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)
         weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
-        logs, taken, noted = self._run(data, lambda _: next(totals), weight)
+        logs, capture, noted = self._run(data, lambda _: next(totals), weight)
         before = iter(sums)
         found = []
-        for g in taken.gradients:
+        for g in capture.gradients:
             if g is not None:
                 total = next(before)
-                g = _times(tf.cast(g, total.dtype), taken.weight)
+                g = _times(tf.cast(g, total.dtype), capture.weight)
                 found.append(total + g)
         for _, moments in noted.calls:
             both = tf.stack([next(before), moments])
             found.append(batch_norm.combined(both))
         if self._noise is not None:
-            parts = [
-                _times(g, taken.weight)
-                for g in taken.gradients
+            microbatch_gradients = [
+                _times(g, capture.weight)
+                for g in capture.gradients
                 if g is not None
             ]
-            found.append(next(before) + of_one_part(parts))
+            found.append(next(before) + squared_norms(microbatch_gradients))
             rows = tf.maximum(losses.num_rows(data), 1.0)
             found.append(next(before) + tf.stack([1.0, 1.0 / rows]) * weight**2)
         for name, value in _flat(logs):
@@ -174,10 +176,10 @@ class ReplicaStep:
         ]
         noting.calls += [(averages, next(sums)) for averages in self._averages]
         if self._noise is not None:
-            of_parts, shares = next(sums), next(sums)
+            squares, shares = next(sums), next(sums)
             variables = self._variables or self._model.trainable_variables
             self._noise.of_microbatches(
-                of_parts, gradients, variables, *tf.unstack(shares)
+                squares, gradients, variables, *tf.unstack(shares)
             )
         optimizer = self._model.optimizer
         if self._are_paired:
@@ -194,21 +196,21 @@ class ReplicaStep:
             attributes.flatten_layers(self._model),
             weight,
         )
-        taken = GradientCapture(self._model.optimizer, weight)
+        capture = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
         with step_context.within(
-            part=part, moments=noted, gradient_capture=taken
+            part=part, moments=noted, gradient_capture=capture
         ):
             logs = self._train_step(data)
-        return logs, taken, noted
+        return logs, capture, noted
 
 
-def _in_its_place(scalar):
+def _at_replica_index(scalar):
     """A vector with one entry for each replica; those of others are zero."""
     context = tf.distribute.get_replica_context()
-    place = context.replica_id_in_sync_group
+    index = context.replica_id_in_sync_group
     size = context.num_replicas_in_sync
-    return scalar * tf.one_hot(place, size, dtype=scalar.dtype)
+    return scalar * tf.one_hot(index, size, dtype=scalar.dtype)
 
 
 def _sums_over_replicas(scalars):

@@ -10,7 +10,7 @@ import keras
 from tfscale import in_place
 
 
-def adapt_parts(prefix: keras.Model, suffix: keras.Model) -> None:
+def adapt_prefix_and_suffix(prefix: keras.Model, suffix: keras.Model) -> None:
     """Has both check that cached activations are what they would be now."""
     weights = CachedWeights(prefix.weights)
     in_place.put(prefix, PredictsToCache, cached_weights=weights)

@@ -25,16 +25,16 @@ class MeshMetric(in_place.Mixin):
 def adapted_metrics(metrics: Iterable[keras.Metric]) -> Iterator[None]:
     """Within it, metrics of users' own are tried before they are updated."""
     with contextlib.ExitStack() as stack:
-        for metric in _own(metrics):
+        for metric in _custom(metrics):
             stack.enter_context(in_place.putting(metric, MeshMetric))
         yield
 
 
-def _own(metrics):
+def _custom(metrics):
     """Those with an `update_state` of a user's own."""
     for metric in metrics:
         if layers.is_of_keras(metric.__class__.update_state):
             # What `compile` was given is in one.
-            yield from _own(getattr(metric, "metrics", ()))
+            yield from _custom(getattr(metric, "metrics", ()))
         else:
             yield metric

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfscale import in_place
-from tfscale._internals.fitting import model_that_looks_at_data
+from tfscale._internals.fitting import probing_model
 from tfscale._internals.instances import view
 from tfscale._internals.stack import calls
 from tfscale._internals.symbols import NUM_BATCHES_KEPT
@@ -56,7 +56,7 @@ class _AtRest(in_place.Mixin):
     """
 
     def on_epoch_begin(self):
-        if model_that_looks_at_data() is None:
+        if probing_model() is None:
             super().on_epoch_begin()
 
 

@@ -9,11 +9,11 @@ from tfscale._internals import symbols
 from tfscale.dataset_graph import stages_of
 
 
-def warn_of_inexact(epochs, name: str, num_looks: int = 0) -> None:
+def warn_of_inexact(epochs, name: str, num_probes: int = 0) -> None:
     """Warns, once for a `fit`, if a run cannot continue bit for bit."""
     # Training with `steps_per_epoch` has one iterator for all epochs.
     is_cut_short = name == "validation" and bool(epochs.steps_per_epoch)
-    reasons = _reasons(epochs, is_cut_short or num_looks > 0)
+    reasons = _reasons(epochs, is_cut_short or num_probes > 0)
     if reasons:
         logging.warning(
             "After an interruption the %s data will not be what it would have "

@@ -101,8 +101,8 @@ class Run:
             fitting.build(model, spec)
             identity.check(self._backup, model, workers.index, self._identity)
             fitting.set_initial_epoch(model, self._backup.state["epoch"])
-        looks = int(fitting.probes_data(model))
-        warn_of_inexact(self._epochs, "training", looks)
+        num_probes = int(fitting.probes_data(model))
+        warn_of_inexact(self._epochs, "training", num_probes)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
         left_out = variables.left_out(model)
         if left_out:
@@ -152,8 +152,8 @@ class Run:
         if epochs is None:
             return
         if self._validation is None:
-            looks = int(fitting.probes_data(self._model))
-            self._validation = Validation(epochs, looks)
+            num_probes = int(fitting.probes_data(self._model))
+            self._validation = Validation(epochs, num_probes)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)
         self._validation.begin()

@@ -58,10 +58,10 @@ class WorkerGroup(Coordination):
         now = time.monotonic()
         per_step = max((now - self._since) / self._steps, 1e-9)
         interval = min(max(int(_SECONDS / per_step), 1), _MAX_STEPS)
-        own = [int(is_asked), int(is_due), interval]
+        values = [int(is_asked), int(is_due), interval]
         if self.index:
-            own[1:] = 0, 0  # of worker 0 only
-        (total,) = self._workers.all_reduce([tf.constant(own, tf.int32)])
+            values[1:] = 0, 0  # of worker 0 only
+        (total,) = self._workers.all_reduce([tf.constant(values, tf.int32)])
         stop, save, self._interval = (int(x) for x in total)
         self._steps, self._since = 0, time.monotonic()
         return bool(stop), bool(save)

@@ -56,7 +56,9 @@ class InputWait(keras.callbacks.Callback):
         self._arrivals = None
         self._iterators = None
         self._seen_iterators = 0
-        self._taken = self._last = 0  # batches, of epochs before and in all
+        self._num_before = self._last = (
+            0  # batches, of epochs before and in all
+        )
         self._start()
 
     def watch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -143,7 +145,7 @@ class InputWait(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Adds `input_wait` to the logs."""
-        self._taken = self._last
+        self._num_before = self._last
         if logs is not None:
             logs["input_wait"] = self.share
 
@@ -153,8 +155,8 @@ class InputWait(keras.callbacks.Callback):
         if iterators != self._seen_iterators:
             # With `steps_per_epoch` one iterator serves all epochs.
             self._seen_iterators = iterators
-            self._taken = 0
-        number = self._taken + batch
+            self._num_before = 0
+        number = self._num_before + batch
         self._last = number + 1
         return float(self._arrivals.numpy()[number % _KEPT])
 

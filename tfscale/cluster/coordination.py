@@ -104,9 +104,9 @@ class Coordination:
 
     def to_first(self, name: str, make: Callable[[], Any]) -> list[Any]:
         """The values of all workers, in worker 0, which raises their errors."""
-        own = self._give_result(name, make)
+        result = self._give_result(name, make)
         others = range(1, 1 if self.index else self.count)
-        return [own, *(self._take_result(name, i) for i in others)]
+        return [result, *(self._take_result(name, i) for i in others)]
 
     def _give_result(self, name, make):
         try:

@@ -111,10 +111,10 @@ def _slurm(environ):
 def expand_hosts(text: str) -> list[str]:
     """The hosts of a Slurm list such as `gpu[08-10,12],login`, in its order."""
     hosts = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
-        found = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", part)
+    for host in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
+        found = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", host)
         if not found:
-            hosts.append(part)
+            hosts.append(host)
             continue
         before, ranges, after = found.groups()
         for item in ranges.split(","):

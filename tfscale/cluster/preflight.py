@@ -120,7 +120,7 @@ class _Preflight:
         with Reception(ports.listen(self._address), self._greet):
             for thread in threads:
                 thread.start()
-            said = False
+            is_logged = False
             try:
                 while missing := self._missing():
                     waited = time.monotonic() - start
@@ -134,8 +134,8 @@ class _Preflight:
                             "addresses.",
                             [address for address, _ in missing],
                         )
-                    if waited > patience and not said:
-                        said = True
+                    if waited > patience and not is_logged:
+                        is_logged = True
                         say(f"Waiting for {reasons}.")
                     time.sleep(0.02)
                 self._compare()
@@ -173,20 +173,20 @@ class _Preflight:
         if not text:
             raise ConnectionError("it does not answer")
         try:
-            said = json.loads(text)
+            message = json.loads(text)
         except RecursionError:
-            said = None
+            message = None
         if not (
-            isinstance(said, dict)
-            and isinstance(said.get("facts"), dict)
+            isinstance(message, dict)
+            and isinstance(message.get("facts"), dict)
             and all(
-                isinstance(said.get(name), str)
+                isinstance(message.get(name), str)
                 for name in ("address", "about", "word")
             )
-            and len(said["word"]) == _WORD_LENGTH
+            and len(message["word"]) == _WORD_LENGTH
         ):
             raise ValueError("Not what a process of a cluster says.")
-        return said
+        return message
 
     def _call(self, address):
         while not self._is_over:

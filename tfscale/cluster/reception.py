@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 MAX_LINE_BYTES = 65_536
 _MAX_CALLERS = 256
-_SECONDS_BETWEEN_LOOKS = 0.1
+_POLLING_SECONDS = 0.1
 
 
 class Reception:
@@ -62,14 +62,14 @@ class Reception:
         self._listener.close()
 
     def _accept(self):
-        self._listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+        self._listener.settimeout(_POLLING_SECONDS)
         while not self._is_over:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
             except OSError:  # Of the connection, or no file is left for one.
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLLING_SECONDS)
                 continue
             thread = threading.Thread(
                 target=self._hear, args=(connection,), daemon=True

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale.collectives.planning.collective_plan import CollectivePlan
-from tfscale.collectives.planning.contents import PARTED
+from tfscale.collectives.planning.contents import SHARDED
 
 # TensorFlow cuts a tensor without copying it where a row of its first dim is
 # aligned as Eigen wants it.
@@ -67,33 +67,36 @@ class _Held:
         self._devices = [tensor.device for tensor in tensors]
         first = tensors[plan.root or 0]
         self._shape = tf.shape(first) if _is_dynamic(first) else first.shape
-        self._parts, self._is_here = {}, {}
+        self._values, self._is_here = {}, {}
         for device, tensor in enumerate(tensors):
             with tf.device(tensor.device):
-                parts = self._cut(device, tensor)
-            for chunk, part in parts.items():
-                self._parts[device, chunk] = part
+                values = self._cut(device, tensor)
+            for chunk, value in values.items():
+                self._values[device, chunk] = value
                 self._is_here[device, chunk] = True
 
     def play(self, sends):
         """One round: each device sends what it had before."""
         arriving, stored = {}, {}
         for send in sends:
-            part = self._sent(send.source, send.chunk)
+            value = self._sent(send.source, send.chunk)
             if send.adds:
                 key = send.target, send.chunk
-                arriving.setdefault(key, {})[send.source] = part
+                arriving.setdefault(key, {})[send.source] = value
             else:
-                stored[send.target, send.chunk] = part
+                stored[send.target, send.chunk] = value
         sums = {}
         for (target, chunk), operands in arriving.items():
-            operands[target] = self._parts[target, chunk]
+            operands[target] = self._values[target, chunk]
             with tf.device(self._devices[target]):
                 # In the order of devices: the same on each.
                 sums[target, chunk] = tf.add_n(
-                    [part for _, part in sorted(operands.items(), key=_device)]
+                    [
+                        value
+                        for _, value in sorted(operands.items(), key=_device)
+                    ]
                 )
-        self._parts |= stored | sums
+        self._values |= stored | sums
         self._is_here |= dict.fromkeys(stored, False) | dict.fromkeys(
             sums, True
         )
@@ -113,17 +116,17 @@ class _Held:
         """What a device passes on is on that device first."""
         if not self._is_here[device, chunk]:
             with tf.device(self._devices[device]):
-                part = tf.identity(self._parts[device, chunk])
-            self._parts[device, chunk] = part
+                value = tf.identity(self._values[device, chunk])
+            self._values[device, chunk] = value
             self._is_here[device, chunk] = True
-        return self._parts[device, chunk]
+        return self._values[device, chunk]
 
     def _cut(self, device, tensor):
         """A tensor in chunks, by index, on the current device."""
         count = self._plan.num_chunks
         if self._plan.operation == "reduce_scatter":
             return dict(enumerate(tf.split(tensor, count, axis=self._dim)))
-        if self._plan.operation in PARTED:
+        if self._plan.operation in SHARDED:
             return {device: tensor}
         if count == 1:
             return {0: tensor}
@@ -137,10 +140,12 @@ class _Held:
             return self._sent(device, device)
         if plan.num_chunks == 1:
             return self._sent(device, 0)
-        parts = [self._parts[device, chunk] for chunk in range(plan.num_chunks)]
-        if plan.operation in PARTED:
-            return tf.concat(parts, axis=self._dim)
-        return tf.reshape(tf.concat(parts, axis=0), self._shape)
+        values = [
+            self._values[device, chunk] for chunk in range(plan.num_chunks)
+        ]
+        if plan.operation in SHARDED:
+            return tf.concat(values, axis=self._dim)
+        return tf.reshape(tf.concat(values, axis=0), self._shape)
 
 
 def _device(item):
@@ -188,7 +193,7 @@ def _check(plan, tensors, dim):
 def _check_shape(plan, device, tensor, first, dim):
     shape, expected = tensor.shape, first.shape
     is_known = shape.rank is not None and expected.rank == shape.rank
-    if plan.operation in PARTED and is_known:
+    if plan.operation in SHARDED and is_known:
         if not -shape.rank <= dim < shape.rank:
             raise ValueError(
                 "`dim` must be one of the dims of the tensors. Received: "

@@ -155,7 +155,7 @@ def in_groups(
     return tuple(results[index] for index in range(len(tensors)))
 
 
-def plan_of(operation, tensors, plan="auto", num_parts=1):
+def plan_of(operation, tensors, plan="auto", num_shards=1):
     """The plan for some tensors, each of which is one of so many parts."""
     if plan == "auto":
         devices = tuple(tensor.device for tensor in tensors)
@@ -167,7 +167,7 @@ def plan_of(operation, tensors, plan="auto", num_parts=1):
         size = tensors[0].shape.num_elements()
         if size is None:
             return direct(operation, len(tensors))
-        num_bytes = num_parts * size * tensors[0].dtype.size
+        num_bytes = num_shards * size * tensors[0].dtype.size
         # The power of two above it: no model is finer, and few sizes are
         # simulated.
         num_bytes = 1 << num_bytes.bit_length()

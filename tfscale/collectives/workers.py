@@ -63,15 +63,15 @@ class Workers:
             key = self._device_of(tensor), _dtype_of_sum(tensor.dtype)
             packs.setdefault(key, []).append(index)
         sums = list(tensors)
-        for (device, dtype), places in packs.items():
-            pack = [tensors[i] for i in places]
+        for (device, dtype), indices in packs.items():
+            pack = [tensors[i] for i in indices]
             with tf.device(device):
                 found = _unpacked(
                     self._participant(device).all_reduce(_packed(pack, dtype)),
                     pack,
                 )
-            for place, total in zip(places, found):
-                sums[place] = total
+            for index, total in zip(indices, found):
+                sums[index] = total
         return sums
 
     def all_gather(self, tensor: tf.Tensor, axis: int = 0) -> tf.Tensor:
@@ -146,10 +146,10 @@ class _Participant:
         largest = tf.reduce_max(sizes)
         more = largest - tf.shape(tensor)[0]
         padding = [[0, more], *([[0, 0]] * (tensor.shape.rank - 1))]
-        parts = self._gather(tf.pad(tensor, padding))
+        gathered = self._gather(tf.pad(tensor, padding))
         found = tf.concat(
             [
-                parts[i * largest : i * largest + sizes[i]]
+                gathered[i * largest : i * largest + sizes[i]]
                 for i in range(self._size)
             ],
             axis=0,
@@ -203,12 +203,12 @@ def _unpacked(flat, tensors):
         tf.size(x) if x.shape.num_elements() is None else x.shape.num_elements()
         for x in tensors
     ]
-    parts = [flat] if len(sizes) == 1 else tf.split(flat, sizes)
+    vectors = [flat] if len(sizes) == 1 else tf.split(flat, sizes)
     unpacked = []
-    for part, x in zip(parts, tensors):
+    for vector, x in zip(vectors, tensors):
         shape = x.shape if x.shape.is_fully_defined() else tf.shape(x)
-        part = tf.cast(tf.reshape(part, shape), x.dtype)
-        unpacked.append(tf.ensure_shape(part, x.shape))
+        vector = tf.cast(tf.reshape(vector, shape), x.dtype)
+        unpacked.append(tf.ensure_shape(vector, x.shape))
     return unpacked
 
 

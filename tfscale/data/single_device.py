@@ -21,11 +21,11 @@ class _Transformed(tf.data.Dataset):
     def __init__(self, dataset, function, kind, make, name=None, state=()):
         self._dataset = dataset
         self._name = name  # where tf.data looks for it
-        taken = dataset.element_spec
+        element_spec = dataset.element_spec
         self._function = symbols.StructuredFunctionWrapper(
             tf.autograph.experimental.do_not_convert(function),
             kind,
-            input_structure=(state, taken) if state else taken,
+            input_structure=(state, element_spec) if state else element_spec,
             defun_kwargs=dict(_ONE_DEVICE),
         )
         spec = self._function.output_structure

@@ -118,15 +118,15 @@ def _whole(sums, variables, extended):
     states = extended.optimizer_states
     shardings = [states.sharding_of(variable) for variable in variables]
     sums = list(sums)
-    places = [
+    indices = [
         i
         for i, sharding in enumerate(shardings)
         if sums[i] is not None and sharding.data_dim is not None
     ]
     gathered = zero.gather(
-        [sums[i] for i in places], [shardings[i].data_dim for i in places]
+        [sums[i] for i in indices], [shardings[i].data_dim for i in indices]
     )
-    for i, whole in zip(places, gathered):
+    for i, whole in zip(indices, gathered):
         sums[i] = whole
     for i, sharding in enumerate(shardings):
         if sums[i] is not None and sharding.model_dim is not None:

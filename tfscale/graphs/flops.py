@@ -123,10 +123,10 @@ def _multiply_adds(nodes, roots, shapes_of, library) -> int:
 
     def inputs(node):
         # "node", "node:1" in a graph, "node:output:1" in a function.
-        parts = [name.split(":") for name in node.input if name[0] != "^"]
+        names = [name.split(":") for name in node.input if name[0] != "^"]
         return [
-            shapes_of[part[0]][int(part[-1]) if len(part) > 1 else 0]
-            for part in parts
+            shapes_of[name[0]][int(name[-1]) if len(name) > 1 else 0]
+            for name in names
         ]
 
     def known(names):

@@ -77,7 +77,7 @@ class Subgraph:
         In a step they would stand once per microbatch: a tenth of the graph.
         """
         placeholders = {*self.feeds, *self.captures}
-        taken = {
+        used = {
             source.lstrip("^").split(":")[0]
             for node in self.graph_def.node
             for source in node.input
@@ -86,7 +86,7 @@ class Subgraph:
         for node in self.graph_def.node:
             if (
                 node.name in self.fetches
-                and node.name not in taken
+                and node.name not in used
                 and node.op == "Identity"
                 and len(node.input) == 1
             ):
@@ -152,7 +152,7 @@ def extract(
         )
         graph_def.node.append(node)
 
-    taken = tuple(placeholder(tensor, "feed") for tensor in feeds)
+    placeholders = tuple(placeholder(tensor, "feed") for tensor in feeds)
     for operation in operations:
         add(operation)
     returned = []
@@ -167,7 +167,7 @@ def extract(
             )
         )
     keep = tuple(operation.name for operation in side_effects)
-    return Subgraph(graph_def, taken, captures, tuple(returned), keep)
+    return Subgraph(graph_def, placeholders, captures, tuple(returned), keep)
 
 
 def _device(node, devices):

@@ -24,7 +24,7 @@ from tfscale.launch import output
 from tfscale.launch.child import Child
 from tfscale.launch.warden import Warden
 
-_SECONDS_BETWEEN_LOOKS = 0.05
+_POLLING_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class Launcher:
     def _pause(self, seconds):
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._signal:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLLING_SECONDS)
         return not self._signal
 
     def _run_once(self):
@@ -176,7 +176,7 @@ class Launcher:
             if code is not None:
                 self._end_all()
                 return code
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLLING_SECONDS)
         # Programs save and end on SIGTERM, and SIGHUP would kill them.
         is_hangup = self._signal == signal.SIGHUP
         number = signal.SIGTERM if is_hangup else self._signal
@@ -251,7 +251,7 @@ class Launcher:
                 child.send(number)
         end = time.monotonic() + self._grace
         while time.monotonic() < end and self._running():
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLLING_SECONDS)
         for child in self._running():
             output.say(f"{child.name} is there after {self._grace:g} s: killed")
         for child in children:

@@ -98,11 +98,11 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
         labels = tf.cast(labels, tf.int64)
         # Not while building, when there are no shapes to speak of.
         found = collectives.shard_before_gather(y_pred)
-        is_part = found is not None and found[1] == y_pred.shape.rank - 1
-        logits = found[0] if is_part else y_pred
+        is_sharded = found is not None and found[1] == y_pred.shape.rank - 1
+        logits = found[0] if is_sharded else y_pred
         size = logits.shape[-1]
-        first = size * collectives.rank() if is_part else 0
-        total = size * collectives.num_ranks() if is_part else size
+        first = size * collectives.rank() if is_sharded else 0
+        total = size * collectives.num_ranks() if is_sharded else size
         valid = None
         if self.ignore_class is not None:
             valid = tf.not_equal(labels, self.ignore_class)
@@ -113,8 +113,8 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.Loss):
             first=first,
             total=total,
             smoothing=self.label_smoothing,
-            add_up=collectives.sum_over_ranks if is_part else tf.identity,
-            largest=collectives.max_over_ranks if is_part else tf.identity,
+            add_up=collectives.sum_over_ranks if is_sharded else tf.identity,
+            largest=collectives.max_over_ranks if is_sharded else tf.identity,
         )
         losses = tf.reshape(losses, tf.shape(labels))
         losses.set_shape(labels.shape)
@@ -146,11 +146,11 @@ def _cross_entropy(logits, labels, *, first, total, smoothing, add_up, largest):
         shift = largest(tf.reduce_max(logits, axis=-1))
         shifted = logits - shift[:, tf.newaxis]
         terms = tf.exp(shifted)
-        own = labels - first
-        is_here = (own >= 0) & (own < size)
-        own = tf.where(is_here, own, 0)
+        local_labels = labels - first
+        is_here = (local_labels >= 0) & (local_labels < size)
+        local_labels = tf.where(is_here, local_labels, 0)
         here = tf.cast(is_here, logits.dtype)
-        at_label = here * tf.gather(shifted, own, axis=1, batch_dims=1)
+        at_label = here * tf.gather(shifted, local_labels, axis=1, batch_dims=1)
         sums = [tf.reduce_sum(terms, axis=-1), at_label]
         if smoothing:
             sums.append(tf.reduce_sum(shifted, axis=-1))
@@ -163,7 +163,10 @@ def _cross_entropy(logits, labels, *, first, total, smoothing, add_up, largest):
 
         def gradient(upstream):
             slopes = terms / sums[0][:, tf.newaxis] - smoothing / total
-            indices = tf.stack([tf.range(tf.size(own, tf.int64)), own], axis=1)
+            indices = tf.stack(
+                [tf.range(tf.size(local_labels, tf.int64)), local_labels],
+                axis=1,
+            )
             slopes = tf.tensor_scatter_nd_sub(
                 slopes, indices, (1 - smoothing) * here
             )

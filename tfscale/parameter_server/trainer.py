@@ -96,7 +96,7 @@ class ParameterServerTrainer(WrappedModel):
         def function(batches):
             outputs = self._steps.run(on_batch, list(batches))
             return tf.nest.map_structure(
-                lambda *parts: tf.concat(parts, 0), *outputs
+                lambda *tensors: tf.concat(tensors, 0), *outputs
             )
 
         self.predict_function = function

@@ -89,13 +89,15 @@ class WorkerIterator:
             # batch is taken; TensorFlow has no public way to make it on one.
             iterators = [
                 iter(
-                    coordinator.create_per_worker_dataset(self._part(w, count))
+                    coordinator.create_per_worker_dataset(
+                        self._shard_of(w, count)
+                    )
                 )
                 for w in range(count)
             ]
         return attributes.choose_worker_values(iterators)
 
-    def _part(self, worker, count):
+    def _shard_of(self, worker, count):
         if isinstance(self._dataset, WorkersOwnDataset):
             return self._dataset.of_worker(worker)
         return (

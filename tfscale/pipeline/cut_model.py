@@ -4,7 +4,7 @@ import keras
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
-from tfscale.adapters.cached_activations import adapt_parts
+from tfscale.adapters.cached_activations import adapt_prefix_and_suffix
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.stages.graph import Value
@@ -75,11 +75,11 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
         )
     cuts = cuts_from_names(names, [layer], 2)
     first, second = cut_graph(graph, cuts)
-    _check_crossing(graph, first, second, layer)
+    _check_boundary(graph, first, second, layer)
     _check_frozen(first)
     inputs = dict(zip(graph.inputs, graph.functional.inputs))
-    [crossing] = second.inputs
-    features = _run(first, inputs)[crossing]
+    [boundary] = second.inputs
+    features = _run(first, inputs)[boundary]
     if symbols.get_keras_mask(features) is not None:
         raise ValueError(
             "Masks cannot be cached. Received: layer "
@@ -91,13 +91,13 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
         name=f"{model.name}_prefix",
     )
     begin = keras.Input(batch_shape=features.shape, dtype=features.dtype)
-    values = _run(second, {crossing: begin})
+    values = _run(second, {boundary: begin})
     suffix = keras.Model(
         begin,
         graph.pack_outputs([values[value] for value in graph.outputs]),
         name=f"{model.name}_suffix",
     )
-    adapt_parts(prefix, suffix)
+    adapt_prefix_and_suffix(prefix, suffix)
     return prefix, suffix
 
 
@@ -119,16 +119,16 @@ def _run(stage, tensors):
     return tensors
 
 
-def _check_crossing(graph, first, second, layer):
+def _check_boundary(graph, first, second, layer):
     """Refuses a cut that other tensors cross than one of the prefix."""
     makers = {v: call.name for call in first.calls for v in call.outputs}
     makers.update(zip(graph.inputs, (x.name for x in graph.functional.inputs)))
-    crossing = [makers[value] for value in second.inputs]
-    if len(crossing) == 1 and second.inputs[0] not in graph.inputs:
+    boundary = [makers[value] for value in second.inputs]
+    if len(boundary) == 1 and second.inputs[0] not in graph.inputs:
         return
     raise ValueError(
         "One tensor must cross the cut, made by a layer before it. Received: "
-        f"layer {layer!r}, before which {', '.join(map(repr, crossing))} cross "
+        f"layer {layer!r}, before which {', '.join(map(repr, boundary))} cross "
         "(skip connections, inputs of the model or outputs). Cut where they "
         "have met, such as before a block."
     )

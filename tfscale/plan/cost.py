@@ -201,7 +201,7 @@ class Predictor:
         if s.pipeline == 1:
             return 0.0, 0.0
         device = self._device
-        num_bytes = rows * stages.crossing[1:].max()
+        num_bytes = rows * stages.cut_bytes[1:].max()
         num_bytes /= s.model if s.sequence_parallel else 1
         inside = s.model * s.pipeline <= device.devices_per_machine
         link = device.link_bandwidth if inside else device.network_bandwidth
@@ -238,7 +238,7 @@ class Predictor:
         kept = rows * kept + stages.kept_once
         again = np.zeros_like(kept)
         if s.recompute:
-            inputs = np.minimum(kept, rows * stages.crossing / ranks)
+            inputs = np.minimum(kept, rows * stages.cut_bytes / ranks)
             kept, again = inputs, kept - inputs
         held = schedule.held * schedule.by_device(kept) / s.stages_per_device
         kinds = {

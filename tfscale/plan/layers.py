@@ -43,7 +43,7 @@ class Layer:
         undivided: Those of them that every model rank has, unless the ranks
             divide the sequence.
         kept_once: Bytes that are kept for a microbatch of any size.
-        crossing: Bytes that cross a cut just before the layer.
+        cut_bytes: Bytes that cross a cut just before the layer.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Layer:
     kept: float = 0
     undivided: float = 0
     kept_once: float = 0
-    crossing: float = 0
+    cut_bytes: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ModelTable:
 class StageSums(NamedTuple):
     """The fields of `Layer`, with one number for each stage.
 
-    `forward` and `backward` have a row for each field of `Work`; `crossing` is
+    `forward` and `backward` have a row for each field of `Work`; `cut_bytes` is
     that of a stage's first layer.
     """
 
@@ -96,7 +96,7 @@ class StageSums(NamedTuple):
     kept: np.ndarray
     undivided: np.ndarray
     kept_once: np.ndarray
-    crossing: np.ndarray
+    cut_bytes: np.ndarray
 
 
 def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def stage_sums(layers: Sequence[Layer], cuts: Sequence[int]) -> StageSums:
 
     def column(name):
         values = np.array([getattr(layer, name) for layer in layers], float)
-        if name == "crossing":
+        if name == "cut_bytes":
             return values[starts]
         return np.add.reduceat(values, starts, axis=0).T
 

@@ -67,7 +67,7 @@ class _Tracer:
         self.can_be_cut = not self.notes
         self.graph = plan.graph
         self.flops, self.backward, _ = plan.call_costs
-        self.crossing = cut_bytes(self.graph)
+        self.cut_bytes = cut_bytes(self.graph)
         # What does not double with the rows is kept once.
         one, two = (
             memory.call_memory(self.graph, rows, grappler=False)
@@ -134,7 +134,7 @@ class _Tracer:
             # Ranks sum the outputs of kernels that are divided along their
             # inputs, and the gradients of the inputs of others.
             num_sums, has_columns = dims.count(0), any(dims)
-            parts = size if split else 1
+            num_shards = size if split else 1
             if (has_columns and not num_sums) or (
                 not variables and divided.issuperset(call.inputs)
             ):
@@ -148,9 +148,9 @@ class _Tracer:
                 own | set(graph.outputs) if is_last else own
             )
             moved, moved_undivided = num_bytes(call.outputs)
-            internal = self.internal[index] / parts
+            internal = self.internal[index] / num_shards
             forward = Work(
-                self.flops[index] / parts,
+                self.flops[index] / num_shards,
                 float(self._has_product(index)),
                 internal + moved,
                 moved_undivided,
@@ -180,8 +180,8 @@ class _Tracer:
                 frozen=sizes[False],
                 kept=internal + kept_bytes,
                 undivided=kept_undivided,
-                kept_once=self.kept_once[index] / parts,
-                crossing=self.crossing[index],
+                kept_once=self.kept_once[index] / num_shards,
+                cut_bytes=self.cut_bytes[index],
             )
 
     def _has_product(self, index):

@@ -76,7 +76,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         function = tf.function(serve, autograph=False)
         concrete = function.get_concrete_function(_specs(model))
     tf.saved_model.save(
-        _Parts(concrete.graph.variables),
+        _Tracked(concrete.graph.variables),
         os.fspath(path),
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
@@ -89,12 +89,12 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
     )
 
 
-class _Parts(tf.Module):
+class _Tracked(tf.Module):
     """Copies and shards of variables, each on its own device."""
 
-    def __init__(self, parts):
+    def __init__(self, variables):
         super().__init__()
-        self.parts = list(parts)
+        self.values = list(variables)
 
 
 def _specs(model) -> Any:

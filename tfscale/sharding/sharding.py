@@ -49,7 +49,7 @@ class Sharding:
         return self.model_dim is not None or self.data_dim is not None
 
     @property
-    def places(self) -> Iterator[tuple[int, int]]:
+    def coordinates(self) -> Iterator[tuple[int, int]]:
         """`(replica, rank)` of each device, in the order of components."""
         for replica in range(self.num_replicas):
             for rank in range(self.num_ranks):

@@ -16,23 +16,23 @@ def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
 
 
 def shards(value, sharding: Sharding) -> list[tf.Tensor]:
-    """What each device has of a value, in the order of `sharding.places`.
+    """What each device has of a value, in the order of `sharding.coordinates`.
 
     In a buffer of its own: a slice shares that of the value, and a variable
     that is created from one, and then changed in place, would keep all.
     """
     made = {}
-    for place in sharding.places:
-        key = _key(sharding, place)
+    for device in sharding.coordinates:
+        key = _key(sharding, device)
         if key not in made:
-            made[key] = shard(value, sharding, *place)
+            made[key] = shard(value, sharding, *device)
             if sharding.is_sharded:
                 made[key] = tf.raw_ops.DeepCopy(x=made[key])
-    return [made[_key(sharding, place)] for place in sharding.places]
+    return [made[_key(sharding, device)] for device in sharding.coordinates]
 
 
 def unshard(shards: Sequence[tf.Tensor], sharding: Sharding) -> tf.Tensor:
-    """The value that shards make up, in the order of `sharding.places`."""
+    """The value that shards make up, in the order of `sharding.coordinates`."""
     count = sharding.num_ranks
     of_ranks = [
         _concat(shards[rank::count], sharding.data_dim) for rank in range(count)
@@ -40,9 +40,9 @@ def unshard(shards: Sequence[tf.Tensor], sharding: Sharding) -> tf.Tensor:
     return _concat(of_ranks, sharding.model_dim)
 
 
-def _key(sharding, place):
+def _key(sharding, device):
     """Equal for devices that have the same."""
-    return tuple((s.start, s.stop) for s in sharding.slices(*place))
+    return tuple((s.start, s.stop) for s in sharding.slices(*device))
 
 
 def _concat(parts, dim):

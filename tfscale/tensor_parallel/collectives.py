@@ -148,17 +148,17 @@ def shard_before_gather(whole):
     """
     if tf.executing_eagerly():
         return None
-    dtypes, parts = [], _gathered.get(whole.graph, {})
-    while whole.name not in parts:
+    dtypes, shards = [], _gathered.get(whole.graph, {})
+    while whole.name not in shards:
         if whole.op.type not in ("Cast", "Identity"):
             return None
         dtypes.append(whole.dtype)
         (whole,) = whole.op.inputs
-    name, dim = parts[whole.name]
-    part = whole.graph.get_tensor_by_name(name)
+    name, dim = shards[whole.name]
+    shard = whole.graph.get_tensor_by_name(name)
     for dtype in reversed(dtypes):
-        part = tf.cast(part, dtype)
-    return part, dim
+        shard = tf.cast(shard, dtype)
+    return shard, dim
 
 
 def local_shard(x, dim: int):
@@ -180,12 +180,12 @@ def max_over_ranks(x):
 
 def concat_over_ranks(x, dim: int):
     """The ranks' tensors one after the other; no gradient is defined."""
-    return _exchange(lambda parts: operations.all_gather(parts, dim), x)
+    return _exchange(lambda shards: operations.all_gather(shards, dim), x)
 
 
 def local_shard_of_sum(x, dim: int):
     """This rank's part of the sum of the ranks' tensors; no gradient."""
-    return _exchange(lambda parts: operations.reduce_scatter(parts, dim), x)
+    return _exchange(lambda shards: operations.reduce_scatter(shards, dim), x)
 
 
 def _max_on_each(tensors):

@@ -39,18 +39,18 @@ class RecordedCall:
 class Recorder:
     """Asked by the layers of a model that is traced.
 
-    `num_parts` is 1 for whole tensors, and the number of ranks for tensors of
+    `num_shards` is 1 for whole tensors, and the number of ranks for tensors of
     the shapes that a rank has. `calls` are those of layers with rules,
     outermost ones only; with `has_edges`, `spans` are calls of all layers, in
     the order in which they begin, and `edges` where tensors enter and leave
     them. `is_inside` is true during a call of a layer with a rule.
     """
 
-    def __init__(self, num_parts: int = 1, has_edges: bool = False):
+    def __init__(self, num_shards: int = 1, has_edges: bool = False):
         self.calls: list[RecordedCall] = []
         self.edges: list[Edge] = []
         self.spans: list[Span] = []
-        self.num_parts = num_parts
+        self.num_shards = num_shards
         self.is_inside = False
         self._has_edges = has_edges
         self._span: Span | None = None
@@ -79,14 +79,14 @@ class Recorder:
         start, plan = num_operations(), sequence.current()
         conversion = plan and plan.conversions.get((id(boundary), position))
         mode = None
-        if conversion and conversion.fits(tensor, self.num_parts):
+        if conversion and conversion.fits(tensor, self.num_shards):
             mode = conversion.mode
         if mode is None:
             after = tf.identity(tensor)
         elif mode == "scatter":
-            after = tf.split(tensor, self.num_parts, conversion.dim)[0]
+            after = tf.split(tensor, self.num_shards, conversion.dim)[0]
         else:
-            after = tf.concat([tensor] * self.num_parts, conversion.dim)
+            after = tf.concat([tensor] * self.num_shards, conversion.dim)
         operations = range(start, num_operations())
         self.edges.append(
             Edge(boundary, position, operations, tensor, after, mode)
@@ -130,25 +130,25 @@ class TracedModel:
 
 
 def trace_model(
-    model, num_parts=1, inputs=None, has_edges=False
+    model, num_shards=1, inputs=None, has_edges=False
 ) -> TracedModel:
     """Traces a model with the shapes that a rank has, or whole ones.
 
-    `num_parts` and `has_edges` are those of `Recorder`. `inputs` are
+    `num_shards` and `has_edges` are those of `Recorder`. `inputs` are
     `tf.TensorSpec`s; None for the model's own.
     """
-    made, records = {}, Recorder(num_parts, has_edges)
+    made, records = {}, Recorder(num_shards, has_edges)
 
     def run():
         # In a graph of its own, also where a replica asks for it.
         with rank_state.within(replica=None, recorder=records):
-            made.update(_call(model, num_parts, inputs))
+            made.update(_call(model, num_shards, inputs))
 
     graph = tf.compat.v1.wrap_function(run, []).graph
     return TracedModel(graph, records, **made)
 
 
-def _call(model, num_parts, inputs):
+def _call(model, num_shards, inputs):
     variables = model.variables
     values = [
         tf.compat.v1.placeholder(v.dtype, v.shape, name="variable")
@@ -166,7 +166,7 @@ def _call(model, num_parts, inputs):
             outputs = keras.tree.flatten(model(inputs, training=True))
         except Exception:
             # Python that fails on a rank's shapes; the whole has to work.
-            if num_parts == 1:
+            if num_shards == 1:
                 raise
     trainable = {id(v) for v in model.trainable_variables}
     seeds = {id(g.state) for g in rank_seeds.generators(model)}

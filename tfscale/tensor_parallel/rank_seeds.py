@@ -33,8 +33,8 @@ def generators(layer) -> list[keras.random.SeedGenerator]:
     """All seed generators of a layer and of the layers in it."""
     return [
         generator
-        for part in attributes.flatten_layers(layer)
-        for generator in attributes.direct_generators(part)
+        for sublayer in attributes.flatten_layers(layer)
+        for generator in attributes.direct_generators(sublayer)
     ]
 
 
@@ -46,8 +46,8 @@ def attach(
 
     `is_for_shard` says whether a draw is, in the model that is being called.
     """
-    said = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
-    adapt_generator(generator, seed_here=_seed_here, **said)
+    options = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
+    adapt_generator(generator, seed_here=_seed_here, **options)
 
 
 def _seed_here(generator, seed):
@@ -58,12 +58,12 @@ def _seed_here(generator, seed):
     if collectives.num_ranks() == 1:
         return seed
     plan = sequence.current()
-    is_part = (
+    is_sharded = (
         rank_state.current().seeds_are_for_shards
         or (plan is not None and id(generator.state) in plan.sharded_generators)
         or generator.is_for_shard()
     )
-    return _with(collectives.rank(), seed) if is_part else seed
+    return _with(collectives.rank(), seed) if is_sharded else seed
 
 
 class GlobalSeeds:

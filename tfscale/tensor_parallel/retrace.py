@@ -132,8 +132,8 @@ class _Comparison:
         return frozenset().union(*(state[1] for state in states if state))
 
     def _keys_of_call(self, call: LayerCall):
-        parts: list[Any] = [*call.sources, *call.sinks]
-        return self._keys(part.tensor for part in parts)
+        shards: list[Any] = [*call.sources, *call.sinks]
+        return self._keys(shard.tensor for shard in shards)
 
     def _run(self, operations, others, start):
         self._index = start
@@ -157,10 +157,10 @@ class _Comparison:
         for name in ("sources", "sinks", "inputs", "outputs", "made"):
             if len(getattr(call, name)) != len(getattr(other, name)):
                 raise _Different(f"layer {call.key!r} has other {name}")
-        for tensor, local in zip(*map(_given, (call, other))):
+        for tensor, local in zip(*map(_outputs_of, (call, other))):
             self._partner[tensor.name] = local.name
             self._check_shape(tensor, local)
-        for tensor, local in zip(*map(_taken, (call, other))):
+        for tensor, local in zip(*map(_inputs_of, (call, other))):
             self._check_partner(tensor, local)
             self._check_shape(tensor, local)
         for number in other.operations:
@@ -245,11 +245,11 @@ class _Comparison:
             )
 
 
-def _given(call: LayerCall):
-    return [*(part.tensor for part in call.made), *call.outputs]
+def _outputs_of(call: LayerCall):
+    return [*(shard.tensor for shard in call.made), *call.outputs]
 
 
-def _taken(call: LayerCall):
+def _inputs_of(call: LayerCall):
     return [*(sink.tensor for sink in call.sinks), *call.inputs]
 
 

@@ -19,8 +19,8 @@ from tfscale._internals import layers as keras_layers
 from tfscale.graphs import walks
 
 # Models that were warned of on replicas, and in microbatches: once each.
-_SAID_ON_REPLICAS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_SAID_IN_MICROBATCHES: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_warned_on_replicas: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_warned_in_microbatches: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Changes:
@@ -66,10 +66,10 @@ class Changes:
         if (
             not self._is_first
             or not self._paths
-            or self._model in _SAID_ON_REPLICAS
+            or self._model in _warned_on_replicas
         ):
             return
-        _SAID_ON_REPLICAS.add(self._model)
+        _warned_on_replicas.add(self._model)
         warnings.warn(
             "A layer sees the rows of one replica, and on one device those of "
             f"the whole batch. Received: {_list(self._paths)}, to which a call "
@@ -85,14 +85,14 @@ def warn_in_microbatches(
     model: keras.Model, changed: Iterable[keras.Variable]
 ) -> None:
     """Warns, once for a model, of what each microbatch changes."""
-    if model in _SAID_IN_MICROBATCHES:
+    if model in _warned_in_microbatches:
         return
     layers = attributes.flatten_layers(model)
     state = {id(v) for layer in layers for v in _not_trained(layer)}
     paths = {v.path: None for v in changed if id(v) in state}
     if not paths:
         return
-    _SAID_IN_MICROBATCHES.add(model)
+    _warned_in_microbatches.add(model)
     warnings.warn(
         "With GradientAccumulation a layer is called once per microbatch, and "
         f"on one device once per batch. Received: {_list(paths)}, which each "

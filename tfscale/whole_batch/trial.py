@@ -38,7 +38,7 @@ def traced(
     structure = (args, kwargs)
     flat = keras.tree.flatten(structure)
     inputs = [
-        _made_up(x, i, rows) for i, x in enumerate(flat) if tf.is_tensor(x)
+        _sample(x, i, rows) for i, x in enumerate(flat) if tf.is_tensor(x)
     ]
     feeds, fetches = [], []
 
@@ -61,11 +61,11 @@ def traced(
     return wrapped.prune(feeds, fetches), inputs
 
 
-def _made_up(tensor, seed, rows):
+def _sample(tensor, seed, rows):
     """Values like a tensor's: classes are 0 and 1, scores between them."""
     shape = [
-        size if size is not None else _SIZES[place]
-        for place, size in enumerate(tensor.shape)
+        size if size is not None else _SIZES[dim]
+        for dim, size in enumerate(tensor.shape)
     ]
     if rows is not None:
         shape[:1] = [rows] * len(shape[:1])

@@ -153,12 +153,12 @@ class DataPosition:
             self._go_on(state, state["drawn"] - step)
         return step
 
-    def resume_after(self, state: dict[str, Any], num_looks: int) -> None:
+    def resume_after(self, state: dict[str, Any], num_probes: int) -> None:
         """Returns to the position of a run between two of its validations.
 
         Args:
             state: Result of `state`.
-            num_looks: Batches that Keras looks at before each validation. It
+            num_probes: Batches that Keras looks at before each validation. It
                 has done so in this process, with an iterator of the earlier
                 process too. Later ones are of the iterator of the validation
                 before, if that has a number of steps.
@@ -172,7 +172,7 @@ class DataPosition:
         last = self._make_again(state, state["made"])
         if last is None:
             return
-        for _ in range(num_looks):
+        for _ in range(num_probes):
             if not self._has_endless_epochs or next(last, None) is None:
                 next(fitting.make_iterator(self._epochs), None)
             self._num_drawn += 1

@@ -15,21 +15,21 @@ class Validation:
 
     Args:
         epochs: The new epoch iterator over the validation data.
-        num_looks: Iterators that Keras has created of it already, to look at a
+        num_probes: Iterators that Keras has created of it already, to look at a
             batch before each validation.
     """
 
-    def __init__(self, epochs, num_looks):
+    def __init__(self, epochs, num_probes):
         self._epochs = epochs
         self._position = DataPosition(epochs)
-        self._num_looks = num_looks
-        for _ in range(num_looks):
+        self._num_probes = num_probes
+        for _ in range(num_probes):
             self._position.iterator_made()
             self._position.drawn(1)
         self._done = 0
         self._num_epochs = -1
         self._identity = self._position.identity()
-        warn_of_inexact(epochs, "validation", num_looks)
+        warn_of_inexact(epochs, "validation", num_probes)
         watch(epochs, self)
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class Validation:
                 state["identity"],
             )
             return
-        self._position.resume_after(state, self._num_looks)
+        self._position.resume_after(state, self._num_probes)
 
     def state(self) -> dict[str, Any]:
         """The state of `DataPosition`, with the identity of the data."""
@@ -78,5 +78,5 @@ class Validation:
 
     def between_steps(self, step: int, iterator: Any) -> None:
         """See `Watcher`; Keras draws a batch that it looks at."""
-        if step == 0 and fitting.model_that_looks_at_data() is not None:
+        if step == 0 and fitting.probing_model() is not None:
             self._position.drawn(1)

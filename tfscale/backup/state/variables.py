@@ -168,7 +168,9 @@ def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
             if worker:
                 continue
             held = set()
-            for replica_and_rank, component in zip(sharding.places, components):
+            for replica_and_rank, component in zip(
+                sharding.coordinates, components
+            ):
                 slices = tuple(
                     (s.start, s.stop)
                     for s in sharding.slices(*replica_and_rank)
@@ -272,7 +274,9 @@ def restore(
             logging.warning("%r is not in the backup.", entry.name)
             continue
         if sharding.is_sharded:
-            for replica_and_rank, component in zip(sharding.places, components):
+            for replica_and_rank, component in zip(
+                sharding.coordinates, components
+            ):
                 _assign(
                     component,
                     backup.read(entry.key, sharding, replica_and_rank),

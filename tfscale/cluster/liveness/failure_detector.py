@@ -134,14 +134,14 @@ class FailureDetector:
                 word, _, found = words.partition(" ")
                 if word == "lost":
                     self._note(found)
-                elif word == "bye" and self._is_behind(int(found)):
+                elif word == "bye" and self._is_awaited(int(found)):
                     self._note(address, _HAS_ENDED)
         except OSError:
             words = ""  # Its machine is gone.
         if not words.startswith("bye "):
             self._note(address)
 
-    def _is_behind(self, num_collectives):
+    def _is_awaited(self, num_collectives):
         """Whether a worker that has ended after so many is waited for here."""
         while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
             if self.num_collectives() > num_collectives:

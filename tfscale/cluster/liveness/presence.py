@@ -40,7 +40,7 @@ _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_HEAR = 10.0
 _SECONDS_TO_GET_READY = 60.0
 _SECONDS_BETWEEN_CALLS = 0.1
-_SECONDS_BETWEEN_LOOKS = 0.02
+_POLLING_SECONDS = 0.02
 _NOT_CALLED = "not called yet"
 _SECONDS_TO_COME_BACK = 10.0
 # Seconds after which the missing processes are logged.
@@ -80,7 +80,7 @@ class Roster:
         Raises:
             ConnectionError: If one is missing; says which, and why.
         """
-        start, is_said = time.monotonic(), False
+        start, is_logged = time.monotonic(), False
         self._is_over.clear()
         for server in {*servers} - {*self.connections, *self._missing}:
             self._missing[server] = _NOT_CALLED
@@ -97,10 +97,10 @@ class Roster:
                     f"{timeout:g} s, still missing: {found}. What they print "
                     "says why. Start them, or correct the addresses."
                 )
-            if waited > _SECONDS_WITHOUT_WORDS and not is_said:
-                is_said = True
+            if waited > _SECONDS_WITHOUT_WORDS and not is_logged:
+                is_logged = True
                 logging.warning("Waiting for %s.", found)
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLLING_SECONDS)
 
     def _call_until_ready(self, server):
         seconds = 0.0
@@ -186,7 +186,7 @@ class Roster:
         while (
             self._missing and time.monotonic() < latest + _SECONDS_TO_COME_BACK
         ):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(_POLLING_SECONDS)
 
     def _tell(self, connection):
         if self._last_words:
@@ -217,7 +217,7 @@ class Presence:
     ):
         self._chief = chief
         self._words = f"chief {word} {address}"
-        start, is_said = time.monotonic(), False
+        start, is_logged = time.monotonic(), False
         with Reception(ports.listen(address, 5.0), self._greet) as reception:
             while chief not in reception.met:
                 waited = time.monotonic() - start
@@ -227,10 +227,10 @@ class Presence:
                         f"call from {chief} in {timeout:g} s. Start it; what "
                         "it prints says why it does not call."
                     )
-                if waited > _SECONDS_WITHOUT_WORDS and not is_said:
-                    is_said = True
+                if waited > _SECONDS_WITHOUT_WORDS and not is_logged:
+                    is_logged = True
                     logging.warning("Waiting for the chief at %s.", chief)
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLLING_SECONDS)
         self.connection = reception.met[chief]
         _keep_alive(self.connection, silence)
 

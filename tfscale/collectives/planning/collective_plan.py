@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.collectives.planning.contents import PARTED
+from tfscale.collectives.planning.contents import SHARDED
 from tfscale.collectives.planning.contents import SUMS
 from tfscale.collectives.planning.contents import Contents
 from tfscale.collectives.planning.contents import checked_root
@@ -114,7 +114,7 @@ class CollectivePlan:
                 "`num_chunks` must be at least 1. Received: "
                 f"num_chunks={self.num_chunks}."
             )
-        if self.operation in PARTED and self.num_chunks != self.num_devices:
+        if self.operation in SHARDED and self.num_chunks != self.num_devices:
             raise ValueError(
                 f"A plan for {self.operation} must have a chunk for each "
                 f"device. Received: num_chunks={self.num_chunks} for "
@@ -129,7 +129,7 @@ class CollectivePlan:
             )
         ways = collections.Counter()
         for send in sends:
-            self._check_places(number, send)
+            self._check_ends(number, send)
             had = contents.get(send.source, send.chunk)
             if had is None:
                 raise ValueError(self._explain_deadlock(number, send, contents))
@@ -146,7 +146,7 @@ class CollectivePlan:
                 )
         self._check_none_twice(number, sends, contents)
 
-    def _check_places(self, number, send) -> None:
+    def _check_ends(self, number, send) -> None:
         devices = range(self.num_devices)
         if (
             send.source not in devices

@@ -22,7 +22,7 @@ from tfscale.collectives.planning.send import Send
 OPERATIONS = ("reduce", "all_reduce", "reduce_scatter", "all_gather")
 SUMS = ("reduce", "all_reduce", "reduce_scatter")
 # Chunk d belongs to device d, so there is one for each device.
-PARTED = ("reduce_scatter", "all_gather")
+SHARDED = ("reduce_scatter", "all_gather")
 
 
 @dataclasses.dataclass(frozen=True)

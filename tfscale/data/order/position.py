@@ -159,7 +159,7 @@ class Position(tf.Module):
     def _first_moving(self):
         for purpose, datasets in fitting.data_keras_reads():
             if any(self in positions_of(dataset) for dataset in datasets):
-                return {"look": NONE, "fit": 0}.get(purpose, LAST)
+                return {"probe": NONE, "fit": 0}.get(purpose, LAST)
         return 1
 
     def state(self) -> tf.Tensor:

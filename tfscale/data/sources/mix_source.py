@@ -35,7 +35,7 @@ class _Stretch:
     begin: int  # the first position
     pattern: np.ndarray  # a source for each position; it repeats
     before: np.ndarray  # (positions, sources): counts within the pattern
-    taken: np.ndarray  # counts before the stretch
+    drawn: np.ndarray  # counts before the stretch
 
 
 def mix(
@@ -204,8 +204,8 @@ def _position_of(number, which, pattern, counts):
 def _stretches(sizes, weights, exhausted):
     """The stretches of an epoch, and its length."""
     pattern, before, counts = _pattern(weights)
-    taken = np.zeros(len(sizes), np.int64)
-    first = _Stretch(0, pattern, before, taken)
+    drawn = np.zeros(len(sizes), np.int64)
+    first = _Stretch(0, pattern, before, drawn)
     last = [
         _position_of(size - 1, which, pattern, counts)
         for which, size in enumerate(sizes)
@@ -238,11 +238,11 @@ def _order(stretches, length, sizes, offsets):
     before = tf.constant(np.concatenate([s.before for s in stretches]))
     rounds = [np.bincount(s.pattern, minlength=len(sizes)) for s in stretches]
     per_round = tf.constant(np.stack(rounds))
-    taken = tf.constant(np.stack([s.taken for s in stretches]))
+    drawn = tf.constant(np.stack([s.drawn for s in stretches]))
     last = stretches[-1]
     full, rest = divmod(length - last.begin, len(last.pattern))
     per_epoch = tf.constant(
-        last.taken + full * rounds[-1] + last.before[rest], tf.int64
+        last.drawn + full * rounds[-1] + last.before[rest], tf.int64
     )
     all_sizes, all_offsets = tf.constant(sizes), tf.constant(offsets)
 
@@ -256,7 +256,7 @@ def _order(stretches, length, sizes, offsets):
         both = tf.stack([stretch, which], axis=1)
         number = (
             epoch * tf.gather(per_epoch, which)
-            + tf.gather_nd(taken, both)
+            + tf.gather_nd(drawn, both)
             + within // period * tf.gather_nd(per_round, both)
             + tf.gather_nd(before, tf.stack([at, which], axis=1))
         )

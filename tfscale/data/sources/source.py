@@ -85,7 +85,7 @@ class IndexedSource(_Source):
 
     def _read_one(self, index):
         batch = self.gather(tf.reshape(tf.cast(index, tf.int64), [1]))
-        return tf.nest.map_structure(lambda part: part[0], batch)
+        return tf.nest.map_structure(lambda column: column[0], batch)
 
     def first(self) -> Any:
         """The first record, as eager tensors."""
@@ -286,13 +286,13 @@ def from_python(
     The function returns arrays in the order of the flat `spec` of a record.
     """
     flat = tf.nest.flatten(spec)
-    parts = tf.numpy_function(
-        function, [argument], [part.dtype for part in flat], stateful=False
+    columns = tf.numpy_function(
+        function, [argument], [column.dtype for column in flat], stateful=False
     )
     # Outside of a graph, a vector of one string loses its dimension.
     shaped = [
-        tf.reshape(part, [-1, *one.shape])
-        for part, one in zip(parts, flat, strict=True)
+        tf.reshape(column, [-1, *one.shape])
+        for column, one in zip(columns, flat, strict=True)
     ]
     return tf.nest.pack_sequence_as(spec, shaped)
 

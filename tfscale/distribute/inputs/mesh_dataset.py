@@ -41,7 +41,7 @@ class MeshIterator(datasets.SharedIterator):
             raise
         self._must_have_batch = False
         if self._tracker is not None:
-            self._tracker.taken(1)
+            self._tracker.count_batches(1)
         return batch
 
 
@@ -49,14 +49,14 @@ class _MeshData:
     """What datasets of both kinds do otherwise than TensorFlow's.
 
     Attributes:
-        batches_for_look: A distributed dataset of batches that Keras may see
+        probe_batches: A distributed dataset of batches that Keras may see
             without taking any of the user's, or None.
         has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
         tracked: The `ResumableDataset` whose position is to be kept true, or
             None if it moves by itself.
     """
 
-    batches_for_look = None
+    probe_batches = None
     has_ordinary_iterator = False
     tracked = None
     _tracker = None
@@ -67,23 +67,23 @@ class _MeshData:
             return datasets.SharedIterator(super().__iter__(), is_ordinary)
         purpose, epochs = fitting.reader_of(self) or (None, None)
         data, tracker = super(), None
-        if purpose == "look" and self.batches_for_look is not None:
-            data = super(_MeshData, self.batches_for_look)
-        elif purpose != "look" and self.tracked is not None:
+        if purpose == "probe" and self.probe_batches is not None:
+            data = super(_MeshData, self.probe_batches)
+        elif purpose != "probe" and self.tracked is not None:
             tracker = self._new_tracker(purpose)
             if epochs is not None:
-                tell_steps(epochs, tracker.taken)
+                tell_steps(epochs, tracker.count_batches)
                 tracker = None
         return MeshIterator(
             data.__iter__(),
             is_ordinary,
-            must_have_batch=purpose in ("look", "predict"),
+            must_have_batch=purpose in ("probe", "predict"),
             tracker=tracker,
         )
 
     def _new_tracker(self, purpose):
         if self._tracker is not None:
-            self._tracker.settle()
+            self._tracker.move_position()
         self._tracker = PositionTracker(self.tracked, purpose)
         return self._tracker
 

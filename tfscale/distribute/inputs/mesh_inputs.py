@@ -54,7 +54,7 @@ class MeshInputs:
         distributed = self._of_dataset(dataset, options)
         batches = py_dataset.first_batches_from_python()
         if batches is not None:
-            distributed.batches_for_look = self._of_dataset(batches, options)
+            distributed.probe_batches = self._of_dataset(batches, options)
         return distributed
 
     def _of_dataset(self, dataset, options):

@@ -60,13 +60,13 @@ def squares(tensors, variables, extended) -> list[tf.Tensor]:
         if extended.optimizer_states.dim_of(variable) is not None:
             parted.append(len(found))
         found.append(square)
-    for places, add_up in (
+    for indices, add_up in (
         (parted, zero.sum_over_replicas),
         (sharded, collectives.sum_over_ranks),
     ):
-        if places:
-            total = add_up(tf.stack([found[i] for i in places]))
-            for i, square in zip(places, tf.unstack(total)):
+        if indices:
+            total = add_up(tf.stack([found[i] for i in indices]))
+            for i, square in zip(indices, tf.unstack(total)):
                 found[i] = square
     return found
 

@@ -77,12 +77,12 @@ class GradientNoise:
             return
         rows = tf.maximum(part.rows, 1.0)  # without any there is no share
         share = part.share
-        own = of_one_part(gradients)
-        of_parts, q, r = tf.unstack(
+        local_squares = squared_norms(gradients)
+        summed_squares, q, r = tf.unstack(
             part.total(
                 tf.stack(
                     [
-                        _over_ranks(own, gradients, variables),
+                        _over_ranks(local_squares, gradients, variables),
                         share**2,
                         share**2 / rows,
                     ]
@@ -90,23 +90,27 @@ class GradientNoise:
             )
         )
         whole = tf.add_n(squares(sums, variables, extended))
-        self._add(of_parts, whole, q, r)
+        self._add(summed_squares, whole, q, r)
 
-    def of_microbatches(self, of_parts, sums, variables, q, r) -> None:
+    def of_microbatches(self, summed_squares, sums, variables, q, r) -> None:
         """Notes a step of one replica that accumulates; see the module."""
-        of_parts = _over_ranks(of_parts, sums, variables)
-        whole = _over_ranks(of_one_part(sums), sums, variables)
-        self._add(of_parts, whole, q, r)
+        summed_squares = _over_ranks(summed_squares, sums, variables)
+        whole = _over_ranks(squared_norms(sums), sums, variables)
+        self._add(summed_squares, whole, q, r)
 
-    def _add(self, of_parts, whole, q, r):
+    def _add(self, summed_squares, whole, q, r):
         # As the loss was scaled.
         scale = tf.cast(self._loss_scale(), tf.float32) ** 2
-        of_parts, whole = of_parts / scale, whole / scale
+        summed_squares, whole = summed_squares / scale, whole / scale
         is_good = (
-            (q < 1.0) & tf.math.is_finite(of_parts) & tf.math.is_finite(whole)
+            (q < 1.0)
+            & tf.math.is_finite(summed_squares)
+            & tf.math.is_finite(whole)
         )
-        square = tf.math.divide_no_nan(whole - of_parts, 1.0 - q)
-        variance = tf.math.divide_no_nan(of_parts - q * whole, (1.0 - q) * r)
+        square = tf.math.divide_no_nan(whole - summed_squares, 1.0 - q)
+        variance = tf.math.divide_no_nan(
+            summed_squares - q * whole, (1.0 - q) * r
+        )
         new = tf.stack([square, variance, 1.0])
         if symbols.get_current_replica_id_as_int():
             return  # the others have the same numbers
@@ -121,7 +125,7 @@ class GradientNoise:
         return self._optimizer.loss_scale_factor or 1.0
 
 
-def of_one_part(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
+def squared_norms(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
     """Squared norms of the gradients that are there, a vector of float32."""
     return tf.stack(
         [
@@ -134,12 +138,12 @@ def of_one_part(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
     )
 
 
-def _over_ranks(own, gradients, variables):
+def _over_ranks(local_squares, gradients, variables):
     """The sum of squared norms, of which a rank has those of its shards."""
     given = [v for g, v in zip(gradients, variables) if g is not None]
     sharded = np.array([is_sharded(v) for v in given])
     if not sharded.any():
-        return tf.reduce_sum(own)
-    shards = tf.reduce_sum(tf.boolean_mask(own, sharded))
-    rest = tf.reduce_sum(tf.boolean_mask(own, ~sharded))
+        return tf.reduce_sum(local_squares)
+    shards = tf.reduce_sum(tf.boolean_mask(local_squares, sharded))
+    rest = tf.reduce_sum(tf.boolean_mask(local_squares, ~sharded))
     return collectives.sum_over_ranks(shards) + rest

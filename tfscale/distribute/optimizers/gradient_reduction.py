@@ -30,8 +30,8 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     divided = [i for i in given if dims[i] is not None]
     context = tf.distribute.get_replica_context()
 
-    def dense(places):
-        return [tf.convert_to_tensor(gradients[i]) for i in places]
+    def dense(indices):
+        return [tf.convert_to_tensor(gradients[i]) for i in indices]
 
     # Not by `context.all_reduce`, which has an operation for all of them,
     # on one device, where they would meet from all stages.

@@ -133,8 +133,8 @@ def partition(
             )
 
     def evenness(stage, start, stop):
-        crossing = cut_bytes[start] if cut_bytes and start else 0
-        return cost(stage, start, stop) ** 2, crossing
+        boundary_bytes = cut_bytes[start] if cut_bytes and start else 0
+        return cost(stage, start, stop) ** 2, boundary_bytes
 
     def add(a, b):
         return tuple(map(operator.add, a, b))

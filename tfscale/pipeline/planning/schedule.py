@@ -102,7 +102,7 @@ class Schedule:
     @property
     def has_updates(self) -> bool:
         """Whether stages update their weights within the schedule."""
-        return Action("U", 0, 0) in self._places
+        return Action("U", 0, 0) in self._positions
 
     @property
     def microbatches_per_batch(self) -> int:
@@ -119,8 +119,8 @@ class Schedule:
         first = batch * self.microbatches_per_batch
         return min(
             sum(
-                self._places[Action("U", each, done)]
-                < self._places[Action("F", each, first)]
+                self._positions[Action("U", each, done)]
+                < self._positions[Action("F", each, first)]
                 for done in range(batch)
             )
             for each in stages
@@ -145,7 +145,7 @@ class Schedule:
 
     def has_weight_action(self, stage: int, microbatch: int) -> bool:
         """Whether the weight gradients have a W apart from their B."""
-        return Action("W", stage, microbatch) in self._places
+        return Action("W", stage, microbatch) in self._positions
 
     def order(self) -> Iterator[Action]:
         """Yields every action after all that it depends on.
@@ -166,16 +166,16 @@ class Schedule:
                 f"{[len(a) for a in self.actions]} actions. Leave out devices "
                 "that have nothing to do."
             )
-        self._check_places()
+        self._check_positions()
         done = [action for step in self._steps() for action in step]
-        if len(done) < len(self._places):
+        if len(done) < len(self._positions):
             raise ValueError(self._explain_deadlock(set(done)))
 
     def _all_actions(self) -> Iterable[Action]:
         return (action for device in self.actions for action in device)
 
     @functools.cached_property
-    def _places(self) -> dict[Action, tuple[int, int]]:
+    def _positions(self) -> dict[Action, tuple[int, int]]:
         """Device and position of every action."""
         return {
             action: (device, position)
@@ -184,10 +184,10 @@ class Schedule:
         }
 
     def _at(self, action: Action) -> str:
-        device, position = self._places[action]
+        device, position = self._positions[action]
         return f"{action} (device {device}, position {position})"
 
-    def _check_places(self) -> None:
+    def _check_positions(self) -> None:
         for action, count in collections.Counter(self._all_actions()).items():
             if count > 1:
                 raise ValueError(
@@ -200,7 +200,7 @@ class Schedule:
             for microbatch in range(self.num_microbatches):
                 for kind in KINDS:
                     action = Action(kind, stage, microbatch)
-                    if action not in self._places:
+                    if action not in self._positions:
                         if kind == "W":
                             continue
                         raise ValueError(
@@ -211,13 +211,13 @@ class Schedule:
                             f"stage {stage}."
                         )
                     first = first or action
-                    if self._places[action][0] != self._places[first][0]:
+                    if self._positions[action][0] != self._positions[first][0]:
                         raise ValueError(
                             "All actions of a stage must be on one device. "
                             f"Received: {self._at(action)} but "
                             f"{self._at(first)}. Move one of them."
                         )
-        if any(action.kind == "U" for action in self._places):
+        if any(action.kind == "U" for action in self._positions):
             self._check_updates()
 
     def _check_updates(self):
@@ -233,7 +233,7 @@ class Schedule:
             before = (-1, -1)
             for batch in range(self.num_batches):
                 update = Action("U", stage, batch)
-                if update not in self._places:
+                if update not in self._positions:
                     raise ValueError(
                         "A schedule must have a U for each stage and batch, or "
                         f"none. Received: {self.num_batches} batches without "
@@ -244,19 +244,19 @@ class Schedule:
                     for microbatch in range(batch * size, (batch + 1) * size)
                     for kind in ("B", "W")
                 ]
-                needed = [each for each in needed if each in self._places]
-                last = max(*map(self._places.get, needed), before)
+                needed = [each for each in needed if each in self._positions]
+                last = max(*map(self._positions.get, needed), before)
                 # On another device it compares as less or more, too.
                 if not (
-                    last[0] == self._places[update][0]
-                    and last < self._places[update]
+                    last[0] == self._positions[update][0]
+                    and last < self._positions[update]
                 ):
                     raise ValueError(
                         "A stage must update its weights on its device, after "
                         "all backwards of the batch and the update before. "
                         f"Received: {self._at(update)}. Move it back."
                     )
-                before = self._places[update]
+                before = self._positions[update]
 
     def _steps(self) -> Iterator[list[Action]]:
         """Yields what starts at times 0, 1, ... if each action takes 1.
@@ -295,7 +295,7 @@ class Schedule:
         device, seen = min(waits), []
         while device not in seen:
             seen.append(device)
-            device = self._places[waits[device][1]][0]
+            device = self._positions[waits[device][1]][0]
         circle = "; ".join(
             f"{self._at(blocked)} waits for {self._at(missing)}"
             for blocked, missing in map(

@@ -185,8 +185,8 @@ def simulate(
 
     kept = stage_input_bytes if recompute else activation_bytes
     recomputed = [
-        max(whole - part, 0)
-        for whole, part in zip(activation_bytes, kept, strict=True)
+        max(whole - overlap, 0)
+        for whole, overlap in zip(activation_bytes, kept, strict=True)
     ]
     peaks = functools.partial(_peaks, schedule, kept, recomputed)
     return Simulation(

@@ -256,8 +256,8 @@ def _end(spans) -> float:
 
 def _names(spans) -> list[str]:
     """`F3` for microbatch 3 where each device has one stage, else `F1.3`."""
-    places = {(span.device, span.action.stage) for span in spans}
-    if len(places) > len(_devices(spans)):
+    rows = {(span.device, span.action.stage) for span in spans}
+    if len(rows) > len(_devices(spans)):
         return [str(span.action) for span in spans]
     return [f"{s.action.kind}{s.action.microbatch}" for s in spans]
 

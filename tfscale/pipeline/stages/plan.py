@@ -291,15 +291,15 @@ def cut_bytes(graph):
     for index, call in reversed(list(enumerate(graph.calls))):
         for value in call.inputs:
             last_use.setdefault(value, index)
-    crossing = [0] * (len(graph.calls) + 1)
+    totals = [0] * (len(graph.calls) + 1)
     for index, call in enumerate(graph.calls):
         for value in call.outputs:
             spec = graph.specs[value]
             sizes = (size or 1 for size in spec.shape)
             size = math.prod(sizes) * tf.as_dtype(spec.dtype).size
             for cut_before in range(index + 1, last_use.get(value, index) + 1):
-                crossing[cut_before] += size
-    return crossing[: len(graph.calls)]
+                totals[cut_before] += size
+    return totals[: len(graph.calls)]
 
 
 def _layers_of(calls):

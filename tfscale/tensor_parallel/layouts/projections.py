@@ -64,20 +64,21 @@ def projection_of(layer) -> Projection | None:
         return None
     kernel, bias = weights["kernel"], weights.get("bias")
     # "abc,cde->abde": "c" is contracted, "d" and "e" are new.
-    taken, own, made = (x.strip(".") for x in subscripts(layer))
-    if not (taken + own + made).isalpha():
+    of_input, of_kernel, of_output = (x.strip(".") for x in subscripts(layer))
+    if not (of_input + of_kernel + of_output).isalpha():
         return None
-    inputs = [own.index(x) for x in taken if x in own]
-    outputs = [own.index(x) for x in made if x in own]
+    inputs = [of_kernel.index(x) for x in of_input if x in of_kernel]
+    outputs = [of_kernel.index(x) for x in of_output if x in of_kernel]
     # A letter in all three is a product for each entry of that dim.
     if not inputs or not outputs or set(inputs) & set(outputs):
         return None
     bias_dim = None
-    first, axes = own[outputs[0]], getattr(layer, "bias_axes", made)
+    first = of_kernel[outputs[0]]
+    axes = getattr(layer, "bias_axes", of_output)
     if bias is not None and first in axes:
         # The bias begins with the first dim of the output that it varies in.
-        start = min(made.index(x) for x in axes)
-        bias_dim = made.index(first) - start
+        start = min(of_output.index(x) for x in axes)
+        bias_dim = of_output.index(first) - start
     return Projection(
         layer, kernel, tuple(inputs), tuple(outputs), bias, bias_dim
     )

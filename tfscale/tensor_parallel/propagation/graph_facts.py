@@ -143,7 +143,7 @@ def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
     """Key of the call for each tensor that a call makes and keeps to itself."""
     kept = {}
     for call in calls:
-        returned = {part.tensor.name for part in call.made}
+        returned = {output.tensor.name for output in call.made}
         returned.update(tensor.name for tensor in call.outputs)
         own, computed = set(), set()
         for index in call.operations:

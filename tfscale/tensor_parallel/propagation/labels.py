@@ -37,12 +37,12 @@ def elements(tensor: tf.Tensor) -> list[int | None] | None:
         return [int(entry) for entry in value.reshape([-1])]
     op = tensor.op
     if op.type == "Pack" and op.inputs[0].shape.rank == 0:
-        return [_scalar(part) for part in op.inputs]
+        return [_scalar(operand) for operand in op.inputs]
     if op.type == "ConcatV2":
-        parts = [elements(part) for part in list(op.inputs)[:-1]]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
-            return [entry for part in known for entry in part]
+        operands = [elements(operand) for operand in list(op.inputs)[:-1]]
+        known = [operand for operand in operands if operand is not None]
+        if len(known) == len(operands):
+            return [entry for operand in known for entry in operand]
     if tensor.shape.rank == 1 and tensor.shape[0] is not None:
         return [None] * tensor.shape[0]
     return None

@@ -100,14 +100,14 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                 f" another call ends at {end}. Record outermost calls only."
             )
         end = max(end, call.operations.stop)
-        parts: list[Any] = [*call.made, *call.sinks]
-        for part in parts:
-            size = part.tensor.shape[part.dim]
+        shards: list[Any] = [*call.made, *call.sinks]
+        for shard in shards:
+            size = shard.tensor.shape[shard.dim]
             if not size or size % num_ranks:
                 raise ValueError(
                     "A sharded dim has a known size that the number of ranks "
-                    f"divides. Received: {call.key!r}, dim {part.dim} of shape "
-                    f"{part.tensor.shape}, num_ranks={num_ranks}."
+                    f"divides. Received: {call.key!r}, dim {shard.dim} of "
+                    f"shape {shard.tensor.shape}, num_ranks={num_ranks}."
                 )
         for sink in call.sinks:
             index = made_at.get(sink.tensor.op.name)
@@ -117,11 +117,11 @@ def check_calls(trace: Trace, num_ranks: int) -> None:
                     f"Received: {sink.tensor.name!r}, made at {index}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )
-        for part in call.made:
-            index = made_at.get(part.tensor.op.name)
+        for shard in call.made:
+            index = made_at.get(shard.tensor.op.name)
             if index not in call.operations:
                 raise ValueError(
                     "An output of a layer call is made by its operations. "
-                    f"Received: {part.tensor.name!r}, made at {index}, and "
+                    f"Received: {shard.tensor.name!r}, made at {index}, and "
                     f"operations={call.operations} of {call.key!r}."
                 )

@@ -109,7 +109,7 @@ def _strided_slice(op):
         return op.get_attr(f"{name}_mask") >> entry & 1
 
     entries = range(len(begin))
-    taken = sum(
+    num_sliced = sum(
         not (masked("new_axis", entry) or masked("ellipsis", entry))
         for entry in entries
     )
@@ -117,7 +117,7 @@ def _strided_slice(op):
     made = []
     for entry in entries:
         if masked("ellipsis", entry):
-            hidden = len(dims) - taken
+            hidden = len(dims) - num_sliced
             made += dims[:hidden]
             del dims[:hidden]
             continue
@@ -125,7 +125,7 @@ def _strided_slice(op):
             made.append(None)
             continue
         dim = dims.pop(0)
-        taken -= 1
+        num_sliced -= 1
         if masked("shrink_axis", entry):
             continue
         # A limit beyond the end means the end, on a part as well.

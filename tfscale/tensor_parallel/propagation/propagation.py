@@ -157,7 +157,7 @@ def sharded_generators(
     that has to be gathered.
     """
     known = {tensor.name for tensor in generators}
-    parts, wholes = {}, set()
+    draws, whole_origins = {}, set()
     for op in operations:
         if op.type not in random_operations.ELEMENTWISE or len(op.inputs) == 1:
             # Operations with a state differ on each rank anyway.
@@ -165,19 +165,19 @@ def sharded_generators(
         origins = _origins(list(op.inputs)[1:])
         state, keys = states.get(op.outputs[0].name, (None, frozenset()))
         if isinstance(state, Sharded):
-            parts[op.name] = origins, keys
+            draws[op.name] = origins, keys
         else:
-            wholes |= origins
+            whole_origins |= origins
     failures = {}
-    for name, (origins, keys) in parts.items():
+    for name, (origins, keys) in draws.items():
         reason = None
         if not origins or not origins <= known:
             reason = f"{name!r} draws with a seed that is not of a generator"
-        elif origins & wholes:
+        elif origins & whole_origins:
             reason = f"the generator of {name!r} draws for a whole tensor too"
         if reason:
             failures.update(dict.fromkeys(keys, reason))
-    found = (origins for origins, _ in parts.values())
+    found = (origins for origins, _ in draws.values())
     return frozenset().union(*found), failures
 
 

@@ -131,7 +131,7 @@ class Walk:
             try:
                 self._compute(op)
             except NoRule as error:
-                if self._use_weights_on_parts(error.operand, error.made):
+                if self._use_weights_on_shards(error.operand, error.made):
                     self._set(op, error.made)
                 else:
                     self._cannot(op, error)
@@ -200,7 +200,7 @@ class Walk:
                 return
         self.gather(self._edges(op.inputs), f"{op.type} {op.name!r}: {error}")
 
-    def _use_weights_on_parts(self, operand, made):
+    def _use_weights_on_shards(self, operand, made):
         """Whether a tensor is a weight of the layer, or made from some."""
         span = self._span
         if (
@@ -283,10 +283,12 @@ class Walk:
         self._span = None
         sinks = [sink.tensor for sink in call.sinks]
         declared = {tensor.name for tensor in sinks}
-        own = {tensor.name for op in operations for tensor in op.outputs}
-        taken = [tensor for op in operations for tensor in op.inputs]
-        for tensor in (*sinks, *call.inputs, *taken):
-            if tensor.name in own:
+        internal = {tensor.name for op in operations for tensor in op.outputs}
+        inputs_of_operations = [
+            tensor for op in operations for tensor in op.inputs
+        ]
+        for tensor in (*sinks, *call.inputs, *inputs_of_operations):
+            if tensor.name in internal:
                 continue
             self._check_inside(tensor)
             state, edges = self._state(tensor)

@@ -212,7 +212,7 @@ def _joined(op, states):
     return tuple(local)
 
 
-def _taken(op, states):
+def _sizes_at(op, states):
     """Entries that a slice or a gather with constant places takes."""
     sizes, *limits = states
     constants = [tf.get_static_value(tensor) for tensor in op.inputs[1:]]
@@ -250,9 +250,9 @@ def _product(op, states):
 _SIZE_RULES = {
     "Cast": _same_local,
     "ConcatV2": _joined,
-    "GatherV2": _taken,
+    "GatherV2": _sizes_at,
     "Identity": _same_local,
     "Mul": _product,
     "Pack": _joined,
-    "StridedSlice": _taken,
+    "StridedSlice": _sizes_at,
 }

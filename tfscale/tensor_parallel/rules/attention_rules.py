@@ -29,7 +29,7 @@ from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
 
 _HEADS = -2
-_PARTS = layers.ATTENTION_PARTS
+_METHODS = layers.ATTENTION_METHODS
 _dense = layers.attention_dense
 
 
@@ -45,8 +45,8 @@ def is_attention(layer) -> bool:
     ):
         # The layer of Keras is analysed operation by operation.
         return False
-    parts = [name for name in _PARTS if hasattr(kind, name)]
-    return kind is not None and rules.runs_as(layer, [kind], *parts)
+    methods = [name for name in _METHODS if hasattr(kind, name)]
+    return kind is not None and rules.runs_as(layer, [kind], *methods)
 
 
 def make_rule(layer) -> rules.Rule | None:
@@ -129,7 +129,7 @@ class _Attention(rules.Rule):
                 if any(dense is column for column in self._columns)
             }
             return _call(layer, changed, args, kwargs)
-        args, kwargs = self._with_own_mask(args, kwargs)
+        args, kwargs = self._with_layer_mask(args, kwargs)
         with rank_state.within(seeds_are_for_shards=True):
             outputs = _call(layer, self.local_heads(), args, kwargs)
         if not isinstance(outputs, tuple):
@@ -142,7 +142,7 @@ class _Attention(rules.Rule):
         """How many dims of scores come after batch and heads."""
         return 2 * layers.num_attention_axes(self.layer)
 
-    def _with_own_mask(self, args, kwargs):
+    def _with_layer_mask(self, args, kwargs):
         """The arguments, with those masks of heads that are this rank's."""
         call = self.layer.__class__.call
         given = inspect.signature(call).bind(self.layer, *args, **kwargs)
@@ -163,7 +163,7 @@ class _Attention(rules.Rule):
         for name in ("query_norm", "key_norm"):
             if hasattr(layer, name):
                 norm = getattr(layer, name)
-                changed[name] = functools.partial(_call_for_parts, norm)
+                changed[name] = functools.partial(_call_on_shards, norm)
         return changed
 
 
@@ -247,7 +247,7 @@ def _heads_dim(dense):
     return kernel.index(output[_HEADS])
 
 
-def _call_for_parts(layer, x):
+def _call_on_shards(layer, x):
     # The sequence is whole in here, and it is the heads that are sharded.
     with rank_state.within(sequence_plan=None, gradients_are_partial=True):
         return layer(x)

@@ -19,7 +19,7 @@ from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_PARTS = layers.NORMALIZATION_PARTS
+_METHODS = layers.NORMALIZATION_METHODS
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 
@@ -39,7 +39,7 @@ def make_rule(layer) -> rules.Rule | None:
             return _Depthwise(layer)
     elif any(sharding_of(v).model_dim != 0 for v in layer.weights):
         return None
-    elif rules.runs_as(layer, [keras.layers.BatchNormalization], *_PARTS):
+    elif rules.runs_as(layer, [keras.layers.BatchNormalization], *_METHODS):
         if layer.axis == -1 and not (layer.renorm or layer.synchronized):
             return _BatchNormalization(layer)
     elif rules.runs_as(

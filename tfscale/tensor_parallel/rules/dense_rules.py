@@ -36,12 +36,12 @@ def make_rule(layer) -> rules.Rule | None:
     letter = kernel[dim]
     if letter in output and letter not in inputs:
         return _Column(layer, output.index(letter) - len(output), letter)
-    if letter in inputs and letter not in output and _sums_in_parts(layer):
+    if letter in inputs and letter not in output and _can_add_up(layer):
         return _Row(layer, inputs.index(letter) - len(inputs), dim)
     return None
 
 
-def _sums_in_parts(layer):
+def _can_add_up(layer):
     """Whether the largest of all ranks' inputs says how they are quantized."""
     if layer.quantization_mode is None:
         return True

@@ -143,17 +143,17 @@ class Rule(abc.ABC):
         return inputs.shape[self.sink_dim] != self.whole_size()
 
 
-def runs_as(layer, kinds, *parts: str) -> bool:
+def runs_as(layer, kinds, *methods: str) -> bool:
     """Whether a layer computes what one of some classes of Keras does.
 
-    `parts` are methods and properties that `call` uses, and that a subclass may
+    `methods` are methods and properties that `call` uses; a subclass may
     have overridden.
     """
     kind = layer.__class__  # without what is put before it (in_place.py)
     return any(
         all(
             getattr(kind, name, None) is getattr(known, name)
-            for name in ("call", *parts)
+            for name in ("call", *methods)
         )
         for known in kinds
     )
@@ -212,8 +212,8 @@ def lora_shards(layer, name: str):
     a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
     dim = sharding_of(weight).model_dim
     if dim == len(weight.shape) - 1:
-        return _for_parts(a), local_shard_along(b, 1)
-    return local_shard_along(a, dim), _for_parts(b)
+        return _copied(a), local_shard_along(b, 1)
+    return local_shard_along(a, dim), _copied(b)
 
 
 def call_int8(layer, name: str, weight, scale, *args, **others):
@@ -229,5 +229,5 @@ def call_int8(layer, name: str, weight, scale, *args, **others):
     return layer.__class__.quantized_call(copy, *args)
 
 
-def _for_parts(variable):
+def _copied(variable):
     return collectives.copy_to_ranks(tf.convert_to_tensor(variable))

@@ -128,7 +128,7 @@ class ShardedCall:
         """A call with the shapes of a rank; the values do not matter."""
         if recorder.is_inside:
             return call(*args, **kwargs)
-        rule, count = self.rule, recorder.num_parts
+        rule, count = self.rule, recorder.num_shards
         divides = rule.divides(args, kwargs)
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))

@@ -172,7 +172,7 @@ class _Search:
             self._num_ranks,
         )
         if found:
-            self._take_whole(walk, min(found))
+            self._gather_inputs(walk, min(found))
 
     def _draw_whole(self, walk, reason):
         drawn = [
@@ -183,7 +183,7 @@ class _Search:
         ]
         walk.gather(frozenset().union(*drawn), reason)
 
-    def _take_whole(self, walk, index):
+    def _gather_inputs(self, walk, index):
         """Asks the layer around an operation for whole inputs."""
         # Later differences may follow from the first one.
         op = self._operations[min(index, len(self._operations) - 1)]
@@ -238,17 +238,17 @@ def _make_plan(walk, facts, recorded, choices, keys, drawing):
         made = sequence.Conversion(
             _mode_of(choices[edge]), dim, edge.before.shape[dim]
         )
-        taken_at = id(edge.boundary), edge.position
-        if conversions.setdefault(taken_at, made) != made:
+        key = id(edge.boundary), edge.position
+        if conversions.setdefault(key, made) != made:
             raise _called_in_two_ways(edge.boundary.layer)
     for edge in edges:
-        taken = conversions.get((id(edge.boundary), edge.position))
-        if taken and edge not in walk.converted:
-            size = edge.before.shape[taken.dim]
+        conversion = conversions.get((id(edge.boundary), edge.position))
+        if conversion and edge not in walk.converted:
+            size = edge.before.shape[conversion.dim]
             if walk.may_be_gathered(edge.before):
                 size //= facts.num_ranks
-            parts = 1 if taken.mode == "scatter" else facts.num_ranks
-            if size == taken.size // parts:
+            num_shards = 1 if conversion.mode == "scatter" else facts.num_ranks
+            if size == conversion.size // num_shards:
                 raise _called_in_two_ways(edge.boundary.layer)
     partial = {b for b, choice in choices.items() if choice == "partial"}
     if not partial <= {e.boundary for e in edges if e.position[0] == "in"}:
@@ -271,11 +271,13 @@ def _called_in_two_ways(layer):
 
 
 def _sharded_layers(walk, edges):
-    taken, given = {}, set()
+    sharded_inputs, sharded_outputs = {}, set()
     for edge in edges:
         if walk.may_be_gathered(edge.after):
             if edge.position[0] == "out":
-                given.add(id(edge.boundary))
+                sharded_outputs.add(id(edge.boundary))
             else:
-                taken[id(edge.boundary)] = edge.boundary.layer.name
-    return tuple(name for key, name in taken.items() if key in given)
+                sharded_inputs[id(edge.boundary)] = edge.boundary.layer.name
+    return tuple(
+        name for key, name in sharded_inputs.items() if key in sharded_outputs
+    )
