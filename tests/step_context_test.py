@@ -27,7 +27,7 @@ class StepTest(absltest.TestCase):
 
     def test_another_thread_has_its_own(self):
         seen = []
-        with step_context.within(part="a microbatch"):
+        with step_context.within(batch_shard="a microbatch"):
             thread = threading.Thread(
                 target=lambda: seen.append(step_context.current())
             )
@@ -38,9 +38,11 @@ class StepTest(absltest.TestCase):
     def test_a_thread_keeps_one_step_of_few_fields(self):
         fields = dataclasses.fields(step_context.Step)
         self.assertLessEqual(len(fields), 6)
-        with step_context.within(part="a microbatch"):
+        with step_context.within(batch_shard="a microbatch"):
             with rank_state.within(replica=1):
-                self.assertEqual(step_context.current().part, "a microbatch")
+                self.assertEqual(
+                    step_context.current().batch_shard, "a microbatch"
+                )
                 self.assertEqual(rank_state.current().replica, 1)
             self.assertIsNone(rank_state.current().replica)
 

@@ -23,7 +23,7 @@ class Step:
     """A training step of a replica, or of one of its microbatches.
 
     Attributes:
-        part: The `whole_batch.BatchPart` that is worked on, or None.
+        batch_shard: The `whole_batch.BatchShard` that is worked on, or None.
         moments: Where BatchNormalization layers note what they saw, a
             `whole_batch.batch_norm.NotedMoments`, or None.
         gradient_capture: What takes gradients from optimizers, or None.
@@ -33,7 +33,7 @@ class Step:
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
 
-    part: Any = None
+    batch_shard: Any = None
     moments: Any = None
     gradient_capture: Any = None
     update: "Update | None" = None
@@ -41,16 +41,16 @@ class Step:
     ranks: Any = None
 
     @property
-    def part_here(self) -> Any:
-        """`part`, where parts can be put together.
+    def batch_shard_in_graph(self) -> Any:
+        """`batch_shard`, where parts can be put together.
 
         It is None in a function or branch of its own, in which no replica
         meets another one.
         """
-        return _in_this_graph(self.part)
+        return _in_this_graph(self.batch_shard)
 
     @property
-    def moments_here(self) -> Any:
+    def moments_in_graph(self) -> Any:
         """`moments`, where those of parts can be put together; else None."""
         return _in_this_graph(self.moments)
 
@@ -62,16 +62,16 @@ class Update:
     Attributes:
         is_on_trial: Whether what is assigned is only checked.
         is_in_branch: Whether in a branch, where ranks can exchange nothing.
-        new_parts: What has been assigned to parts of variables; see
+        new_shards: What has been assigned to parts of variables; see
             `zero.LocalShard`.
-        are_parts_read: Whether variables are this replica's parts.
+        reads_local_shards: Whether variables are this replica's parts.
         norms: Of weights and gradients that are updated, by variable.
     """
 
     is_on_trial: bool = False
     is_in_branch: bool = False
-    new_parts: dict = dataclasses.field(default_factory=dict)
-    are_parts_read: bool = False
+    new_shards: dict = dataclasses.field(default_factory=dict)
+    reads_local_shards: bool = False
     norms: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 

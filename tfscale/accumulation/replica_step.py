@@ -30,9 +30,9 @@ from tfscale.graphs.noting_scope import NotingScope
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
+from tfscale.whole_batch import layer_state
 from tfscale.whole_batch import losses
-from tfscale.whole_batch import own_state
-from tfscale.whole_batch.part import BatchPart
+from tfscale.whole_batch.batch_shard import BatchShard
 
 
 class ReplicaStep:
@@ -89,7 +89,7 @@ class ReplicaStep:
         )
         checks.check_updates(self._model, scope.changed)
         if num_microbatches != 1:
-            own_state.warn_in_microbatches(self._model, scope.changed)
+            layer_state.warn_in_microbatches(self._model, scope.changed)
         *self._totals, rows = _sums_over_replicas(
             [*found, _at_replica_index(self._rows)]
         )
@@ -189,7 +189,7 @@ class ReplicaStep:
         return keras.tree.pack_sequence_as(self._logs, list(sums))
 
     def _run(self, data, total, weight):
-        part = BatchPart(
+        batch_shard = BatchShard(
             losses.num_rows(data),
             total,
             tf.distribute.get_strategy().num_replicas_in_sync,
@@ -199,7 +199,7 @@ class ReplicaStep:
         capture = GradientCapture(self._model.optimizer, weight)
         noted = batch_norm.NotedMoments()
         with step_context.within(
-            part=part, moments=noted, gradient_capture=capture
+            batch_shard=batch_shard, moments=noted, gradient_capture=capture
         ):
             logs = self._train_step(data)
         return logs, capture, noted
@@ -222,8 +222,8 @@ def _sums_over_replicas(scalars):
     flat = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
     sizes = [x.shape.num_elements() for x in scalars]
     return [
-        tf.reshape(part, x.shape)
-        for part, x in zip(tf.split(flat, sizes), scalars)
+        tf.reshape(vector, x.shape)
+        for vector, x in zip(tf.split(flat, sizes), scalars)
     ]
 
 

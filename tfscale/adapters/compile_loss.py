@@ -11,10 +11,10 @@ class MeshCompileLoss(in_place.Mixin):
 
     def call(self, y_true, y_pred, sample_weight=None):
         """See `keras.losses.Loss`: every loss by its divisor."""
-        part = step_context.current().part_here
-        if part is None:
+        batch_shard = step_context.current().batch_shard_in_graph
+        if batch_shard is None:
             return super().call(y_true, y_pred, sample_weight)
-        return part.compiled_loss_of(self, y_true, y_pred, sample_weight)
+        return batch_shard.compiled_loss_of(self, y_true, y_pred, sample_weight)
 
 
 def adapt_compile_loss(compile_loss: Any) -> None:

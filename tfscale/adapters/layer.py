@@ -96,13 +96,13 @@ class MeshBatchNormalization(MeshLayer):
     """A BatchNormalization, which notes down what it saw of its part."""
 
     def _moments(self, inputs, mask):
-        noted = step_context.current().moments_here
+        noted = step_context.current().moments_in_graph
         if noted is None:
             return super()._moments(inputs, mask)
         return noted.moments_of(self, super()._moments, inputs, mask)
 
     def _update_renorm_statistics(self, mean, variance):
-        noted = step_context.current().moments_here
+        noted = step_context.current().moments_in_graph
         if noted is None or self.synchronized:
             self.update_moving(mean, variance)
 

@@ -31,10 +31,10 @@ class MeshModel(MeshLayer):
 
     def compute_loss(self, *args, **kwargs):
         """See `keras.Model.compute_loss`; of a part of a batch."""
-        part = step_context.current().part_here
-        if part is None or part.compiled is not None:
+        batch_shard = step_context.current().batch_shard_in_graph
+        if batch_shard is None or batch_shard.compiled is not None:
             return super().compute_loss(*args, **kwargs)
-        return part.loss_of(self, super().compute_loss, args, kwargs)
+        return batch_shard.loss_of(self, super().compute_loss, args, kwargs)
 
     def train_step(self, data):
         """See `keras.Model.train_step`; in replica context."""

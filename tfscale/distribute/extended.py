@@ -138,8 +138,8 @@ class MeshExtended(symbols.MirroredExtended):
         step = step_context.current()
         if step.is_one_replica:
             return 1
-        if step.part is not None:
-            step.part.is_divided = True
+        if step.batch_shard is not None:
+            step.batch_shard.is_divided = True
         num_workers = 1 if self.workers is None else self.workers.count
         return self.num_replicas * num_workers
 
@@ -200,7 +200,7 @@ class MeshExtended(symbols.MirroredExtended):
         results = self._call(fn, args, kwargs)
         if logs_are_packed:
             self._logs = PackedLogs(
-                results, self._parts_of, self._reducer.means
+                results, self._local_values, self._reducer.means
             )
         return results
 
@@ -277,15 +277,17 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         check_in_scope(var)
-        update = mixed_update.of_parts(super()._update, self.optimizer_states)
+        update = mixed_update.update_local_shards(
+            super()._update, self.optimizer_states
+        )
         return update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
-        if not self.optimizer_states.are_parts_read:
+        if not self.optimizer_states.reads_local_shards:
             return super()._replica_ctx_update(var, fn, args, kwargs, group)
-        part = self.optimizer_states.local_shard(var)
-        with tf.device(part.device):
-            return fn(part, *args, **kwargs)
+        shard = self.optimizer_states.local_shard(var)
+        with tf.device(shard.device):
+            return fn(shard, *args, **kwargs)
 
     def _use_merge_call(self):
         return not self.gradients_are_summed and super()._use_merge_call()
@@ -321,12 +323,12 @@ class MeshExtended(symbols.MirroredExtended):
                     reduce_op, value, destinations, options
                 )
             return self._reducer.on_destinations(
-                reduce_op, self._parts_of(value), value, destinations
+                reduce_op, self._local_values(value), value, destinations
             )
 
         return tf.nest.map_structure(reduce, value)
 
-    def _parts_of(self, value):
+    def _local_values(self, value):
         """What each replica of this worker has of a value."""
         if self.workers is None:
             return self._local_results(value)
@@ -346,7 +348,7 @@ class MeshExtended(symbols.MirroredExtended):
         # What `all_gather` calls, where all threads meet.
         self.num_gathers += 1
         return [
-            self._reducer.gathered(self._parts_of(value), axis)
+            self._reducer.gathered(self._local_values(value), axis)
             if self.workers is not None
             else tf.concat([value] * self.num_replicas, axis)
             if not is_of_threads(value)
@@ -357,8 +359,10 @@ class MeshExtended(symbols.MirroredExtended):
     def _gather_to_implementation(self, value, destinations, axis, options):
         if self.workers is not None:
             # Keras gathers one tensor of each worker, with its replicas' sizes.
-            parts = self._parts_of(value) if is_of_threads(value) else [value]
-            return self._reducer.gathered(parts, axis)
+            values = (
+                self._local_values(value) if is_of_threads(value) else [value]
+            )
+            return self._reducer.gathered(values, axis)
         if is_per_replica(value, len(self._devices)):
             return self._reducer.gather_on_each(value, axis)
         return super()._gather_to_implementation(

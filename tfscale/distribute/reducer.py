@@ -126,26 +126,26 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     def on_destinations(
         self,
         reduce_op: Any,
-        parts: Sequence[Any],
+        tensors: Sequence[Any],
         value: Any,
         destinations: Any,
     ) -> Any:
         """The sum or mean over all replicas.
 
         Keras asks for the mean of a batch to learn what it looks like. Even if
-        it has none: then a part of it has to do. `parts` is what each replica
+        it has none: then a part of it has to do. `tensors` is what each replica
         here has of `value`.
         """
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        if is_mean and not self._have_mean(parts):
-            return _part_with_rows(parts)
+        if is_mean and not self._have_mean(tensors):
+            return _first_with_rows(tensors)
         if self._workers is None and isinstance(value, symbols.Mirrored):
             return value
         if self._workers is None:
             return self.reduce(reduce_op, value, destinations)
         if is_mean:
-            return self.means([parts])[0]
-        return self._sums([parts])[0]
+            return self.means([tensors])[0]
+        return self._sums([tensors])[0]
 
     def means(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Means over all replicas, of lists of what those here have."""
@@ -154,31 +154,31 @@ class Reducer(tf.distribute.ReductionToOneDevice):
 
     def _sums(self, values):
         sums = []
-        for parts in values:
-            parts = [tf.convert_to_tensor(part) for part in parts]
-            with tf.device(parts[0].device):
-                sums.append(operations.reduce(parts))
+        for tensors in values:
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            with tf.device(tensors[0].device):
+                sums.append(operations.reduce(tensors))
         return sums if self._workers is None else self._workers.all_reduce(sums)
 
-    def _have_mean(self, parts):
+    def _have_mean(self, tensors):
         """Whether the parts of a batch can be averaged."""
-        first = parts[0]
+        first = tensors[0]
         if not isinstance(first, tf.Tensor):  # sparse or ragged
             return False
         if first.dtype in (tf.bool, tf.string):
             return False
         if self._workers is None:
-            return all(part.shape == first.shape for part in parts)
+            return all(tensor.shape == first.shape for tensor in tensors)
         if not tf.executing_eagerly() or not first.shape.rank:
             return True
-        shapes = tf.constant([part.shape.as_list() for part in parts])
+        shapes = tf.constant([tensor.shape.as_list() for tensor in tensors])
         shapes = self._workers.all_gather(shapes)
         return bool(tf.reduce_all(shapes == shapes[:1]))
 
-    def gathered(self, parts: Sequence[Any], axis: int) -> tf.Tensor:
+    def gathered(self, tensors: Sequence[Any], axis: int) -> tf.Tensor:
         """What all replicas of all workers have, one after the other."""
-        with tf.device(tf.convert_to_tensor(parts[0]).device):
-            here = tf.concat(parts, axis)
+        with tf.device(tf.convert_to_tensor(tensors[0]).device):
+            here = tf.concat(tensors, axis)
             if self._workers is None:
                 return here
             return self._workers.all_gather(here, axis)
@@ -218,16 +218,16 @@ def _mirrored(values):
     return symbols.distribute_utils.regroup(values, wrap_class=symbols.Mirrored)
 
 
-def _part_with_rows(parts):
+def _first_with_rows(tensors):
     """A part of a batch that says what the batch is like.
 
     Layers are not written for no rows, which all replicas of a worker may have:
     see `with_input_dependencies`.
     """
-    for part in parts:
-        if part.shape[:1] != [0]:
-            return part
-    return tf.zeros([1, *parts[0].shape[1:]], parts[0].dtype)
+    for tensor in tensors:
+        if tensor.shape[:1] != [0]:
+            return tensor
+    return tf.zeros([1, *tensors[0].shape[1:]], tensors[0].dtype)
 
 
 def _of_sum(reduce_op, total, count):

@@ -159,11 +159,13 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         Keras asks for the mean of its logs, scalars, along their first dim.
         """
         extended = self.extended
-        parts = self.experimental_local_results(value)
+        local_results = self.experimental_local_results(value)
         if (
             axis == 0
             and extended.has_workers
-            and all(len(tf.convert_to_tensor(x).shape) == 0 for x in parts)
+            and all(
+                len(tf.convert_to_tensor(x).shape) == 0 for x in local_results
+            )
         ):
             axis = None
         return super().reduce(reduce_op, value, axis)

@@ -48,9 +48,9 @@ def pack(count, mean, variance) -> tf.Tensor:
     return tf.stack([counts, mean, variance])
 
 
-def combined(parts: tf.Tensor) -> tf.Tensor:
+def combined(moments: tf.Tensor) -> tf.Tensor:
     """The moments of all parts, of those of each, `(parts, 3, channels)`."""
-    counts, means, variances = tf.unstack(parts, axis=1)
+    counts, means, variances = tf.unstack(moments, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     shares = tf.math.divide_no_nan(counts, count)
     mean = tf.reduce_sum(shares * means, axis=0)
@@ -184,7 +184,7 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
 
     The moments of all layers on a device are one tensor.
     """
-    step = step_context.current().moments_here
+    step = step_context.current().moments_in_graph
     if step is None or not step.calls:
         return list(all_reduce(tensors)) if tensors else []
     calls = step.take()

@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.sharding.of_variable import sharding_of
-from tfscale.whole_batch import part
+from tfscale.whole_batch import batch_shard
 
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 # What is linear in all of its inputs, and in each one of two.
@@ -65,7 +65,7 @@ _MIXES_ELEMENTS = _PRODUCTS - {"Mul", "MulNoNan"} | {"Cumsum", "Softmax"}
 _NamesInGraphs = weakref.WeakKeyDictionary[tf.Graph, set[str]]
 _sums: _NamesInGraphs = weakref.WeakKeyDictionary()
 # The names of what a tape ends with, of gradients of parts of a batch.
-_of_parts: _NamesInGraphs = weakref.WeakKeyDictionary()
+_local: _NamesInGraphs = weakref.WeakKeyDictionary()
 
 
 def as_sum(gradient: tf.Tensor) -> tf.Tensor:
@@ -81,11 +81,11 @@ class Origin:
     Attributes:
         is_sum: Whether it is computed from what `as_sum` has returned.
         is_of_tape: Whether it is computed from what a tape has returned.
-        is_of_part: Whether from gradients that `warn_of_changed` was given.
+        is_local: Whether from gradients that `warn_of_changed` was given.
     """
 
     def __init__(self, gradient: tf.Tensor | tf.IndexedSlices | None):
-        self.is_sum = self.is_of_tape = self.is_of_part = False
+        self.is_sum = self.is_of_tape = self.is_local = False
         # In order, each behind what it is made of; and which are of a tape.
         self._operations: list[tf.Operation] = []
         self._of_tape: set[tf.Operation] = set()
@@ -97,7 +97,7 @@ class Origin:
 
     def _walk(self, last):
         sums = _sums.get(last.graph, set())
-        of_parts = _of_parts.get(last.graph, set())
+        local = _local.get(last.graph, set())
         seen, stack = set(), [(last, False)]
         while stack:
             op, is_done = stack.pop()
@@ -111,7 +111,7 @@ class Origin:
                 self.is_sum = True
             elif _is_of_tape(op):
                 self.is_of_tape = True
-                self.is_of_part |= op.name in of_parts
+                self.is_local |= op.name in local
                 self._ends.append(op)
                 self._of_tape.add(op)
             else:
@@ -122,18 +122,18 @@ class Origin:
                 ]
             seen.add(op)
 
-    def note_part(self) -> None:
+    def mark_local(self) -> None:
         """Notes that it is of a part of a batch, or a shard."""
         for op in self._ends:
-            _of_parts.setdefault(op.graph, set()).add(op.name)
+            _local.setdefault(op.graph, set()).add(op.name)
 
     def change(self, of_shards: bool, of_rows: bool) -> tf.Operation | None:
         """The operation, if any, that is another one of parts than of all."""
         for op in self._operations:
-            given = [x for x in op.inputs if x.op in self._of_tape]
-            if given and (
-                (of_rows and not _is_linear(op, len(given)))
-                or (of_shards and not _is_elementwise(op, given))
+            of_tape = [x for x in op.inputs if x.op in self._of_tape]
+            if of_tape and (
+                (of_rows and not _is_linear(op, len(of_tape)))
+                or (of_shards and not _is_elementwise(op, of_tape))
             ):
                 return op
         return None
@@ -147,23 +147,25 @@ def _is_of_tape(op):
     return is_call and "__backward_" in op.get_attr("f").name
 
 
-def _is_linear(op, num_given):
+def _is_linear(op, num_of_tape):
     """Whether it is, in as many of its inputs as are of a tape."""
     if op.type in _SUMS:
         # What is added to each part counts more than once.
-        return num_given == len(op.inputs)
+        return num_of_tape == len(op.inputs)
     if op.type in _QUOTIENTS:
-        return num_given == 1
-    return op.type in _LINEAR or (op.type in _PRODUCTS and num_given == 1)
+        return num_of_tape == 1
+    return op.type in _LINEAR or (op.type in _PRODUCTS and num_of_tape == 1)
 
 
-def _is_elementwise(op, given):
+def _is_elementwise(op, of_tape):
     if op.type == "UnsortedSegmentSum":
         return True  # rows of a lookup, made dense
-    shapes = [x.shape.as_list() for x in [*given, *op.outputs] if x.shape.rank]
+    shapes = [
+        x.shape.as_list() for x in [*of_tape, *op.outputs] if x.shape.rank
+    ]
     return (
         op.type not in _MIXES_ELEMENTS
-        and len(shapes) == len(given) + len(op.outputs)
+        and len(shapes) == len(of_tape) + len(op.outputs)
         and all(shape == shapes[0] for shape in shapes)
     )
 
@@ -206,7 +208,7 @@ def origins_of(
     """
     origins = [Origin(gradient) for gradient in gradients]
     unsummed = [None if o.is_sum else g for o, g in zip(origins, gradients)]
-    part.warn_of_undivided()
+    batch_shard.warn_of_undivided()
     for origin, variable in zip(origins, variables):
         if origin.is_sum and origin.is_of_tape:
             raise ValueError(
@@ -231,7 +233,7 @@ def warn_of_logged(logs: Any, whose: str, advice: str) -> None:
     They are those of `whose`, as "a replica"; `advice` is what to do.
     """
     for path, value in keras.tree.flatten_with_path(logs):
-        if tf.is_symbolic_tensor(value) and Origin(value).is_of_part:
+        if tf.is_symbolic_tensor(value) and Origin(value).is_local:
             warnings.warn(
                 "Gradients that a `train_step` logs, or their norm, must be "
                 f"whole. Received: {'/'.join(map(str, path))!r}, made of "
@@ -251,7 +253,7 @@ def warn_of_changed(
     """
     if of_rows or of_shards:
         for origin in origins:
-            origin.note_part()
+            origin.mark_local()
     for origin in origins:
         change = origin.change(of_shards, bool(of_rows))
         if change is None:

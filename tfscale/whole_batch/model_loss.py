@@ -28,9 +28,9 @@ from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
 
 
-def loss_of(part, model, compute_loss, args, kwargs) -> tf.Tensor | None:
+def loss_of(batch_shard, model, compute_loss, args, kwargs) -> tf.Tensor | None:
     """What `compute_loss` of a model returns; in replica context."""
-    part.is_divided = True
+    batch_shard.is_divided = True
     extended = tf.distribute.get_strategy().extended
     gathers = getattr(extended, "num_gathers", 0)
     with losses.as_on_one_device():
@@ -38,46 +38,46 @@ def loss_of(part, model, compute_loss, args, kwargs) -> tf.Tensor | None:
     if gathers == getattr(extended, "num_gathers", 0):
         # What gathers the rows of all replicas knows of them.
         loss_trial.check(model, args, kwargs)
-    _check_rows(model, part, *args, **kwargs)
+    _check_rows(model, batch_shard, *args, **kwargs)
     if loss is None:
         return None
     # A vector is logged as a mean, and minimised as a sum.
-    share = part.share if loss.shape.rank == 0 else 1.0
-    counts = tf.minimum(part.rows, 1.0)
+    share = batch_shard.share if loss.shape.rank == 0 else 1.0
+    counts = tf.minimum(batch_shard.rows, 1.0)
     return weighed(
         loss,
-        tf.cast(counts / part.num_replicas, loss.dtype),
-        tf.cast(tf.math.divide_no_nan(share, part.weight), loss.dtype),
+        tf.cast(counts / batch_shard.num_replicas, loss.dtype),
+        tf.cast(tf.math.divide_no_nan(share, batch_shard.weight), loss.dtype),
     )
 
 
-def _check_rows(model, part, x=None, y=None, y_pred=None, *_, **__):
+def _check_rows(model, batch_shard, x=None, y=None, y_pred=None, *_, **__):
     # With a weight of its own it is a microbatch.
-    if part.changes is not None:
-        others = part.changes.data_of_others
+    if batch_shard.changes is not None:
+        others = batch_shard.changes.data_of_others
         across_rows.check(model, x, y_pred, others)
-    elif tf.is_tensor(part.weight):
+    elif tf.is_tensor(batch_shard.weight):
         across_rows.check(model, x, y_pred)
 
 
 def compiled_loss_of(
-    part, compile_loss, y_true, y_pred, sample_weight
+    batch_shard, compile_loss, y_true, y_pred, sample_weight
 ) -> tf.Tensor | None:
     """What a `CompileLoss` returns, each loss by its divisor."""
     if not compile_loss.built:
         # Of a model that Keras could not call on its data.
         compile_loss.build(y_true, y_pred)
-    with step_context.within(part=None):
+    with step_context.within(batch_shard=None):
         found = losses.compiled_losses(
             compile_loss, y_true, y_pred, sample_weight
         )
     if not found:
         return None
-    if not part.is_whole:
+    if not batch_shard.is_whole:
         losses.warn_of_reduced(found)
     divisors = tf.stack([loss.divisor for loss in found])
-    shares = losses.shares(found, divisors, part.totals(divisors))
-    factors = tf.unstack(tf.math.divide_no_nan(shares, part.share))
+    shares = losses.shares(found, divisors, batch_shard.totals(divisors))
+    factors = tf.unstack(tf.math.divide_no_nan(shares, batch_shard.share))
     values = [
         loss.value
         if loss.is_vector
@@ -85,12 +85,12 @@ def compiled_loss_of(
         for loss, factor in zip(found, factors)
     ]
     rows = keras.tree.flatten(y_pred)[0].shape[0]
-    if part.compiled is not None:
-        part.compiled += found
+    if batch_shard.compiled is not None:
+        batch_shard.compiled += found
     else:
         for metric, value in zip(compile_loss.metrics, values):
             # As in Keras, batches of unknown size count equally here.
-            weight = part.share if rows is None else rows
+            weight = batch_shard.share if rows is None else rows
             metric.update_state(value, sample_weight=weight)
     return sum(
         value if loss.weight == 1.0 else value * loss.weight

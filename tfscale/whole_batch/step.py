@@ -13,10 +13,10 @@ from tfscale._internals import attributes
 from tfscale.adapters.metric import adapted_metrics
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
+from tfscale.whole_batch import layer_state
 from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
-from tfscale.whole_batch import own_state
-from tfscale.whole_batch.part import BatchPart
+from tfscale.whole_batch.batch_shard import BatchShard
 
 
 @contextlib.contextmanager
@@ -27,14 +27,14 @@ def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
     `is_divided` says whether replicas have parts of it, or all the same.
     """
     model = model_of(fn)
-    parts: list[Any] | None = [] if is_divided else None
+    replica_data: list[Any] | None = [] if is_divided else None
 
     @functools.wraps(fn)
     def step(*args, **kwargs):
         with batch_norm.noting():
             if model is None:
                 return fn(*args, **kwargs)
-            logs = _run_on_part(model, fn, parts, *args, **kwargs)
+            logs = _run_on_shard(model, fn, replica_data, *args, **kwargs)
             if not is_divided:
                 _count_once(model)
             return logs
@@ -71,24 +71,24 @@ def _count_once(model):
             variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
 
 
-def _run_on_part(model, fn, parts, *args, **kwargs):
+def _run_on_shard(model, fn, replica_data, *args, **kwargs):
     """Runs a step on a part, which joins those of the other replicas."""
     data = keras.tree.flatten((args, kwargs))
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
     context = tf.distribute.get_replica_context()
-    part = BatchPart(
+    batch_shard = BatchShard(
         losses.num_rows(data),
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
         context.num_replicas_in_sync,
         attributes.flatten_layers(model),
     )
-    if parts is not None and context.num_replicas_in_sync > 1:
-        part.changes = own_state.Changes(model, data, parts)
-    with part.entered():
+    if replica_data is not None and context.num_replicas_in_sync > 1:
+        batch_shard.changes = layer_state.Changes(model, data, replica_data)
+    with batch_shard.entered():
         logs = fn(*args, **kwargs)
-    if part.changes is not None:
-        part.changes.warn()
+    if batch_shard.changes is not None:
+        batch_shard.changes.warn()
     return logs
 
 

@@ -188,8 +188,8 @@ def _gather(shard, dim):
 def _with_gradient(forward, dim, note=lambda gradient: None):
     @tf.custom_gradient
     def scatter(gradient):
-        (part,) = zero.reduce_scatter_here([gradient], [dim])
-        return tf.stop_gradient(part), _refuse_second_derivative
+        (summed,) = zero.reduce_scatter_here([gradient], [dim])
+        return tf.stop_gradient(summed), _refuse_second_derivative
 
     @tf.custom_gradient
     def gather(shard):
@@ -200,9 +200,9 @@ def _with_gradient(forward, dim, note=lambda gradient: None):
                 # `tf.recompute_grad` takes gradients by variable, and so has
                 # reduced and scattered this one.
                 return gradient
-            part = scatter(gradient)
-            note(part)
-            return part
+            summed = scatter(gradient)
+            note(summed)
+            return summed
 
         return forward(shard), backward
 

@@ -14,21 +14,25 @@ import tensorflow as tf
 class PackedLogs:
     """The numbers that a step has returned, and their means once asked for.
 
-    `parts_of` gives what the replicas of this worker have of a value, `means`
-    the means over all replicas of several lists of those.
+    `local_values` gives a value's tensors of the replicas of this worker,
+    `means` the means over all replicas of several lists of those.
     """
 
     def __init__(
         self,
         logs: Any,
-        parts_of: Callable[[Any], list[tf.Tensor]],
+        local_values: Callable[[Any], list[tf.Tensor]],
         means: Callable[[Sequence[list[tf.Tensor]]], list[tf.Tensor]],
     ):
         self._graph = tf.compat.v1.get_default_graph()
         self._means = means
-        parts = [(value, parts_of(value)) for value in tf.nest.flatten(logs)]
+        values = [
+            (value, local_values(value)) for value in tf.nest.flatten(logs)
+        ]
         # Kept until they are asked for: nothing else has their places.
-        self._values = [(v, p) for v, p in parts if _is_number(p)]
+        self._values = [
+            (v, tensors) for v, tensors in values if _is_number(tensors)
+        ]
         self._found: dict[int, tf.Tensor] | None = None
 
     def take(self, value: Any) -> tf.Tensor | None:
@@ -38,7 +42,7 @@ class PackedLogs:
         if not any(value is each for each, _ in self._values):
             return None
         if self._found is None:
-            means = self._means([parts for _, parts in self._values])
+            means = self._means([values for _, values in self._values])
             ids = [id(each) for each, _ in self._values]
             self._found = dict(zip(ids, means))
         found = self._found[id(value)]
@@ -46,5 +50,5 @@ class PackedLogs:
         return found
 
 
-def _is_number(parts):
-    return all(x.dtype.is_floating and x.shape.rank == 0 for x in parts)
+def _is_number(values):
+    return all(x.dtype.is_floating and x.shape.rank == 0 for x in values)

@@ -19,8 +19,8 @@ def build(model: keras.Model) -> None:
     """
     if model.built or model.__class__.call is not keras.Model.call:
         return
-    parts = [x for x in attributes.flatten_layers(model) if x is not model]
-    unbuilt = [part.name for part in parts if not part.built]
+    layers = [x for x in attributes.flatten_layers(model) if x is not model]
+    unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise ValueError(
             "The parts of a model without a `call` must have their variables "
@@ -38,13 +38,13 @@ def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
     If so its optimizer is built, and what is compiled is left to the first
     step. Without a `train_step` of its own it would fail there too.
     """
-    parts = [x for x in attributes.flatten_layers(model) if x is not model]
+    layers = [x for x in attributes.flatten_layers(model) if x is not model]
     if (
         not isinstance(error, RuntimeError | ValueError)
         or isinstance(model, WrappedModel)
         or model.__class__.train_step is keras.Model.train_step
-        or not parts
-        or not all(part.built for part in parts)
+        or not layers
+        or not all(layer.built for layer in layers)
     ):
         return False
     model.built = True

@@ -67,19 +67,24 @@ class GradientNoise:
 
     def of_replicas(self, gradients, sums, variables, extended) -> None:
         """Notes a step of replicas; in replica context, where they can meet."""
-        fit, part = self._fit, step_context.current().part_here
+        fit, batch_shard = (
+            self._fit,
+            step_context.current().batch_shard_in_graph,
+        )
         if (
             fit is None
-            or part is None
+            or batch_shard is None
             or not fit.is_running
             or not {id(v) for v in variables} <= self._ids
         ):
             return
-        rows = tf.maximum(part.rows, 1.0)  # without any there is no share
-        share = part.share
+        rows = tf.maximum(
+            batch_shard.rows, 1.0
+        )  # without any there is no share
+        share = batch_shard.share
         local_squares = squared_norms(gradients)
         summed_squares, q, r = tf.unstack(
-            part.total(
+            batch_shard.total(
                 tf.stack(
                     [
                         _over_ranks(local_squares, gradients, variables),

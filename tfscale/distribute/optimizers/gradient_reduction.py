@@ -39,15 +39,17 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
     for i, total in zip(whole, found):
         sums[i] = total
-    parts = zero.reduce_scatter(
+    scattered = zero.reduce_scatter(
         dense(divided),
         [
-            None if _is_part(states, gradients[i], variables[i]) else dims[i]
+            None
+            if _is_local_shard(states, gradients[i], variables[i])
+            else dims[i]
             for i in divided
         ],
     )
-    for i, part in zip(divided, parts):
-        sums[i] = part
+    for i, total in zip(divided, scattered):
+        sums[i] = total
     if extended.gradient_noise is not None:
         extended.gradient_noise.of_replicas(
             gradients, sums, variables, extended
@@ -88,7 +90,7 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
     return shard(gradient, sharding, *extended.replica_and_rank())
 
 
-def _is_part(states, gradient, variable):
+def _is_local_shard(states, gradient, variable):
     """Whether a gradient is a part of this worker's sum already."""
     local_shape = states.sharding_of(variable).local_shape
     return zero.is_divided(variable) or gradient.shape == local_shape

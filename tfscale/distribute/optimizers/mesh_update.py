@@ -119,7 +119,7 @@ class MeshUpdate:
     @contextlib.contextmanager
     def reading_shards(self):
         """Within it, variables are what this rank and replica has of them."""
-        with collectives.local_shards(), self.states.reading_parts():
+        with collectives.local_shards(), self.states.reading_local_shards():
             yield
 
     def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.distribute.variables.zero import OptimizerStateSharding
 
 
-def of_parts(
+def update_local_shards(
     update: Callable, optimizer_states: OptimizerStateSharding
 ) -> Callable:
     """An `update` of an `extended` that gives `fn` parts of the same size."""
@@ -27,24 +27,26 @@ def of_parts(
         if not weights:
             return update(var, fn, args, kwargs, group)
 
-        def part(value):
+        def local(value):
             is_weight = any(value is weight for weight in weights)
             return optimizer_states.local_shard(value) if is_weight else value
 
         def fn_of_shards(component, *args, **kwargs):
             if any(var is weight for weight in weights):
                 component = optimizer_states.local_shard(var)
-            args, kwargs = tf.nest.map_structure(part, (args, kwargs))
+            args, kwargs = tf.nest.map_structure(local, (args, kwargs))
             return fn(component, *args, **kwargs)
 
         noted = step_context.Update()
         with step_context.within(update=noted):
             result = update(var, fn_of_shards, args, kwargs, group)
         for weight in weights:
-            keys = [zero.part_key(weight, i) for i in range(len(weight.values))]
-            if keys[0] in noted.new_parts:
-                parts = [noted.new_parts[key] for key in keys]
-                optimizer_states.all_gather_outside(weight, parts)
+            keys = [
+                zero.shard_key(weight, i) for i in range(len(weight.values))
+            ]
+            if keys[0] in noted.new_shards:
+                new_shards = [noted.new_shards[key] for key in keys]
+                optimizer_states.all_gather_outside(weight, new_shards)
         return result
 
     return call

@@ -48,18 +48,18 @@ def is_elementwise(
 
     def updated():
         whole = _updates(optimizer, values, gradients)
-        parts = _updates(optimizer, take(values), map(take, gradients))
-        return list(map(take, whole)), parts
+        of_shard = _updates(optimizer, take(values), map(take, gradients))
+        return list(map(take, whole)), of_shard
 
     expected, found = trial.alone(updated)
     before = take(values)
-    for old, new, part in zip(
+    for old, new, new_shard in zip(
         itertools.chain(before, *expected),
         itertools.chain(*expected),
         itertools.chain(*found),
     ):
         step = np.abs(new - old).max(initial=0.0)
-        error = np.abs(new - part).max(initial=0.0)
+        error = np.abs(new - new_shard).max(initial=0.0)
         # Rounding is of the size of values, what is meant of that of steps.
         if error > 1e-3 * step + 1e-5 * np.abs(new).max(initial=0.0):
             return False

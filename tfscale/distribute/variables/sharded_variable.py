@@ -87,7 +87,7 @@ class ShardedVariable(MeshVariable):
             return symbols.get_update_replica_id() is not None
         if self._is_divided_weight():
             extended = self.distribute_strategy.extended
-            return extended.optimizer_states.are_parts_read
+            return extended.optimizer_states.reads_local_shards
         return collectives.reads_shards()
 
     def _is_divided_weight(self):
@@ -164,12 +164,12 @@ class ShardedVariable(MeshVariable):
 
     def _restore_from_tensors(self, restored_tensors):
         value = restored_tensors[_CHECKPOINT_KEY]
-        parts = shards(self._checked(value), self._sharding)
+        local = shards(self._checked(value), self._sharding)
         assigned = []
-        for component, part in zip(self._values, parts):
+        for component, new in zip(self._values, local):
             with tf.device(component.device):
                 assigned.append(
-                    component.assign(tf.identity(part), read_value=False)
+                    component.assign(tf.identity(new), read_value=False)
                 )
         return assigned
 

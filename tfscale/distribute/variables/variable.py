@@ -38,8 +38,11 @@ class _Common:
         if step.update is not None and step.update.is_on_trial:
             self._checked(value)
             return self
-        if step.part is not None and step.part.changes is not None:
-            step.part.changes.note(self, value)
+        if (
+            step.batch_shard is not None
+            and step.batch_shard.changes is not None
+        ):
+            step.batch_shard.changes.note(self, value)
         return super().assign(value, *args, **kwargs)
 
     @property

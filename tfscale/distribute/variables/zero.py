@@ -132,20 +132,20 @@ class OptimizerStateSharding:
         return LocalShard(variable, thread, sharding, replica)
 
     @property
-    def are_parts_read(self) -> bool:
-        """Whether this thread runs inside `reading_parts`."""
+    def reads_local_shards(self) -> bool:
+        """Whether this thread runs inside `reading_local_shards`."""
         update = step_context.current().update
-        return update is not None and update.are_parts_read
+        return update is not None and update.reads_local_shards
 
     @contextlib.contextmanager
-    def reading_parts(self):
+    def reading_local_shards(self):
         """Within it, a strategy's `update` is given parts.
 
         Components are as the step before left them, until `all_gather`.
         """
         update = step_context.current().update
         if update is not None:
-            update = dataclasses.replace(update, are_parts_read=True)
+            update = dataclasses.replace(update, reads_local_shards=True)
         with step_context.within(update=update):
             yield
 
@@ -157,12 +157,12 @@ class OptimizerStateSharding:
         variables = [v for v in variables if not is_divided(v)]
         dims = [self.dim_of(variable) for variable in variables]
         found = [v for v, dim in zip(variables, dims) if dim is not None]
-        parts = []
+        shards = []
         for variable in found:
-            part = self.local_shard(variable)
-            with tf.device(part.device):
-                parts.append(part.take())
-        wholes = gather(parts, [dim for dim in dims if dim is not None])
+            shard = self.local_shard(variable)
+            with tf.device(shard.device):
+                shards.append(shard.take())
+        wholes = gather(shards, [dim for dim in dims if dim is not None])
         thread = symbols.get_current_replica_id_as_int()
         for variable, whole in zip(found, wholes):
             component = _distributed(variable).values[thread]
@@ -179,19 +179,19 @@ class OptimizerStateSharding:
             if self.dim_of(variable) is not None and not is_divided(variable):
                 self.local_shard(variable).write()
 
-    def all_gather_outside(self, variable, parts: Sequence[tf.Tensor]) -> None:
+    def all_gather_outside(self, variable, shards: Sequence[tf.Tensor]) -> None:
         """See `all_gather`, for one variable, outside of replicas.
 
         Args:
             variable: The variable.
-            parts: The new part of each component.
+            shards: The new part of each component.
         """
         dim = self.dim_of(variable)
         if dim is None:
             return
         for rank in range(self._num_ranks):
             components = _distributed(variable).values[rank :: self._num_ranks]
-            wholes = operations.all_gather(parts[rank :: self._num_ranks], dim)
+            wholes = operations.all_gather(shards[rank :: self._num_ranks], dim)
             for component, whole in zip(components, wholes):
                 with tf.device(component.device):
                     component.assign(whole, read_value=False)
@@ -202,7 +202,7 @@ def is_divided(variable) -> bool:
     return sharding_of(variable).data_dim is not None
 
 
-def part_key(variable, thread: int) -> tuple[int, int]:
+def shard_key(variable, thread: int) -> tuple[int, int]:
     """By what an `Update` has the new part of a component.
 
     Args:
@@ -229,7 +229,7 @@ class LocalShard:
     def __init__(self, variable, thread, sharding, replica):
         self._variable = _distributed(variable)
         self._component = component = self._variable.values[thread]
-        self._key = part_key(variable, thread)
+        self._key = shard_key(variable, thread)
         rank, dim = component.shape.rank, sharding.data_dim
         size = sharding.local_shape[dim]
         # Of all other dims everything: end 0 counts for nothing there.
@@ -246,16 +246,16 @@ class LocalShard:
         self.device = component.device
 
     @property
-    def _new_parts(self):
+    def _new_shards(self):
         update = step_context.current().update
-        return {} if update is None else update.new_parts
+        return {} if update is None else update.new_shards
 
     def _distributed_container(self):
         return self._variable
 
     def __tf_tensor__(self, dtype=None, name=None):
         """The part as it is now."""
-        value = self._new_parts.get(self._key)
+        value = self._new_shards.get(self._key)
         if value is None:
             with tf.device(self.device):
                 value = tf.raw_ops.StridedSlice(
@@ -267,17 +267,17 @@ class LocalShard:
     def assign(self, value):
         """Changes the part; see the class."""
         value = tf.convert_to_tensor(value, self.dtype)
-        self._new_parts[self._key] = value
+        self._new_shards[self._key] = value
 
     def take(self):
         """The part as it is now, which is no longer noted."""
         value = tf.convert_to_tensor(self)
-        self._new_parts.pop(self._key, None)
+        self._new_shards.pop(self._key, None)
         return value
 
     def write(self):
         """Writes the part into the component, if it has been assigned."""
-        value = self._new_parts.pop(self._key, None)
+        value = self._new_shards.pop(self._key, None)
         if value is not None:
             with tf.device(self.device):
                 whole = tf.raw_ops.TensorStridedSliceUpdate(
@@ -338,11 +338,11 @@ def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
     """
 
     def scatter(values, dim):
-        parts = []
-        for part in operations.reduce_scatter(values, dim):
-            with tf.device(part.device):
-                parts.append(tf.raw_ops.DeepCopy(x=part))
-        return parts
+        shards = []
+        for shard in operations.reduce_scatter(values, dim):
+            with tf.device(shard.device):
+                shards.append(tf.raw_ops.DeepCopy(x=shard))
+        return shards
 
     return _exchange(scatter, tensors, dims)
 

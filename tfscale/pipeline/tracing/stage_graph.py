@@ -20,7 +20,7 @@ from tfscale.tensor_parallel import rank_state
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
-from tfscale.whole_batch.part import BatchPart
+from tfscale.whole_batch.batch_shard import BatchShard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +278,7 @@ class StageGraph:
         is_whole = not (self.options.accumulate or self.options.has_replicas)
         rows = self._argument(keys.Rows(), [], losses.precision())
         all_rows = self._argument(keys.AllRows(), [], losses.precision())
-        part = BatchPart(
+        batch_shard = BatchShard(
             rows,
             total,
             1,
@@ -294,7 +294,7 @@ class StageGraph:
             ),
         )
         options = {"training": self.options.training}
-        with part.entered(), losses.as_on_one_device():
+        with batch_shard.entered(), losses.as_on_one_device():
             value = model.compute_loss(*args, **options)
         if not is_whole:
             loss_trial.check(targets.model, args, options)

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tfscale import step_context
 from tfscale.tensor_parallel import layer_losses
+from tfscale.whole_batch import layer_state
 from tfscale.whole_batch import model_loss
-from tfscale.whole_batch import own_state
 
 
-class BatchPart:
+class BatchShard:
     """A part of a batch, which counts by its rows and by what they divide.
 
     Created in the thread that works on it, in the graph that it writes.
@@ -53,7 +53,7 @@ class BatchPart:
         self.is_whole = is_whole
         self.compiled = compiled
         self.is_divided = False
-        self.changes: own_state.Changes | None = None
+        self.changes: layer_state.Changes | None = None
         self._total = total
         self._share = None
         if all_rows is not None:
@@ -105,23 +105,27 @@ class BatchPart:
     @contextlib.contextmanager
     def entered(self):
         """Within it, this is the part that this thread works on."""
-        with step_context.within(part=self):
+        with step_context.within(batch_shard=self):
             yield
 
 
 def warn_of_undivided() -> None:
     """Warns if a `train_step` has nowhere divided its loss over the parts."""
-    part = step_context.current().part
-    if part is None or part.num_replicas == 1 or part.is_divided:
+    batch_shard = step_context.current().batch_shard
+    if (
+        batch_shard is None
+        or batch_shard.num_replicas == 1
+        or batch_shard.is_divided
+    ):
         return
     warnings.warn(
         "Gradients are added up over replicas, so the loss of each has to be "
         "its part of the loss of the whole batch. Received: a `train_step` "
         "whose loss comes neither from `compute_loss` nor from a loss of "
         "Keras, and that has not asked for the number of replicas, "
-        f"{part.num_replicas}: gradients are so many times too large if it is "
-        "a mean over the rows that it has. Use `self.compute_loss(...)`, to "
-        "which a layer's `add_loss` adds, or divide by "
-        "`tf.distribute.get_strategy().num_replicas_in_sync`.",
+        f"{batch_shard.num_replicas}: gradients are so many times too large "
+        "if it is a mean over the rows that it has. Use "
+        "`self.compute_loss(...)`, to which a layer's `add_loss` adds, or "
+        "divide by `tf.distribute.get_strategy().num_replicas_in_sync`.",
         stacklevel=2,
     )

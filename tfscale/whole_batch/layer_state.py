@@ -26,14 +26,14 @@ _warned_in_microbatches: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 class Changes:
     """What a replica's layers assign to their variables, of its own rows.
 
-    `parts` is what the replicas of this process were given; this one joins.
+    `replica_data` has the data of each replica of this process; this one joins.
     """
 
-    def __init__(self, model: keras.Model, data: Sequence, parts: list):
+    def __init__(self, model: keras.Model, data: Sequence, replica_data: list):
         self._model = model
-        self._is_first = not parts
+        self._is_first = not replica_data
         self._data = data
-        self._parts = parts
+        self._replica_data = replica_data
         self._paths: dict[str, None] = {}
         # What an aggregation puts together is the same on all replicas.
         self._state = {
@@ -43,13 +43,15 @@ class Changes:
             for variable in _not_trained(layer)
             if variable.aggregation in (None, "none")
         }
-        parts.append(data)
+        replica_data.append(data)
 
     @property
     def data_of_others(self) -> list[Any]:
         """What the other replicas of this process were given so far."""
         mine = set(map(id, self._data))
-        return [x for part in self._parts for x in part if id(x) not in mine]
+        return [
+            x for data in self._replica_data for x in data if id(x) not in mine
+        ]
 
     def note(self, variable: tf.Variable, value: Any) -> None:
         """Notes down that a value is assigned to a variable."""
@@ -57,7 +59,7 @@ class Changes:
         if (
             path is not None
             and tf.is_symbolic_tensor(value)
-            and _is_of_part(value, self._data, self.data_of_others)
+            and _is_of_shard(value, self._data, self.data_of_others)
         ):
             self._paths[path] = None
 
@@ -102,7 +104,7 @@ def warn_in_microbatches(
     )
 
 
-def _is_of_part(value, own, others):
+def _is_of_shard(value, data, others):
     """Whether a tensor is made of what one part has, and of no other part."""
     # An operation may be that of several tensors: the iterator of a dataset.
     refs = walks.reachable([value.ref()], _inputs_of)
@@ -111,7 +113,7 @@ def _is_of_part(value, own, others):
     return (
         not any("Collective" in tensor.op.type for tensor in tensors)
         and made_of.isdisjoint(map(id, others))
-        and (not made_of.isdisjoint(map(id, own)) or _adds_rows(value, own))
+        and (not made_of.isdisjoint(map(id, data)) or _adds_rows(value, data))
     )
 
 
@@ -124,11 +126,11 @@ def _inputs_of(ref):
     return [x.ref() for x in inputs if tf.is_symbolic_tensor(x)]
 
 
-def _adds_rows(value, own):
+def _adds_rows(value, data):
     """Whether it adds the number of rows, which may be a constant."""
     while value.op.type in ("Cast", "Identity"):
         (value,) = value.op.inputs
-    rows = own[0].shape[0]
+    rows = data[0].shape[0]
     return (rows or 0) > 1 and any(
         tf.get_static_value(x) == rows
         for x in value.op.inputs
