@@ -306,7 +306,7 @@ def decide(made, inputs, num_ranks=2, **arguments):
     local = TracedModel(
         made, inputs, whole.given(found.sharded, num_ranks), **arguments
     )
-    different = retrace.differences(
+    different = retrace.differing_sources(
         whole.trace, local.trace, found, num_ranks=num_ranks
     )
     return whole, found, local, different

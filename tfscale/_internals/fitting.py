@@ -183,8 +183,8 @@ def probes_data(model: keras.Model) -> bool:
     made under a strategy. A `PipelineModel` knows when nothing is left.
     """
     method = model.__class__._maybe_symbolic_build
-    is_own = method is not keras.Model._maybe_symbolic_build
-    return model._distribute_strategy is not None and not is_own
+    is_overridden = method is not keras.Model._maybe_symbolic_build
+    return model._distribute_strategy is not None and not is_overridden
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -85,5 +85,5 @@ def _loop(
             [index.shape, *shapes],
             parallel_iterations=1,
         )
-    for step, its_own in zip(steps, divided(sums)):
-        step.sums = its_own
+    for step, replica_sums in zip(steps, divided(sums)):
+        step.sums = replica_sums

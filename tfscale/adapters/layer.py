@@ -63,11 +63,11 @@ class MeshLayer(in_place.Mixin):
         A property, because only that comes before what is set on an object.
         """
         kind = self.__class__
-        has_its_own = all(
+        has_override = all(
             getattr(base, "quantize", None) is not kind.quantize
             for base in kind.__bases__
         )
-        if has_its_own and not isinstance(self, keras.Model):
+        if has_override and not isinstance(self, keras.Model):
             return self._quantize
         return instances.attributes_of(self)["quantize"]
 

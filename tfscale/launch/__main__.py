@@ -205,7 +205,7 @@ def _index_of_this_host(addresses):
     found = []
     for index, address in enumerate(addresses):
         host = address.rpartition(":")[0]
-        if host in names or _is_own_address(host):
+        if host in names or _is_local_address(host):
             found.append(index)
     if len(found) != 1:
         raise app.UsageError(
@@ -216,7 +216,7 @@ def _index_of_this_host(addresses):
     return found[0]
 
 
-def _is_own_address(host):
+def _is_local_address(host):
     """Whether a socket can be bound to it, which it can to one's own only."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
@@ -267,11 +267,11 @@ def _task(cluster, local_rank):
                 f"machine of {len(gpus)} GPUs."
             )
         else:
-            own = range(local_rank * count, (local_rank + 1) * count)
+            indices = range(local_rank * count, (local_rank + 1) * count)
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else list(map(str, own))
+            names = visible.split(",") if visible else list(map(str, indices))
             if visible:
-                names = [names[i] for i in own]
+                names = [names[i] for i in indices]
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     return Task(cluster.job, cluster.index, environ, local_rank)
 

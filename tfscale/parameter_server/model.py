@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import explained
 from tfscale.parameter_server.trainer import ParameterServerTrainer
-from tfscale.parameter_server.worker_dataset import WorkersOwnDataset
+from tfscale.parameter_server.worker_dataset import PerWorkerDataset
 
 
 # A saved instance loads as the plain model, see wrapped_model.py.
@@ -106,7 +106,7 @@ class ParameterServerModel(ParameterServerTrainer):
         checks.check_callbacks(kwargs.get("callbacks"))
         if callable(x) and not isinstance(x, tf.data.Dataset):
             checks.check_no_class_weight(kwargs.get("class_weight"))
-            x = WorkersOwnDataset(x, self.distribute_strategy.num_workers)
+            x = PerWorkerDataset(x, self.distribute_strategy.num_workers)
         checks.check_training_data(x, kwargs.get("steps_per_epoch"))
         kwargs.setdefault("shuffle", False)  # The dataset does that.
         with explained(self.distribute_strategy.cluster):  # callbacks too

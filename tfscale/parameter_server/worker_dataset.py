@@ -21,7 +21,7 @@ from tfscale._internals import attributes
 from tfscale._internals import datasets
 
 
-class WorkersOwnDataset(tf.data.Dataset):
+class PerWorkerDataset(tf.data.Dataset):
     """The datasets that a function returns for each worker, for Keras."""
 
     def __init__(
@@ -98,7 +98,7 @@ class WorkerIterator:
         return attributes.choose_worker_values(iterators)
 
     def _shard_of(self, worker, count):
-        if isinstance(self._dataset, WorkersOwnDataset):
+        if isinstance(self._dataset, PerWorkerDataset):
             return self._dataset.of_worker(worker)
         return (
             self._dataset.shard(count, worker) if count > 1 else self._dataset

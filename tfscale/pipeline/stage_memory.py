@@ -68,7 +68,7 @@ def stage_memory(
             variables_at_home(plan, stage.index), num_slots
         )
         # A variable that lives elsewhere has its gradients summed here too.
-        own, gradients, _ = memory.training_bytes(stage.trainable)
+        trained, gradients, _ = memory.training_bytes(stage.trainable)
         result.append(
             StageMemory(
                 weights=weights,
@@ -77,7 +77,7 @@ def stage_memory(
                 activations=kept,
                 in_flight=in_flight[stage.index],
                 recomputed=activations - kept,
-                older_weights=plan.schedule.staleness(stage.index) * own,
+                older_weights=plan.schedule.staleness(stage.index) * trained,
             )
         )
     return result

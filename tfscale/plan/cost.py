@@ -53,8 +53,8 @@ class Settings:
 
     def changed(self) -> dict[str, int | str]:
         """The settings that are not those of one device."""
-        own, usual = dataclasses.asdict(self), dataclasses.asdict(Settings())
-        return {k: v for k, v in own.items() if v != usual[k]}
+        chosen, usual = dataclasses.asdict(self), dataclasses.asdict(Settings())
+        return {k: v for k, v in chosen.items() if v != usual[k]}
 
     def __str__(self) -> str:
         changed = ", ".join(f"{k}={v!r}" for k, v in self.changed().items())

@@ -142,10 +142,10 @@ class _Tracer:
             # Ranks gather the logits for the loss.
             is_last = call is graph.calls[-1]
             gathered = has_columns and not num_sums and is_last
-            own = {*call.outputs, *call.inputs} & kept
-            kept -= own
+            last_used = {*call.outputs, *call.inputs} & kept
+            kept -= last_used
             kept_bytes, kept_undivided = num_bytes(
-                own | set(graph.outputs) if is_last else own
+                last_used | set(graph.outputs) if is_last else last_used
             )
             moved, moved_undivided = num_bytes(call.outputs)
             internal = self.internal[index] / num_shards

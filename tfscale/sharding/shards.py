@@ -45,5 +45,5 @@ def _key(sharding, device):
     return tuple((s.start, s.stop) for s in sharding.slices(*device))
 
 
-def _concat(parts, dim):
-    return parts[0] if dim is None else tf.concat(parts, axis=dim)
+def _concat(shards, dim):
+    return shards[0] if dim is None else tf.concat(shards, axis=dim)

@@ -172,7 +172,7 @@ def _analyse(model, num_ranks):
         if not problems:
             # Do ranks run the same operations?
             local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
-            problems = retrace.differences(
+            problems = retrace.differing_sources(
                 trace, local, found, num_ranks=num_ranks
             )
         if not problems:

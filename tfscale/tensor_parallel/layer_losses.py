@@ -25,8 +25,8 @@ def kept(layers=None):
     layers = _layers() if layers is None else layers
     losses = [list(attributes.noted_losses(layer)) for layer in layers]
     yield
-    for layer, own in zip(layers, losses):
-        attributes.noted_losses(layer)[:] = own
+    for layer, before in zip(layers, losses):
+        attributes.noted_losses(layer)[:] = before
 
 
 def _layers():

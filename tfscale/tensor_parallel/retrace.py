@@ -29,7 +29,7 @@ class _Different(Exception):
     """The traces differ; what comes after has no partners."""
 
 
-def differences(
+def differing_sources(
     whole: Trace, local: Trace, found: Propagation, *, num_ranks: int
 ) -> dict[Hashable, str]:
     """Keys of sources that cannot stay sharded, and why.

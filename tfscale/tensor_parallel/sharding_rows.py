@@ -32,16 +32,16 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
     """A row for each layer with variables, or with a rule."""
     found, seen = [], set()
     for layer in attributes.flatten_layers(model):
-        own = [
+        direct = [
             variable
             for variable in attributes.direct_variables(layer)
             if id(variable) not in seen
         ]
-        seen.update(map(id, own))
+        seen.update(map(id, direct))
         call = sharded_call.call_of(layer)
-        if not own and (call is None or call.rule is None):
+        if not direct and (call is None or call.rule is None):
             continue
-        shardings = [sharding_of(v) for v in own]
+        shardings = [sharding_of(v) for v in direct]
         how, exchanged, reason = _how(call, shardings)
         divided = [s for s in shardings if s.data_dim is not None]
         if divided:
@@ -54,8 +54,8 @@ def rows(model: keras.Model, plan: sequence.SequencePlan | None) -> list[Row]:
             )
         if plan is not None:
             exchanged = _exchanged_by_plan(layer, exchanged, plan)
-        path = own[0].path.rpartition("/")[0] if own else layer.name
-        variables = list(zip([v.name for v in own], shardings))
+        path = direct[0].path.rpartition("/")[0] if direct else layer.name
+        variables = list(zip([v.name for v in direct], shardings))
         found.append(Row(path, how, variables, exchanged, reason))
     return found
 

@@ -179,8 +179,8 @@ class _StepTimes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.times.append(time.perf_counter() - self._begin)
-        own = self.times[1:]  # the first one traces
-        if len(own) >= _MIN_STEPS and sum(own) >= self._seconds:
+        times = self.times[1:]  # the first one traces
+        if len(times) >= _MIN_STEPS and sum(times) >= self._seconds:
             self.model.stop_training = True
 
 

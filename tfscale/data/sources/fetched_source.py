@@ -135,7 +135,7 @@ def _of_files(files, skipped):
         split=split_by_file(
             files,
             lambda file: len(file.records),
-            lambda own: _of_files(own, skipped),
+            lambda shard: _of_files(shard, skipped),
         ),
         num_skipped=skipped,
     )

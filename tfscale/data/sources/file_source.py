@@ -109,7 +109,7 @@ def labelled(
         split=split_by_file(
             files,
             lambda _: 1,
-            lambda own: labelled(kind, own, record, **kwargs),
+            lambda shard: labelled(kind, shard, record, **kwargs),
         ),
         identity=lambda: repr((paths, numbers)).encode(),
         **kwargs,

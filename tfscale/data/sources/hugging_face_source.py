@@ -287,11 +287,11 @@ def _serialized(name, arrays, leaf):
     """Arrays, which may differ in their sizes only, as bytes."""
     found = np.empty([len(arrays)], object)
     for row, array in enumerate(arrays):
-        own = _leaf_of_array(array)
-        if own != leaf:
+        leaf_here = _leaf_of_array(array)
+        if leaf_here != leaf:
             raise ValueError(
                 "Arrays of a column must be of one dtype and number of "
-                f"dimensions. Received: {name!r} with {own.dtype.name} of "
+                f"dimensions. Received: {name!r} with {leaf_here.dtype.name} of "
                 f"shape {array.shape} after {leaf.rank} dimensions of "
                 f"{leaf.dtype.name}. Make them so with the dataset's `map`, "
                 f"images by `cast_column({name!r}, "

@@ -261,16 +261,16 @@ def _order(stretches, length, sizes, offsets):
             + tf.gather_nd(before, tf.stack([at, which], axis=1))
         )
         size = tf.gather(all_sizes, which)
-        own = number % size
+        local = number % size
         if shuffle:
             # Each source and each of its epochs has a key.
             seeds = tf.fill(tf.shape(which), seed)
             key = tf.stack([seeds, which, number // size], axis=1)
             # The public `index_shuffle` pads keys of a matrix wrongly (2.21).
-            own = tf.raw_ops.RandomIndexShuffle(
-                index=own, seed=key, max_index=size - 1, rounds=_ROUNDS
+            local = tf.raw_ops.RandomIndexShuffle(
+                index=local, seed=key, max_index=size - 1, rounds=_ROUNDS
             )
-        return tf.gather(all_offsets, which) + own
+        return tf.gather(all_offsets, which) + local
 
     return order
 
@@ -296,8 +296,10 @@ def _gatherer(members, offsets):
             tf.range(tf.size(index)), which, len(members)
         )
         found = [
-            member.gather(tf.gather(index, own) - offset)
-            for member, offset, own in zip(members, offsets, rows, strict=True)
+            member.gather(tf.gather(index, local) - offset)
+            for member, offset, local in zip(
+                members, offsets, rows, strict=True
+            )
         ]
         return keras.tree.map_structure(
             lambda *batches: tf.dynamic_stitch(rows, batches), *found

@@ -135,9 +135,9 @@ def packed_attention_mask(segment_ids: Any) -> Any:
            [1, 1, 0],
            [0, 0, 1]])
     """
-    own = keras.ops.expand_dims(segment_ids, 2)
+    here = keras.ops.expand_dims(segment_ids, 2)
     others = keras.ops.expand_dims(segment_ids, 1)
-    return keras.ops.equal(own, others)
+    return keras.ops.equal(here, others)
 
 
 def _row(number, document):

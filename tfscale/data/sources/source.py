@@ -317,14 +317,14 @@ def of_worker(
             "Only a source of several files can be sharded by files. "
             f"Received: shard='files' with {source.kind}. Use shard='records'."
         )
-    own, sizes = source.split(workers, context.input_pipeline_id)
+    share, sizes = source.split(workers, context.input_pipeline_id)
     if 0 in sizes:
         raise ValueError(
             "Every worker must have a file of its own with shard='files'. "
             f"Received: {workers} workers, of which {sizes.count(0)} would "
             "have no record. Use shard='records', or write more files."
         )
-    return own, sizes
+    return share, sizes
 
 
 def _spread(size: int, count: int) -> np.ndarray:

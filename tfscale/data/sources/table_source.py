@@ -72,7 +72,9 @@ def source_of_files(
         split=split_by_file(
             [file for file in files if any(rows for rows, _ in file[1])],
             lambda file: sum(rows for rows, _ in file[1]),
-            lambda own: source_of_files(kind, own, spec, read, decode, skipped),
+            lambda shard: source_of_files(
+                kind, shard, spec, read, decode, skipped
+            ),
         ),
         num_skipped=skipped,
     )
@@ -147,10 +149,10 @@ def parquet(
             sizes = [
                 (group.num_rows, group.total_byte_size) for group in groups
             ]
-            own = file.schema_arrow
+            file_schema = file.schema_arrow
         files.append((path, sizes))
-        schema = schema or own
-        _check_same(schema, own, columns, path)
+        schema = schema or file_schema
+        _check_same(schema, file_schema, columns, path)
     found = TableColumns(schema, columns)
 
     def read(path, group):
@@ -161,23 +163,23 @@ def parquet(
     return source_of_files("parquet", files, found.spec, read, found.decode)
 
 
-def _check_same(schema, own, columns, path):
+def _check_same(schema, file_schema, columns, path):
     """Refuses a file whose columns differ from those of the first file.
 
     Their order may differ, and so may dictionary encoding.
     """
-    own, first = (
+    file_schema, first = (
         {
             field.name: str(table_columns.without_dictionary(field.type))
             for field in one
             if columns is None or field.name in columns
         }
-        for one in (own, schema)
+        for one in (file_schema, schema)
     )
-    if own != first:
+    if file_schema != first:
         raise ValueError(
             "Files must have the same columns. Received: "
-            f"{path} with {own} after {first}."
+            f"{path} with {file_schema} after {first}."
         )
 
 
@@ -312,7 +314,7 @@ def _table_and_damaged(path):
         ) from error
 
 
-def _joined(schema, own, columns, path):
+def _joined(schema, file_schema, columns, path):
     """The schema of a file joined with that of the files before."""
     import pyarrow
 
@@ -320,15 +322,15 @@ def _joined(schema, own, columns, path):
     fields = [
         # What looks like a time is a string, in whichever files.
         field.with_type(_without_times(field.type))
-        for field in own
+        for field in file_schema
         if columns is None or field.name in columns or field.name not in before
     ]
-    own = pyarrow.schema(fields)
+    file_schema = pyarrow.schema(fields)
     if schema is None:
-        return own
+        return file_schema
     try:
         return pyarrow.unify_schemas(
-            [schema, own], promote_options="permissive"
+            [schema, file_schema], promote_options="permissive"
         )
     except pyarrow.ArrowException as error:
         raise ValueError(

@@ -122,9 +122,9 @@ def _source(shards, names, skipped):
 
     def read_block(block):
         count, first = tf.gather(counts, block), tf.gather(firsts, block)
-        own = slice(first, first + count)
+        samples = slice(first, first + count)
         number = tf.gather(numbers, block)
-        begin, end = begins[own][0], ends[own][-1]
+        begin, end = begins[samples][0], ends[samples][-1]
         end = tf.maximum(end, begin + 1)  # where all files are empty
         data = tf.data.FixedLengthRecordDataset(
             tf.gather(paths, number),
@@ -136,11 +136,13 @@ def _source(shards, names, skipped):
         def cut(_, data):
             files = {
                 name: tf.strings.substr(
-                    data, file_spans[own, at, 0] - begin, file_spans[own, at, 1]
+                    data,
+                    file_spans[samples, at, 0] - begin,
+                    file_spans[samples, at, 1],
                 )
                 for at, name in enumerate(names)
             }
-            return {**files, _KEY: keys[own]}
+            return {**files, _KEY: keys[samples]}
 
         # `range` ends it: a file that cannot be opened fails for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), data)
@@ -164,7 +166,7 @@ def _source(shards, names, skipped):
         split=split_by_file(
             shards,
             lambda shard: len(shard.sample_keys),
-            lambda own: _source(own, names, skipped),
+            lambda shard: _source(shard, names, skipped),
         ),
         num_skipped=skipped,
     )

@@ -194,7 +194,7 @@ def _source(indices, compression, skipped):
         split=split_by_file(
             indices,
             lambda index: len(index.offsets),
-            lambda own: _source(own, compression, skipped),
+            lambda shard: _source(shard, compression, skipped),
         ),
         num_skipped=skipped,
     )

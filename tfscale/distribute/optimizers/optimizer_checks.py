@@ -84,7 +84,7 @@ def check(
             "map nor set a zero_stage."
         )
     shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
-    _check_own(inner, shardings)
+    _check_custom(inner, shardings)
 
 
 def check_draws(
@@ -130,7 +130,7 @@ def _is_of_keras(optimizer):
     return getattr(keras.optimizers, kind.__name__, None) is kind
 
 
-def _check_own(optimizer, shardings):
+def _check_custom(optimizer, shardings):
     """Refuses an optimizer of a user's own that a trial finds out."""
     kind = optimizer.__class__
     if (

@@ -178,10 +178,10 @@ def simulate(
             return weight[stage]
         if kind == "U":
             return update[stage]
-        own = backward[stage] + (forward[stage] if recompute else 0.0)
+        time = backward[stage] + (forward[stage] if recompute else 0.0)
         if schedule.has_weight_action(stage, microbatch):
-            own -= weight[stage]
-        return own
+            time -= weight[stage]
+        return time
 
     kept = stage_input_bytes if recompute else activation_bytes
     recomputed = [

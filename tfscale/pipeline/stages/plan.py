@@ -238,8 +238,8 @@ def _fits(plan, memory, memory_limit, schedule):
     )
     needed = list(simulation.peak_device_bytes)
     fixed = plan.stage_sums(each.fixed for each in memory)
-    for device, own in zip(schedule.stage_devices, fixed, strict=True):
-        needed[device] += own
+    for device, num_bytes in zip(schedule.stage_devices, fixed, strict=True):
+        needed[device] += num_bytes
     return max(needed) <= memory_limit
 
 
@@ -352,14 +352,15 @@ def _layer_memory(graph, rows):
     memory = memory_lib.call_memory(graph, rows)
     kept = set().union(*(each.values for each in memory))
     counted, result = set(), []
-    for call, own in zip(graph.calls, memory):
+    for call, kept_by_call in zip(graph.calls, memory):
         variables = [v for v in call.variables if id(v) not in counted]
         counted.update(map(id, variables))
         # A tensor that several calls keep belongs to the one that makes it;
         # what is fed to the model, to the first that keeps it.
-        values = {*call.outputs, *own.values} & kept
+        values = {*call.outputs, *kept_by_call.values} & kept
         kept -= values
-        activation = own.internal + memory_lib.value_bytes(graph, values, rows)
+        activation = kept_by_call.internal
+        activation += memory_lib.value_bytes(graph, values, rows)
         if call is graph.calls[-1]:
             # The loss keeps as much as it is given.
             activation += memory_lib.value_bytes(graph, graph.outputs, rows)

@@ -145,18 +145,18 @@ def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
     for call in calls:
         returned = {output.tensor.name for output in call.made}
         returned.update(tensor.name for tensor in call.outputs)
-        own, computed = set(), set()
+        internal, computed = set(), set()
         for index in call.operations:
             op = operations[index]
             names = {tensor.name for tensor in op.outputs}
             # Constants made on the way (and kept, perhaps) are always the same.
             has_no_input = not op.inputs and op.type != "Const"
             if has_no_input or any(
-                tensor.name not in own or tensor.name in computed
+                tensor.name not in internal or tensor.name in computed
                 for tensor in op.inputs
             ):
                 computed |= names
-            own |= names
+            internal |= names
         kept.update(dict.fromkeys(computed - returned, call.key))
     return kept
 

@@ -322,11 +322,11 @@ class Walk:
                     if s.propagates_to
                 )
         if call.sources and call.key not in self._choices:
-            made_here = frozenset([call.key])
+            edge_of_call = frozenset([call.key])
             for source in call.sources:
-                made = Sharded(source.dim), made_here
+                made = Sharded(source.dim), edge_of_call
                 self.states[source.tensor.name] = made
-            edges |= made_here
+            edges |= edge_of_call
         self._keys_in[call.key] = edges
 
     def _outputs(self, op, states):

@@ -75,9 +75,9 @@ class _VocabularyParallel(rules.Rule):
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = layer.input_dim // collectives.num_ranks()
-        own = inputs - rows * collectives.rank()
-        here = keras.ops.logical_and(own >= 0, own < rows)
-        outputs = self._look_up(keras.ops.where(here, own, 0))
+        local = inputs - rows * collectives.rank()
+        here = keras.ops.logical_and(local >= 0, local < rows)
+        outputs = self._look_up(keras.ops.where(here, local, 0))
         outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
         outputs = sequence.sum_over_ranks(
             layer, keras.ops.cast(outputs, layer.compute_dtype)

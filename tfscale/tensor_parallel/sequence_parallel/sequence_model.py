@@ -81,11 +81,11 @@ def apply_decision(num_ranks: int, rule) -> None:
         prepare(model, num_ranks)
         raise _Prepared
     if model is None and not rule.is_inner:
-        _warn_of_own_call(rule)
+        _warn_of_custom_call(rule)
     analysis.apply_decision(num_ranks, rule)
 
 
-def _warn_of_own_call(rule):
+def _warn_of_custom_call(rule):
     """Warns once for each model that overrides `call`."""
     called = [*attributes.name_scope_callers(), rule.layer][0]
     if called not in _warned:
