@@ -67,6 +67,21 @@ _OF_STACK = (
     *("f_back", "f_globals", "f_locals"),
 )
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+# Words of earlier code that a reader had to look up, each for several things.
+# What Keras and its peers say: indices, coordinates, shard, local, boundary,
+# capture, probe, worker group, wrapped.
+_PRIVATE_WORDS = {
+    *("behind", "company", "crossed", "crossing", "dear", "did", "face"),
+    *("likewise", "looks", "meeting", "own", "part", "parts", "place"),
+    *("places", "said", "settle", "survey", "taken", "unread", "whoever"),
+}
+# Where they still are.
+_OLD_WORDS = ("tfscale/pipeline/running/", "tfscale/pipeline/tracing/")
+# Of the standard library, of Keras, and of what tfscale puts on instances.
+_KNOWN_NAMES = {
+    *("hugging_face", "hugging_face_source", "in_place"),
+    *("load_own_variables", "save_own_variables"),
+}
 _SETTERS = ("setattr", "delattr", "__set__")
 _DESCRIPTIONS = ("node", "options", "config", "graph.nodes()")
 # Every place where something of Keras or TensorFlow is changed at run time.
@@ -248,6 +263,20 @@ def _changes_in(tree, own):
                 yield ast.unparse(target)
 
 
+def _identifiers(path):
+    """The names that a module defines, and its own."""
+    yield os.path.basename(path).removesuffix(".py")
+    for node in ast.walk(source_files.parse(path)):
+        if isinstance(node, _DEFINITIONS):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(
+            node.ctx, ast.Store
+        ):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
 def _layer(path):
     matches = [
         (len(prefix), level)
@@ -390,6 +419,17 @@ class LayersTest(absltest.TestCase):
             and getattr(node, "attr", getattr(node, "id", "")) in _OF_STACK
         }
         self.assertEqual(readers, {"tfscale/_internals/stack.py"})
+
+    def test_identifiers_have_the_words_of_the_field(self):
+        for path in _package_files():
+            if path.startswith(_OLD_WORDS):
+                continue
+            for name in _identifiers(path):
+                words = re.split(r"_|(?<=[a-z0-9])(?=[A-Z])", name)
+                if name not in _KNOWN_NAMES:
+                    self.assertNoCommonElements(
+                        map(str.lower, words), _PRIVATE_WORDS, f"{path}: {name}"
+                    )
 
     def test_the_library_defines_no_flags(self):
         # But for the launcher, which is a program.

@@ -173,9 +173,9 @@ def sequence_line(
 ) -> tuple[str, str]:
     """Title and text of the line below a table."""
     sizes = sorted(set(plan.scatters.values()))
-    parts = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)
+    sizes_here = ", ".join(f"{size // num_ranks} of {size}" for size in sizes)
     return (
-        f"Along the sequence a device has {parts} positions in",
+        f"Along the sequence a device has {sizes_here} positions in",
         ", ".join(dict.fromkeys(plan.sharded)) or "no layer as a whole",
     )
 

@@ -291,8 +291,8 @@ def _serialized(name, arrays, leaf):
         if leaf_here != leaf:
             raise ValueError(
                 "Arrays of a column must be of one dtype and number of "
-                f"dimensions. Received: {name!r} with {leaf_here.dtype.name} of "
-                f"shape {array.shape} after {leaf.rank} dimensions of "
+                f"dimensions. Received: {name!r} with {leaf_here.dtype.name} "
+                f"of shape {array.shape} after {leaf.rank} dimensions of "
                 f"{leaf.dtype.name}. Make them so with the dataset's `map`, "
                 f"images by `cast_column({name!r}, "
                 "datasets.Image(mode='RGB'))`."
