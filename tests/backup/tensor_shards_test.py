@@ -38,7 +38,7 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
                 TensorShard(
                     "v", sharding, place, shard(WHOLE, sharding, *place)
                 )
-                for place in sharding.places
+                for place in sharding.coordinates
             ],
         )
         for place in SHARDINGS[read].places:

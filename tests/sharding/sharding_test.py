@@ -29,7 +29,7 @@ class ShardingTest(parameterized.TestCase):
         self.assertEqual(sharding.local_shape, local)
         self.assertEqual(sharding.is_sharded, local != shape)
         self.assertEqual(sharding.local_bytes, 4 * np.prod(local, dtype=int))
-        places = list(sharding.places)
+        places = list(sharding.coordinates)
         self.assertEqual(places, list(itertools.product(*map(range, sizes))))
         seen = np.zeros(shape, int)
         for place in places:
@@ -44,7 +44,7 @@ class ShardingTest(parameterized.TestCase):
         sharding = Sharding((12,), 4, 2, 3, model_dim=0, data_dim=0)
         values = np.arange(12)
         self.assertEqual(
-            [values[sharding.slices(*p)].tolist() for p in sharding.places],
+            [values[sharding.slices(*p)].tolist() for p in sharding.coordinates],
             [[0, 1], [4, 5], [8, 9], [2, 3], [6, 7], [10, 11]],
         )
 

@@ -16,7 +16,7 @@ class ShardsTest(tf.test.TestCase, parameterized.TestCase):
         sharding = Sharding(shape, 4, *sizes, *dims)
         value = np.arange(np.prod(shape, dtype=int)).reshape(shape)
         cut = shards(tf.constant(value), sharding)
-        for part, place in zip(cut, sharding.places, strict=True):
+        for part, place in zip(cut, sharding.coordinates, strict=True):
             self.assertEqual(part.shape, local)
             np.testing.assert_array_equal(part, value[sharding.slices(*place)])
         np.testing.assert_array_equal(unshard(cut, sharding), value)
