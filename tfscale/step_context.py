@@ -1,10 +1,9 @@
-"""What a thread knows of the step that it runs.
+"""The context of the training step that a thread runs.
 
-Keras calls layers, losses and optimizers, and these call what tfscale has put
-in their place: what one says to the other cannot be an argument. It is one
-object, which belongs to the thread, because replicas and model ranks are
-threads that run by turns. Where code of tfscale calls code of tfscale it is an
-argument.
+Keras calls layers, losses and optimizers, whose classes are of tfscale, and
+passes no further arguments. So they share one object per thread: replicas and
+model ranks are threads that take turns. Code of tfscale that calls code of
+tfscale passes arguments.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ class Step:
     """A training step of a replica, or of one of its microbatches.
 
     Attributes:
-        batch_shard: The `whole_batch.BatchShard` that is worked on, or None.
-        moments: Where BatchNormalization layers note what they saw, a
-            `whole_batch.batch_norm.NotedMoments`, or None.
-        gradient_capture: What takes gradients from optimizers, or None.
-        update: The `Update` that is under way, or None: by an optimizer that
-            applies summed gradients, or while weights are loaded on trial.
-        is_one_replica: Whether Keras is told that there is one replica.
+        batch_shard: The `whole_batch.BatchShard` of the step, or None.
+        moments: The `whole_batch.batch_norm.NotedMoments` of BatchNormalization
+            layers, or None.
+        gradient_capture: The `GradientCapture` of a microbatch, or None.
+        update: The current `Update`, or None: of an optimizer that applies
+            summed gradients, or of weights that are loaded on trial.
+        is_one_replica: Whether Keras is to see one replica.
         ranks: How layers use variables on model ranks, a `RankState`, or None.
     """
 
@@ -42,30 +41,28 @@ class Step:
 
     @property
     def batch_shard_in_graph(self) -> Any:
-        """`batch_shard`, where parts can be put together.
+        """`batch_shard`, where replicas can exchange values.
 
-        It is None in a function or branch of its own, in which no replica
-        meets another one.
+        It is None in a separate function or branch, where they cannot.
         """
         return _in_this_graph(self.batch_shard)
 
     @property
     def moments_in_graph(self) -> Any:
-        """`moments`, where those of parts can be put together; else None."""
+        """`moments`, where replicas can exchange values; else None."""
         return _in_this_graph(self.moments)
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """Variables are updated, by summed gradients or on trial.
+    """An update of variables, by summed gradients or on trial.
 
     Attributes:
         is_on_trial: Whether what is assigned is only checked.
-        is_in_branch: Whether in a branch, where ranks can exchange nothing.
-        new_shards: What has been assigned to parts of variables; see
-            `zero.LocalShard`.
-        reads_local_shards: Whether variables are this replica's parts.
-        norms: Of weights and gradients that are updated, by variable.
+        is_in_branch: Whether it is in a branch, where ranks exchange nothing.
+        new_shards: New values of local shards; see `zero.LocalShard`.
+        reads_local_shards: Whether variables read as this replica's shards.
+        norms: Norms of weights and gradients, by variable.
     """
 
     is_on_trial: bool = False
@@ -76,13 +73,13 @@ class Update:
 
 
 def current() -> Step:
-    """That of this thread."""
+    """The step of this thread."""
     return getattr(_thread, "step", _NOTHING)
 
 
 @contextlib.contextmanager
 def within(**changes: Any) -> Iterator[None]:
-    """Within it, some attributes of this thread's step are others."""
+    """Within it, this thread's step has other attributes."""
     before = current()
     _thread.step = dataclasses.replace(before, **changes)
     try:

@@ -44,7 +44,10 @@ class ShardingTest(parameterized.TestCase):
         sharding = Sharding((12,), 4, 2, 3, model_dim=0, data_dim=0)
         values = np.arange(12)
         self.assertEqual(
-            [values[sharding.slices(*p)].tolist() for p in sharding.coordinates],
+            [
+                values[sharding.slices(*each)].tolist()
+                for each in sharding.coordinates
+            ],
             [[0, 1], [4, 5], [8, 9], [2, 3], [6, 7], [10, 11]],
         )
 

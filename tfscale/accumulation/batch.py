@@ -12,9 +12,8 @@ class Batch:
     Of N rows in M microbatches each has N // M, the first N % M one more.
 
     Attributes:
-        more_rows: For each loop over microbatches, how many rows more they have
-            than the last; None where that is known in the loop only. XLA has to
-            know it.
+        more_rows: For each loop over microbatches, the rows that they have
+            beyond the last; None if known in the loop only. XLA has to know it.
         num_rows: The number of rows, a scalar of int32.
     """
 
@@ -45,7 +44,7 @@ class Batch:
 
     @property
     def _even_size(self) -> int | None:
-        """Rows of each microbatch, if that is known to be one number."""
+        """Rows of each microbatch, if known and all equal."""
         rows = self._num_known
         number = self._num_microbatches
         if not rows or number is None or rows % number:
@@ -65,7 +64,7 @@ class Batch:
             if more_rows is None:
                 size += tf.cast(index < num_longer, tf.int32)
             else:
-                # No longer than the batch where there is none that is longer.
+                # At most as long as the batch if no microbatch is longer.
                 size = tf.minimum(size + more_rows, self.num_rows)
         return keras.tree.pack_sequence_as(
             self._structure,

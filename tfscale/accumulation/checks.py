@@ -11,7 +11,7 @@ from tfscale._internals import instances
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """All that a model has, that of `compile` first."""
+    """All optimizers of a model, that of `compile` first."""
     values = [model.optimizer, *instances.held_by(model)]
     found = {
         id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)
@@ -37,7 +37,7 @@ def check_rows(element_spec: Any, num_microbatches: int) -> None:
 
 
 def check_can_estimate(model: keras.Model) -> None:
-    """Raises a ValueError if no graph tells what a step of a model takes."""
+    """Raises a ValueError if no graph shows the memory of a step."""
     for option in ("run_eagerly", "jit_compile"):
         if getattr(model, option):
             raise ValueError(
@@ -52,14 +52,14 @@ def check_updates(
 ) -> None:
     """Raises if a step changed weights other than by the optimizer.
 
-    Another optimizer does, if it is kept where it is not found before.
+    Another optimizer may, if it is stored where it is not found.
     """
     weights = {id(variable) for variable in model.trainable_variables}
     for variable in changed:
         if id(variable) in weights:
             by = f"an `assign` to {variable.path!r}"
-        # Each optimizer counts what it has applied; TensorFlow's change
-        # weights where no scope of Keras sees it.
+        # Each optimizer counts its updates; those of TensorFlow change weights
+        # unseen by scopes of Keras.
         elif variable.name == "iteration":
             by = f"another optimizer, {variable.path.split('/')[0]!r}"
         else:

@@ -1,4 +1,4 @@
-"""Takes gradients from an optimizer for as long as they add up."""
+"""Captures the gradients of a microbatch before the optimizer applies them."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ class GradientCapture:
     """The gradients that `train_step` gives to the optimizer in one microbatch.
 
     They are multiplied by the weight of the microbatch: at once if the loss
-    passes through `optimizer.scale_loss`, or else later. At once they have the
-    range of numbers of the whole batch, which half precision may leave.
+    passes through `optimizer.scale_loss`, else later. At once is better in half
+    precision: they then have the range of the whole batch's.
 
     Attributes:
         gradients: For each variable a dense tensor or None.
-        variables: The variables that `apply` was given, or None.
-        weight: What gradients are still to be multiplied by.
+        variables: The variables given to `apply`, or None.
+        weight: The factor that is still to be applied to gradients.
         are_paired: Whether `apply_gradients` was called, and not `apply`.
     """
 
@@ -99,7 +99,7 @@ class GradientCapture:
         return model_loss.weighed(loss, tf.ones_like(weight), weight)
 
     def check(self) -> None:
-        """Raises unless there are any."""
+        """Raises if there are no gradients."""
         if not any(g is not None for g in self.gradients):
             raise ValueError(
                 "With GradientAccumulation `train_step` must apply gradients "

@@ -1,8 +1,8 @@
 """The microbatches of all replicas, in one loop.
 
-In each microbatch, layers on model ranks and some losses exchange values with
-other replicas, which threads cannot do from loops of their own. So there is one
-loop, at which the replicas meet, and in it they are called anew:
+Layers on model ranks and some losses exchange values with other replicas in
+each microbatch, which threads cannot do from separate loops. So the replicas
+enter one loop, which calls each of them:
 
     replica 0   trial ─┐   ┌─ microbatch ─┐   ┌─ update
                        ├─ loop            ├───┤
@@ -26,7 +26,7 @@ from tfscale.accumulation.replica_step import ReplicaStep
 def run_microbatches(
     step: ReplicaStep, microbatches: GivenNumber | GivenRows
 ) -> None:
-    """Runs them, and sets the sums of the step; in replica context."""
+    """Runs the microbatches, and sets the step's sums; in replica context."""
     if not tf.distribute.has_strategy():
         _loop([step], microbatches, lambda fn: [fn(0)])
         return
@@ -35,7 +35,7 @@ def run_microbatches(
 
 
 def _loop_of_all(strategy, step, microbatches):
-    # One of each thread: those of model ranks too.
+    # One step per thread, also for model ranks.
     steps = list(getattr(step, "values", (step,)))
 
     def on_each(fn):

@@ -1,9 +1,8 @@
-"""How many rows a microbatch may have, by the memory of the devices.
+"""The rows of a microbatch that fit the memory of the devices.
 
-Memory is estimated from the graphs of a step of one row and of a step of many
-rows, which are traced and never run. Between them the peak is at most that of
-the straight line, because it is the largest of several straight lines: of each
-moment of the step.
+Memory is estimated from the graphs of a step of one row and of many rows, which
+are traced and never run. Memory at each moment of a step is linear in the rows,
+so the peak between them is at most that of the straight line.
 """
 
 import collections
@@ -21,14 +20,14 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import trial
 
 _MANY_ROWS = 1024
-# The rest is for what operations use while they run, and for other programs.
+# The rest is for the workspace of operations and for other programs.
 _USABLE = 0.9
 
 
 def rows_that_fit(
     model: keras.Model, element_spec: Any, memory_limit: float | None
 ) -> int:
-    """How many rows a microbatch may have; less than 1 if not even one fits.
+    """The largest number of rows of a microbatch; less than 1 if none fits.
 
     `element_spec` is what a replica gets of a step; `memory_limit` the bytes
     that each device may use, or None for all that it has.
@@ -106,7 +105,7 @@ def _free_bytes_of(name, limit):
 
 
 def _free_bytes_of_process():
-    """What its host, control group and address space have for a process."""
+    """The bytes that host, control group and address space leave a process."""
     free = [_kib("/proc/meminfo", "MemAvailable")]
     group = _number("/sys/fs/cgroup/memory.max")
     if group is not None:

@@ -1,4 +1,4 @@
-"""Into how many microbatches a batch is cut."""
+"""The number of microbatches of a batch."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tfscale._internals import symbols
 
 
 class GivenNumber:
-    """The number that a user gave; fewer for a batch with fewer rows."""
+    """The user's number; fewer for a batch with fewer rows."""
 
     def __init__(self, number: int):
         self.number: int | None = number
@@ -17,7 +17,7 @@ class GivenNumber:
 
 
 class GivenRows:
-    """As few as have at most some number of rows.
+    """The smallest number of microbatches with at most `max_rows` rows.
 
     `number` is None, because it is no constant of the graph.
     """
@@ -32,7 +32,7 @@ class GivenRows:
 
     @property
     def found(self) -> int | None:
-        """Of the largest batch so far; None before the first."""
+        """The number for the largest batch so far; None before the first."""
         return int(self._largest) or None
 
     def count(self, num_rows: tf.Tensor) -> tf.Tensor:

@@ -29,7 +29,7 @@ class Accumulation:
     """How the steps of a model run in microbatches.
 
     `noise` measures gradients of microbatches, or is None; `plain` is the
-    model's train function before, `function` that in its place.
+    earlier train function, `function` its replacement.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Accumulation:
         self.is_running = False
 
     def train_step(self, model, train_step, data):
-        """Runs a model's own `train_step`; in replica context."""
+        """Runs the model's `train_step`; in replica context."""
         with batch_norm.noting() as noting:
             step = ReplicaStep(
                 model, train_step, data, self.microbatches.number, self.noise
@@ -75,7 +75,7 @@ def accumulating(
 
 @contextlib.contextmanager
 def _capturing(model):
-    """Within it, gradients can be taken from the optimizers of a model."""
+    """Within it, gradients of a model's optimizers can be captured."""
     with contextlib.ExitStack() as stack:
         for optimizer in checks.optimizers_of(model):
             stack.enter_context(adapted_optimizer(optimizer))

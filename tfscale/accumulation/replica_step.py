@@ -2,8 +2,8 @@
 
 Before the loop the whole `train_step` runs once where no variable changes:
 
-    trial   on the whole batch: the divisors of losses, the gradients that
-            there are, the layers that note moments. Only the divisors are
+    trial on the whole batch: the divisors of losses, the gradients, the layers
+    that note moments. Only the divisors are
             used, so TensorFlow prunes all that they do not need.
     loop    on each microbatch: the sums below
     end     one update
@@ -40,8 +40,8 @@ class ReplicaStep:
 
     Attributes:
         batch: The data.
-        most_rows: Rows of the replica that has the most, a scalar of int32;
-            the same on all replicas, also those of other workers.
+        most_rows: Rows of the largest replica, a scalar of int32; the same on
+            all replicas of all workers.
         initial: The sums before the first microbatch, a flat list of tensors.
         sums: The sums after the last microbatch; set by the loop.
     """
@@ -55,7 +55,7 @@ class ReplicaStep:
         noise: GradientNoise | None,
     ):
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        # Of several replicas the numbers of rows differ, and are not known.
+        # Several replicas have different, unknown numbers of rows.
         is_compiled = model.jit_compile and replicas == 1
         self.batch = Batch(data, num_microbatches, is_compiled)
         self.sums: list[tf.Tensor] = []
@@ -76,8 +76,8 @@ class ReplicaStep:
             try:
                 logs, capture, noted = self._run(data, record, 1.0)
             except Exception:
-                # Weights that a layer has assigned to are no longer variables
-                # here, which may be what it is about.
+                # Weights that a layer assigned to are no longer variables here:
+                # perhaps the reason of the error.
                 checks.check_updates(self._model, scope.changed)
                 raise
             self._results = _results_of_metrics(self._model, scope)
@@ -265,5 +265,5 @@ def _sum_dtype(dtype):
 def _known_shape(gradient, variables, index):
     if gradient.shape.is_fully_defined() or variables is None:
         return gradient.shape
-    # What this rank has of it.
+    # The shape of this rank's shard.
     return tf.TensorShape(sharding_of(variables[index]).local_shape)

@@ -1,3 +1,3 @@
-"""All that stands in the place of a class of Keras: one file for each class."""
+"""Subclasses that replace classes of Keras objects: one file per class."""
 
 __all__: list[str] = []

@@ -11,26 +11,26 @@ from tfscale import in_place
 
 
 def adapt_prefix_and_suffix(prefix: keras.Model, suffix: keras.Model) -> None:
-    """Has both check that cached activations are what they would be now."""
+    """Has both models check that cached activations are up to date."""
     weights = CachedWeights(prefix.weights)
     in_place.put(prefix, PredictsToCache, cached_weights=weights)
     in_place.put(suffix, TrainsOnCache, cached_weights=weights)
 
 
 class CachedWeights:
-    """The weights that activations were computed with last."""
+    """The weights of the last computed activations."""
 
     def __init__(self, weights: list[keras.Variable]):
         self._weights = weights
         self.note()
 
     def note(self) -> None:
-        """Activations are computed now."""
+        """Notes that activations are computed now."""
         self._fingerprint = self._fingerprint_now()
 
     @property
     def have_changed(self) -> bool:
-        """Whether activations would be others now."""
+        """Whether activations would differ now."""
         return self._fingerprint_now() != self._fingerprint
 
     def _fingerprint_now(self):
@@ -41,12 +41,12 @@ class CachedWeights:
 
 
 class PredictsToCache(in_place.Mixin):
-    """What is put in front of the class of a prefix."""
+    """Members that are put before the class of a prefix."""
 
     cached_weights: CachedWeights
 
     def predict(self, x, *args, **kwargs):
-        """See `keras.Model.predict`; of each record always the same."""
+        """See `keras.Model.predict`; a record always gives the same result."""
         recipe = getattr(x, "recipe", None)  # of `tfscale.data`
         if recipe is not None and (recipe.augment or recipe.shuffle):
             wrong = "augment" if recipe.augment else "shuffle"
@@ -61,12 +61,12 @@ class PredictsToCache(in_place.Mixin):
 
 
 class TrainsOnCache(in_place.Mixin):
-    """What is put in front of the class of a suffix."""
+    """Members that are put before the class of a suffix."""
 
     cached_weights: CachedWeights
 
     def fit(self, *args, **kwargs):
-        """See `keras.Model.fit`; on activations that are those of today."""
+        """See `keras.Model.fit`; refuses activations that are out of date."""
         if self.cached_weights.have_changed:
             raise ValueError(
                 "Cached activations must be of the weights that the prefix "

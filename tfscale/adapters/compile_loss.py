@@ -1,4 +1,4 @@
-"""The compiled losses of a model, of a part of a batch."""
+"""The compiled losses of a model, on a shard of a batch."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tfscale import step_context
 
 
 class MeshCompileLoss(in_place.Mixin):
-    """What is put in front of the class of a `CompileLoss`."""
+    """Members that are put before the class of a `CompileLoss`."""
 
     def call(self, y_true, y_pred, sample_weight=None):
         """See `keras.losses.Loss`: every loss by its divisor."""

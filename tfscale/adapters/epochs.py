@@ -1,7 +1,7 @@
-"""The epochs of a `fit`, whose steps are followed.
+"""The epochs of a `fit`, whose steps are watched.
 
-Keras has one object for them, which makes an iterator for each epoch and gives
-`fit` one step after the other. It is that of one `fit`.
+In each `fit` Keras has one object for them, which creates an iterator for each
+epoch and gives `fit` one step after the other.
 """
 
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from tfscale import in_place
 
 @runtime_checkable
 class Watcher(Protocol):
-    """What is told, and asked, by epochs that are watched."""
+    """The interface of objects that watch the epochs of a `fit`."""
 
     def iterator_made(self) -> None:
-        """An iterator over the data is about to be made."""
+        """Called before an iterator over the data is created."""
 
     def begin_epoch(self) -> int:
-        """An epoch begins; returns how many of its steps are done already."""
+        """Called when an epoch begins; returns the number of finished steps."""
 
     def skip(self, iterator: Iterator[Any]) -> None:
-        """A step of those is passed over."""
+        """Skips a finished step."""
 
     def between_steps(self, step: int, iterator: Iterator[Any]) -> None:
-        """All callbacks have ended the step before and none has begun this."""
+        """Called after the callbacks of a step, before those of the next."""
 
 
 class FollowedEpochs(in_place.Mixin):
     """Members of the epochs of a `fit`.
 
     Attributes:
-        watcher: Who is told and asked, or None.
-        on_step: Is called with the batches of each step, or None.
+        watcher: The `Watcher`, or None.
+        on_step: Called with the number of batches of each step, or None.
     """
 
     watcher: Watcher | None = None
@@ -74,20 +74,19 @@ def watch(epochs: Any, watcher: Watcher) -> None:
 
 
 def unwatch(epochs: Any) -> None:
-    """Has the epochs of a `fit` that has ended let their watcher go.
+    """Releases the watcher of a `fit` that has ended.
 
-    That one knows them: both were left to the garbage collector, with the
-    threads of TensorFlow's iterator.
+    The watcher refers to the epochs: the garbage collector would free both
+    late, with the threads of TensorFlow's iterator.
     """
     epochs.watcher = None
 
 
 def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:
-    """Calls a function with the batches of each step, before it is run.
+    """Calls a function with the number of batches of each step, before it.
 
-    And with none after each, in place of an earlier function. It is called at
-    once for the step whose iterator
-    is being made.
+    The function replaces an earlier one, and is called at once for the step
+    whose iterator is being created.
     """
     is_first = getattr(epochs, "on_step", None) is None
     in_place.put(epochs, FollowedEpochs, on_step=on_step)

@@ -1,4 +1,4 @@
-"""A `tf.function` that is traced when it is called, and not run."""
+"""A `tf.function` that a call traces and does not run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from tfscale import in_place
 
 
 class _Traced(BaseException):
-    """Ends a call that was only to be traced."""
+    """Ends the call after the trace."""
 
 
 class OnlyTraced(in_place.Mixin):
-    """What is put in front of the class of a `tf.function`."""
+    """Members that are put before the class of a `tf.function`."""
 
     def __call__(self, *args, **kwargs):
-        """Traces it, and raises."""
+        """Traces the function, and raises."""
         self.get_concrete_function(*args, **kwargs)
         raise _Traced
 

@@ -1,4 +1,4 @@
-"""A layer of a mesh: runs on shards, and on parts of a sequence or batch."""
+"""A layer of a mesh: runs on shards of weights, sequences or batches."""
 
 import functools
 from typing import Any
@@ -12,14 +12,14 @@ from tfscale._internals import instances
 
 
 class MeshLayer(in_place.Mixin):
-    """What is put in front of the class of a layer.
+    """Members that are put before the class of a layer.
 
     Attributes:
         sharded_call: The `ShardedCall` of a layer with sharded variables.
         sequence_boundary: The `Boundary` around `call`, where a plan shards
             sequences.
-        mask_boundary: The one around a method that makes a mask of the shapes
-            of its inputs: they are whole, while `call` has parts.
+        mask_boundary: The boundary around a method that computes a mask from
+            the shapes of its inputs, which are whole, while `call` has shards.
     """
 
     sharded_call: Any = None
@@ -60,7 +60,7 @@ class MeshLayer(in_place.Mixin):
     def quantize(self) -> Any:
         """See `keras.Layer`, whose constructor sets it on each layer.
 
-        A property, because only that comes before what is set on an object.
+        A property, because only a property precedes attributes of an instance.
         """
         kind = self.__class__
         has_override = all(
@@ -72,9 +72,9 @@ class MeshLayer(in_place.Mixin):
         return instances.attributes_of(self)["quantize"]
 
     def _quantize(self, mode=None, config=None, **kwargs):
-        """Keras' method, in the scope; it refuses classes that are not its own.
+        """Keras' method, in the scope, without its check of the layer's class.
 
-        Those of users, which have no such method, do not come here.
+        Custom layers, which have no such method, do not come here.
         """
         mode = mode or getattr(config, "mode", None)
         if self.sharded_call is not None and mode != "int8":
@@ -93,7 +93,7 @@ class MeshLayer(in_place.Mixin):
 
 
 class MeshBatchNormalization(MeshLayer):
-    """A BatchNormalization, which notes down what it saw of its part."""
+    """A BatchNormalization that notes the moments of its inputs."""
 
     def _moments(self, inputs, mask):
         noted = step_context.current().moments_in_graph

@@ -12,7 +12,7 @@ from tfscale.whole_batch import metric_trial
 
 
 class MeshMetric(in_place.Mixin):
-    """What is put in front of the class of a metric of a user's own."""
+    """The class that is put before the class of a custom metric."""
 
     def update_state(self, *args, **kwargs):
         """See `keras.Metric.update_state`; refuses what is no sum."""
@@ -23,7 +23,7 @@ class MeshMetric(in_place.Mixin):
 
 @contextlib.contextmanager
 def adapted_metrics(metrics: Iterable[keras.Metric]) -> Iterator[None]:
-    """Within it, metrics of users' own are tried before they are updated."""
+    """Within it, custom metrics are tried before they are updated."""
     with contextlib.ExitStack() as stack:
         for metric in _custom(metrics):
             stack.enter_context(in_place.putting(metric, MeshMetric))
@@ -31,10 +31,10 @@ def adapted_metrics(metrics: Iterable[keras.Metric]) -> Iterator[None]:
 
 
 def _custom(metrics):
-    """Those with an `update_state` of a user's own."""
+    """The metrics whose `update_state` is not of Keras."""
     for metric in metrics:
         if layers.is_of_keras(metric.__class__.update_state):
-            # What `compile` was given is in one.
+            # Metrics given to `compile` are inside one of Keras.
             yield from _custom(getattr(metric, "metrics", ()))
         else:
             yield metric

@@ -9,7 +9,7 @@ from tfscale import step_context
 
 
 class CountedMirrored(in_place.Mixin):
-    """What is put in front of the class of the strategy's `extended`.
+    """Members that are put before the class of the strategy's `extended`.
 
     A `MeshStrategy` does the same by itself, see `distribute/extended.py`.
     """

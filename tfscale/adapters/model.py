@@ -12,12 +12,11 @@ from tfscale.adapters.layer import MeshLayer
 
 
 class MeshModel(MeshLayer):
-    """What is put in front of the class of a model.
+    """Members that are put before the class of a model.
 
     Attributes:
         sequence_call: The `ModelCall` of a model that runs by plans.
-        tfscale_accumulation: How the model has run in microbatches last, an
-            `Accumulation`.
+        tfscale_accumulation: The last `Accumulation` of the model.
     """
 
     sequence_call: Any = None
@@ -30,7 +29,7 @@ class MeshModel(MeshLayer):
         return self.sequence_call.run(super().call, *args, **kwargs)
 
     def compute_loss(self, *args, **kwargs):
-        """See `keras.Model.compute_loss`; of a part of a batch."""
+        """See `keras.Model.compute_loss`; on a shard of a batch."""
         batch_shard = step_context.current().batch_shard_in_graph
         if batch_shard is None or batch_shard.compiled is not None:
             return super().compute_loss(*args, **kwargs)
@@ -55,7 +54,7 @@ class MeshModel(MeshLayer):
 
 
 def _check_writes(model, filepath):
-    """Raises if another worker writes to a path, as all have one program."""
+    """Raises if another worker writes to the path: all run one program."""
     extended = getattr(model.distribute_strategy, "extended", None)
     if not getattr(extended, "has_workers", False):
         return
@@ -81,6 +80,6 @@ def adapt_model(model: keras.Model, **attributes: Any) -> None:
 
 @contextlib.contextmanager
 def adapted_model(model: keras.Model):
-    """Within it, a model is adapted; behind it, as it was before."""
+    """Within it, a model is adapted; afterwards it is as before."""
     with in_place.putting(model, MeshModel):
         yield

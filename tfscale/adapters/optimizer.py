@@ -1,8 +1,8 @@
-"""An optimizer of a mesh; in a microbatch it hands its gradients over.
+"""An optimizer of a mesh, whose gradients a microbatch captures.
 
 Keras clips, unscales and checks gradients before it sums them over replicas,
-takes the norm of a shard for that of a variable, and lets each model rank
-decide by itself whether its gradients are finite. Here it goes like this:
+uses the norm of a shard as that of a variable, and lets each model rank decide
+alone whether its gradients are finite. Here the order is:
 
     sum over replicas ─► clip by norms over all ranks ─► Keras' own `apply`,
     with clipping and sums left out, and updates made on shards
@@ -29,7 +29,7 @@ _UPDATES: weakref.WeakKeyDictionary[keras.Optimizer, Any] = (
 
 
 class MeshOptimizer(in_place.Mixin):
-    """What is put in front of the class of an optimizer."""
+    """Members that are put before the class of an optimizer."""
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`; in replica context."""
@@ -56,7 +56,7 @@ class MeshOptimizer(in_place.Mixin):
     def apply_sums(self, grads, trainable_variables):
         """As `apply`, of gradients that are summed over the replicas.
 
-        Of each it takes what this replica and rank has.
+        `gradients` are this replica's and rank's shards.
         """
         return self._apply(
             super().apply, grads, trainable_variables, are_sums=True
@@ -78,21 +78,19 @@ class MeshOptimizer(in_place.Mixin):
         if capture is not None:
             loss = capture.weigh(loss)
         elif update is not None:
-            # An error, where there are no replicas: the gradients that come
-            # next are not for those who wrote the step.
+            # An error outside of replicas.
             update.extended.replica_and_rank()
         return super().scale_loss(loss)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        # They are sums. `ReplicaContext.all_reduce` would put them through one
-        # operation, and so all stages' gradients on one device, where their
-        # slots would be read to and written from in each step.
+        # They are summed already. `ReplicaContext.all_reduce` would move the
+        # gradients of all stages through one operation on one device.
         if step_context.current().update is not None:
             return list(grads_and_vars)
         return super()._all_reduce_sum_gradients(grads_and_vars)
 
     def _clip_gradients(self, grads):
-        # Those of sharded variables are clipped, by norms of the whole.
+        # Gradients of sharded variables are clipped by whole norms.
         return grads if _on_shards(self) else super()._clip_gradients(grads)
 
     def _apply_weight_decay(self, variables):
@@ -160,7 +158,7 @@ class MeshOptimizer(in_place.Mixin):
 
 
 class MeshLossScaleOptimizer(MeshOptimizer):
-    """One that scales losses: all ranks find gradients finite, or none."""
+    """A loss-scaling optimizer: all ranks find gradients finite, or none."""
 
     def check_finite(self, grads):
         """See `keras.optimizers.LossScaleOptimizer`."""
@@ -184,7 +182,7 @@ class MeshLARS(MeshOptimizer):
             )
 
     def norms(self, weights, gradient, variable):
-        """See `LARS`; those of the whole, if this is a shard."""
+        """See `LARS`; the whole norms, if this is a shard."""
         update = step_context.current().update
         index = self._get_variable_index(variable)
         if update is None or index not in update.norms:
@@ -193,7 +191,7 @@ class MeshLARS(MeshOptimizer):
 
 
 class HostOptimizer(in_place.Mixin):
-    """One whose slots are on the host, where it computes updates too.
+    """An optimizer whose slots and updates are on the host.
 
     device      gradient ─┐             ┌─► weight
                           ▼             │
@@ -230,9 +228,9 @@ class HostOptimizer(in_place.Mixin):
 def adapt_optimizer(
     optimizer: keras.Optimizer, update: Any, has_slots: bool
 ) -> None:
-    """Has an optimizer work by a `MeshUpdate`; its configuration stays.
+    """Has an optimizer use a `MeshUpdate`; its configuration stays.
 
-    `has_slots` says whether it has made one.
+    `has_slots` says whether the optimizer has created slots.
     """
     _UPDATES[optimizer] = update
     in_place.put(optimizer, _class_for(optimizer))
@@ -245,14 +243,14 @@ def apply_sums(optimizer: keras.Optimizer, grads: Any, variables: Any) -> None:
     if isinstance(optimizer, MeshOptimizer):
         optimizer.apply_sums(grads, variables)
     else:
-        # Made outside of the scope: Keras' error says so.
+        # For one created outside of the scope, Keras' error says so.
         optimizer.apply(grads, variables)
 
 
 def with_iterations(
     optimizer: keras.Optimizer, iterations: keras.Variable
 ) -> keras.Optimizer:
-    """The same optimizer, slots and all, with another counter of updates."""
+    """The same optimizer and slots with another counter of updates."""
     found = instances.view(
         optimizer, _iterations=property(lambda self: iterations)
     )
@@ -262,7 +260,7 @@ def with_iterations(
 
 @contextlib.contextmanager
 def adapted_optimizer(optimizer: keras.Optimizer):
-    """Within it, an optimizer is adapted; behind it, as it was before."""
+    """Within it, an optimizer is adapted; afterwards it is as before."""
     with in_place.putting(optimizer, _class_for(optimizer)):
         yield
 
@@ -286,6 +284,6 @@ def _on_shards(optimizer):
 
 
 def _reading_shards(optimizer):
-    """Within it, variables are what this rank and replica has of them."""
+    """Within it, variables are this rank's and replica's shards."""
     update = _on_shards(optimizer)
     return update.reading_shards() if update else contextlib.nullcontext()

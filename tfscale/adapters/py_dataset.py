@@ -23,11 +23,10 @@ from tfscale._internals.symbols import PyDatasetAdapter
 def first_batches_from_python() -> tf.data.Dataset | None:
     """Batches like those of a generator or a `PyDataset` in `fit`.
 
-    They are asked for while an `EpochIterator` is made, on the stack of this
-    thread: its strategy is given a dataset, and nothing else of the source. The
-    workers of a `PyDataset` then begin with the first epoch only. Of a
-    generator they are what Keras has kept, of a `PyDataset` batches by their
-    numbers; None if neither is at work.
+    They are requested while an `EpochIterator` is created, by a strategy that
+    only sees a dataset. The workers of a `PyDataset` then start with the first
+    epoch only. Batches of a generator are those that Keras has kept, batches of
+    a `PyDataset` are read by index; None if the data is neither.
     """
     created = [call.epochs for call in calls() if call.purpose == "create"]
     adapter = created[0].data_adapter if created else None
@@ -49,10 +48,10 @@ def first_batches_from_python() -> tf.data.Dataset | None:
 
 
 class _AtRest(in_place.Mixin):
-    """Members of the adapter of a `PyDataset`: a look is no epoch.
+    """Members of the adapter of a `PyDataset`: a probe is no epoch.
 
-    Keras kept what workers had made for it. The first epoch had up to eleven
-    batches twice, and as many others never.
+    Keras would keep batches that workers prepared for it: the first epoch had
+    up to eleven batches twice, and missed as many.
     """
 
     def on_epoch_begin(self):
@@ -61,14 +60,14 @@ class _AtRest(in_place.Mixin):
 
 
 class _Ordered(in_place.Mixin):
-    """Members of what shuffles the numbers of the batches of a `PyDataset`."""
+    """Members of the object that shuffles the batches of a `PyDataset`."""
 
     py_dataset: keras.utils.PyDataset
     order: list[int] | None
     next_order: list[int] | None
 
     def draw_order(self) -> None:
-        """As Keras does it, or what was set."""
+        """Draws an order as Keras does, or uses the order that was set."""
         self.order, self.next_order = self.next_order, None
         if self.order is None:
             order = list(range(self.py_dataset.num_batches))
@@ -77,7 +76,7 @@ class _Ordered(in_place.Mixin):
 
 
 class _OrderedAdapter(_Ordered):
-    """Of one without workers: it shuffles when a first batch is asked for."""
+    """For a `PyDataset` without workers, which shuffles at the first batch."""
 
     def _finite_generator(self):
         self.draw_order()
@@ -86,7 +85,7 @@ class _OrderedAdapter(_Ordered):
 
 
 class _OrderedEnqueuer(_Ordered):
-    """Of the workers: it shuffles before they start, and not beside `fit`."""
+    """For the workers' enqueuer: it shuffles before they start."""
 
     def start(self):
         if not self.is_running():
@@ -99,12 +98,12 @@ class _OrderedEnqueuer(_Ordered):
 
     @indices.setter
     def indices(self, indices):
-        # Those of Keras, of a new run, are in order.
+        # Keras' indices of a new run are in order.
         self._indices = iter(self.order)
 
 
 def keep_order(epochs: EpochIterator) -> None:
-    """Has `order_of` know in which order batches of a `PyDataset` are read."""
+    """Records the order of the batches of a `PyDataset` for `order_of`."""
     adapter = epochs.data_adapter
     if not isinstance(adapter, PyDatasetAdapter) or not adapter.shuffle:
         return
@@ -119,7 +118,7 @@ def keep_order(epochs: EpochIterator) -> None:
 
 
 def order_of(epochs: EpochIterator, is_read: bool) -> list[int] | None:
-    """The order of an iterator of which a batch was taken, or not; or None."""
+    """The order of the current iterator, or None if it is not known."""
     ordered = _ordered(epochs)
     if ordered is None or not (
         is_read or isinstance(ordered, _OrderedEnqueuer)

@@ -1,9 +1,9 @@
-"""Rows of embeddings that occur more than once in a batch are added up first.
+"""Sums the gradients of embedding rows that occur more than once in a batch.
 
-Keras' optimizers on TensorFlow square each occurrence by itself, where the
-square of the sum is due. The gradient stays a list of rows: what is sent to a
-server is the rows of the batch, and not the table. What all updates of a step
-have in common, the learning rate and `iterations`, is sent there once.
+Keras' optimizers on TensorFlow square each occurrence instead of the sum. The
+gradient stays a list of rows, so servers receive the rows of the batch and not
+the table. Values that all updates of a step share, the learning rate and
+`iterations`, are sent once.
 """
 
 import keras
@@ -14,15 +14,14 @@ from tfscale.graphs.noting_scope import WrittenAtOnce
 
 
 class SummedRows(in_place.Mixin):
-    """An optimizer whose gradients have each row once."""
+    """An optimizer that receives each row once."""
 
     def apply(self, grads, trainable_variables=None):
         """See `keras.optimizers.Optimizer`."""
         return super().apply([_summed(g) for g in grads], trainable_variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # Read once, they go to each server once; as variables they would go
-        # there for each variable.
+        # Tensors are sent to each server once, variables once per update.
         once = [tf.convert_to_tensor(learning_rate)]
         once.append(tf.convert_to_tensor(self.iterations))
         super()._backend_update_step(grads, trainable_variables, once)

@@ -9,7 +9,7 @@ from tfscale import in_place
 
 
 class MeshSeedGenerator(in_place.Mixin):
-    """What is put in front of the class of a seed generator.
+    """Members that are put before the class of a seed generator.
 
     `seed_here` computes, from the generator and the seed of one device, that
     of the replica and rank; `is_for_shard` says whether a draw is for a shard.

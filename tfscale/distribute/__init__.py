@@ -1,4 +1,4 @@
-"""Strategies, their variables, and what they need of TensorFlow."""
+"""Strategies, their variables, inputs and optimizers."""
 
 from tfscale.distribute.gradient_sums import sum_gradients
 from tfscale.distribute.strategy import MeshStrategy

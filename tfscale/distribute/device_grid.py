@@ -1,4 +1,4 @@
-"""The devices of a mesh, checked, as a grid; and the rows that a worker has."""
+"""The devices of a mesh, checked, as a grid, and the rows of each worker."""
 
 import keras
 import tensorflow as tf
@@ -12,8 +12,8 @@ def device_grid(
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Canonical device names, `grid[replica][pipeline_rank][model_rank]`.
 
-    Raises a TypeError if `mesh` is no `DeviceMesh`, and a ValueError for an
-    axis or a device that it should not have.
+    Raises a TypeError if `mesh` is no `DeviceMesh`, and a ValueError for a
+    wrong axis or device.
     """
     if not isinstance(mesh, keras.distribution.DeviceMesh):
         raise TypeError(
@@ -61,7 +61,7 @@ def device_grid(
 def rows_of_worker(
     grid: tuple[tuple[tuple[str, ...], ...], ...], worker: int, count: int
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """The rows of a device grid that are one worker's, or a ValueError."""
+    """The rows of one worker in a device grid, or a ValueError."""
     homes = []
     for stages in grid:
         tasks = sorted({_task(name) for ranks in stages for name in ranks})

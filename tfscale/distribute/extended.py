@@ -1,4 +1,4 @@
-"""What `MeshStrategy` does: makes variables, sums gradients, updates."""
+"""The work of `MeshStrategy`: it creates variables, sums gradients, updates."""
 
 import weakref
 from typing import Any
@@ -39,24 +39,24 @@ from tfscale.whole_batch import step as whole_batch_step
 class MeshExtended(symbols.MirroredExtended):
     """The `extended` of a `MeshStrategy`.
 
-    As far as tf.distribute is concerned a replica is the devices of its first
-    stage: they get the inputs and run what has no other place.
+    For `tf.distribute` a replica is the devices of its first stage: they get
+    the inputs and run all operations without another device.
 
     Attributes:
-        config: What the strategy was made with.
+        config: The configuration of the strategy.
         num_replicas: Number of replicas of this worker.
         num_model_ranks: Number of model ranks of each replica.
         sequence_parallel: Whether activations are sharded along the sequence.
         workers: The `Workers` that have replicas, or None for one process.
-        num_gathers: How often replicas have gathered what all of them have.
+        num_gathers: How often values of all replicas have been gathered.
         rank_calls: How functions are called on model ranks.
-        layouts: They say which variables are sharded.
+        layouts: The layouts of variables.
         optimizer_states: How the states of optimizers are sharded.
         variable_creator: Makes the variables.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
-        gradient_noise: Who looks at gradients before and after they are
-            summed, a `GradientNoise`, or None.
+        gradient_noise: A `GradientNoise`, which measures gradients before and
+            after they are summed, or None.
     """
 
     def __init__(self, strategy, config: MeshConfig):
@@ -88,22 +88,21 @@ class MeshExtended(symbols.MirroredExtended):
         )
         super().__init__(
             strategy,
-            # It wants devices of one machine, and sees no more of them.
+            # The constructor accepts devices of one machine only.
             devices=self._devices[:1],
             cross_device_ops=self._reducer,
         )
 
     def _initialize_single_worker(self, devices):
-        # As TensorFlow does, but for the line that it prints each time, and
-        # for the host: where the program runs, wherever the devices are, since
-        # that is where Python functions of a dataset are.
+        # As TensorFlow does, without its printed line. The host is the one of
+        # the program, where Python functions of a dataset run.
         del devices
         host = symbols.device_util.canonicalize("/device:CPU:0")
         self._input_workers_devices = ((host, self._first_ranks),)
         self._host_input_device = symbols.numpy_dataset.SingleDevice(host)
         spec = tf.DeviceSpec.from_string(host)
         if spec.job not in (None, "localhost"):
-            # Where a scope makes what has no device of its own.
+            # The default device of the scope.
             self._default_device = (
                 f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
             )
@@ -123,9 +122,9 @@ class MeshExtended(symbols.MirroredExtended):
 
     @property
     def worker_devices(self):
-        """One device of each replica, as far as inputs are concerned.
+        """One device of each replica, for inputs.
 
-        A call has a thread for each model rank.
+        In a call there is one for each model rank.
         """
         return rank_state.current().devices or self._first_ranks
 
@@ -174,7 +173,7 @@ class MeshExtended(symbols.MirroredExtended):
     @property
     def has_several_replicas(self) -> bool:
         """Whether gradients are added up, here or over workers."""
-        # `num_replicas_in_sync` notes that who wrote the step has asked.
+        # `num_replicas_in_sync` notes that the step has asked.
         return self.num_replicas > 1 or self.has_workers
 
     def _create_variable(self, next_creator, **kwargs):
@@ -211,15 +210,15 @@ class MeshExtended(symbols.MirroredExtended):
                 "`predict_on_batch`, of which nobody knows whose rows it has,",
                 "Call `model.predict(x, batch_size=len(x))` in all workers.",
             )
-            # `predict_on_batch`: all of them make the same of it, and Keras
-            # would return it once for each.
+            # `predict_on_batch`: all replicas have the same results, and Keras
+            # would return each of them.
             results = self._call_on_ranks(fn, args, kwargs)
             return tf.nest.map_structure(
                 lambda value: self._local_results(value)[0], results
             )
         fn = whole_batch_step.checking_gradients(with_input_dependencies(fn))
-        # A function of TensorFlow has a graph of its own in each replica, in
-        # which no two of them meet.
+        # A `tf.function` has a separate graph in each replica, in which
+        # replicas cannot exchange values.
         if self._num_replicas_in_sync == 1 or isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
@@ -243,12 +242,12 @@ class MeshExtended(symbols.MirroredExtended):
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether replicas meet where a weight is read."""
+        """Whether replicas gather a weight where it is read."""
         return self.optimizer_states.are_weights_sharded
 
     @property
     def accumulates_shards(self) -> bool:
-        """Whether replicas have parts of sums of microbatches' gradients."""
+        """Whether sums of microbatches' gradients are sharded over replicas."""
         states = self.optimizer_states
         return states.stage >= 2 and states.are_sharded
 
@@ -256,13 +255,13 @@ class MeshExtended(symbols.MirroredExtended):
     def gradients_are_summed(self) -> bool:
         """Whether an optimizer applies sums over the replicas in this thread.
 
-        Every replica then does the same to its own components, with no merge
-        call, so that `apply` may stand inside a `tf.cond`.
+        Every replica then updates its own components without a merge call, so
+        that `apply` may be inside a `tf.cond`.
         """
         return step_context.current().update is not None
 
     def sum_over_workers(self, tensors) -> list[tf.Tensor]:
-        """Sums over the workers of tensors that are summed here."""
+        """Sums over the workers, of tensors summed in this one."""
         if self.workers is None:
             return list(tensors)
         return self.workers.all_reduce(tensors)
@@ -329,7 +328,7 @@ class MeshExtended(symbols.MirroredExtended):
         return tf.nest.map_structure(reduce, value)
 
     def _local_values(self, value):
-        """What each replica of this worker has of a value."""
+        """The tensors of a value, one for each replica of this worker."""
         if self.workers is None:
             return self._local_results(value)
         value = tf.nest.map_structure(self._of_first_ranks, value)
@@ -340,12 +339,12 @@ class MeshExtended(symbols.MirroredExtended):
         return [tf.convert_to_tensor(value)] * self.num_replicas
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        # A tensor that threads share comes as itself, for all replicas.
+        # A tensor that threads share is one tensor for all replicas.
         values = [value for value, _ in value_destination_pairs]
         return self._reducer.on_each(reduce_op, values)
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
-        # What `all_gather` calls, where all threads meet.
+        # Called by `all_gather`, once for all threads.
         self.num_gathers += 1
         return [
             self._reducer.gathered(self._local_values(value), axis)
@@ -373,7 +372,7 @@ class MeshExtended(symbols.MirroredExtended):
         return of_first_ranks(value, len(self._devices), self.num_model_ranks)
 
     def _local_results(self, value):
-        # Where threads meet there is a value of each rank.
+        # A merge call has a value of each rank.
         value = tf.nest.map_structure(self._of_first_ranks, value)
         with rank_state.within(devices=None):
             return super()._local_results(value)

@@ -1,4 +1,4 @@
-"""Gradients of one device, for a `train_step` that looks at them."""
+"""The gradients of one device, for a `train_step` that uses their values."""
 
 from collections.abc import Iterable
 
@@ -114,7 +114,7 @@ def _dense(gradient):
 
 
 def _whole(sums, variables, extended):
-    """Sums of which this replica and rank has parts, put together."""
+    """Whole sums, from this replica's and rank's shards."""
     states = extended.optimizer_states
     shardings = [states.sharding_of(variable) for variable in variables]
     sums = list(sums)

@@ -1,4 +1,4 @@
-"""What a `MeshStrategy` was made with, for all that it is made of."""
+"""The configuration of a `MeshStrategy`, which its components share."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ from tfscale.tensor_parallel.layouts.layouts import Layouts
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The devices of this worker, and what is sharded over them.
+    """The devices of this worker, and the sharding over them.
 
     Attributes:
         devices: Canonical names, `devices[replica][pipeline_rank][model_rank]`.
-        layouts: They say which variables are sharded.
-        zero_stage: That of the `MeshStrategy`.
+        layouts: The layouts of variables.
+        zero_stage: See `MeshStrategy`.
         sequence_parallel: Whether activations are sharded along the sequence.
         offloads_slots: Whether slots of optimizers are on the host.
         workers: The workers, or None if there is one process.
@@ -43,5 +43,5 @@ class MeshConfig:
 
     @property
     def first_stage_devices(self) -> tuple[str, ...]:
-        """Those of all model ranks of all replicas."""
+        """The first stage's devices, of all model ranks of all replicas."""
         return tuple(device for stages in self.devices for device in stages[0])

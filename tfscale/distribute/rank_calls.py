@@ -1,7 +1,7 @@
-"""Functions are called on the model ranks of replicas, which nobody sees.
+"""Calls functions on the model ranks of replicas, hidden from users.
 
 Ranks are traced as if they were replicas, a thread for each: all get the inputs
-of their replica, and what the first one returns is returned.
+of their replica, and the first one's results are returned.
 """
 
 import functools
@@ -22,7 +22,7 @@ from tfscale.tensor_parallel.sequence_parallel import sequence_model
 
 
 class Replica(int):
-    """The number of a replica, which knows which thread it is the number of.
+    """The number of a replica, with the index of its thread.
 
     TensorFlow picks the components of values by thread; users are told the
     replica, which is the same for all of its model ranks.
@@ -35,7 +35,7 @@ class RankCalls:
     """Calls functions on all model ranks.
 
     Attributes:
-        sharded_calls: Of the layers so far that have sharded variables.
+        sharded_calls: Calls of the layers so far that have sharded variables.
     """
 
     def __init__(self, config: MeshConfig):
@@ -47,7 +47,7 @@ class RankCalls:
         """Calls a function; `call_ranks` is that of `MeshExtended`."""
         if not isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._run(call_ranks, fn, args, kwargs)
-        # A function of all ranks; within one of each no two could meet.
+        # One function for all ranks; separate ones could exchange nothing.
         if fn not in self._functions:
             run = functools.partial(self._run, call_ranks, fn.python_function)
             self._functions[fn] = tf.function(run)
@@ -83,8 +83,8 @@ class RankCalls:
 
 def with_seeds(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
     """The function, for threads without a global seed generator."""
-    # A function of TensorFlow is called as it is; and outside of functions
-    # each draw may have a generator of its own.
+    # A `tf.function` is called unchanged; outside of functions each draw may
+    # have its own generator.
     if tf.executing_eagerly() or isinstance(
         fn, tf.types.experimental.PolymorphicFunction
     ):
@@ -100,7 +100,7 @@ def with_seeds(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
 
 
 def with_collectives(fn: Callable) -> Callable:
-    """The function, with its threads told where ranks meet: in its graph."""
+    """The function, with its graph noted as the one of collectives."""
 
     @functools.wraps(fn)
     def call(*args, **kwargs):

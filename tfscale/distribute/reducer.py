@@ -8,9 +8,9 @@
                           ├─ sum ─┘      └─ copy ┤
                replica 3 ─┘                      └─► replica 3
 
-By which algorithm tensors of one process are summed, `tfscale.collectives`
-decides; results are equal to the last bit on all devices. Of several model
-ranks, each is summed with the same rank of the other replicas.
+`tfscale.collectives` chooses the algorithm within a process; results are equal
+to the last bit on all devices. Each model rank is summed with the same rank of
+the other replicas.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from tfscale.collectives.workers import Workers
 
 
 class Reducer(tf.distribute.ReductionToOneDevice):
-    """Reduces and gathers what threads have, each of which is a rank."""
+    """Reduces and gathers the values of threads, each of which is a rank."""
 
     def __init__(
         self, num_replicas: int, num_ranks: int, workers: Workers | None
@@ -48,7 +48,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     def on_each(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
         """Sums or means over all replicas, a copy on each device of a value.
 
-        A value that is no `DistributedValues` is that of every replica.
+        A value that is no `DistributedValues` is the same on every replica.
         """
         if self._workers is not None:
             return self._on_each_of_workers(reduce_op, values)
@@ -78,7 +78,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return total
 
     def _on_each_of_workers(self, reduce_op, values):
-        """In one collective of the workers for each device."""
+        """See `on_each`, with one collective of the workers for each device."""
         keys, sums = [], []
         for index, value in enumerate(values):
             if is_of_threads(value):
@@ -121,7 +121,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         groups = same_ranks(len(tensors), self._num_ranks)
         return _mirrored(operations.in_groups(collective, tensors, groups))
 
-    # --- for whoever asks ---------------------------------------------------
+    # --- for given destinations ---------------------------------------------
 
     def on_destinations(
         self,
@@ -132,9 +132,9 @@ class Reducer(tf.distribute.ReductionToOneDevice):
     ) -> Any:
         """The sum or mean over all replicas.
 
-        Keras asks for the mean of a batch to learn what it looks like. Even if
-        it has none: then a part of it has to do. `tensors` is what each replica
-        here has of `value`.
+        Keras asks for the mean of a batch to learn its structure. For a batch
+        without a mean, one replica's tensor is returned. `tensors` are the
+        tensors of `value`, one for each replica here.
         """
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         if is_mean and not self._have_mean(tensors):
@@ -148,7 +148,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return self._sums([tensors])[0]
 
     def means(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-        """Means over all replicas, of lists of what those here have."""
+        """Means over all replicas, from lists of this worker's tensors."""
         mean = tf.distribute.ReduceOp.MEAN
         return [_of_sum(mean, x, self._count) for x in self._sums(values)]
 
@@ -161,7 +161,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return sums if self._workers is None else self._workers.all_reduce(sums)
 
     def _have_mean(self, tensors):
-        """Whether the parts of a batch can be averaged."""
+        """Whether the tensors of a batch can be averaged."""
         first = tensors[0]
         if not isinstance(first, tf.Tensor):  # sparse or ragged
             return False
@@ -176,7 +176,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return bool(tf.reduce_all(shapes == shapes[:1]))
 
     def gathered(self, tensors: Sequence[Any], axis: int) -> tf.Tensor:
-        """What all replicas of all workers have, one after the other."""
+        """The tensors of all replicas of all workers, concatenated."""
         with tf.device(tf.convert_to_tensor(tensors[0]).device):
             here = tf.concat(tensors, axis)
             if self._workers is None:
@@ -185,7 +185,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
 
 
 def is_per_replica(value: Any, count: int) -> bool:
-    """Whether a value has so many parts, and is no variable."""
+    """Whether a value has `count` components, and is no variable."""
     return (
         is_of_threads(value)
         and not isinstance(value, symbols.DistributedVariable)
@@ -194,14 +194,14 @@ def is_per_replica(value: Any, count: int) -> bool:
 
 
 def of_first_ranks(value: Any, num_threads: int, num_ranks: int) -> Any:
-    """Of a value of all ranks what the first ones have, of replicas' itself."""
+    """The first ranks' components of a value of all ranks."""
     if not is_per_replica(value, num_threads):
         return value
     return symbols.distribute_utils.regroup(value.values[::num_ranks])
 
 
 def is_of_threads(value: Any) -> bool:
-    """Whether each thread has a value of its own; else it is that of all."""
+    """Whether each thread has its own value; else all share one."""
     return isinstance(value, tf.distribute.DistributedValues)
 
 
@@ -219,9 +219,9 @@ def _mirrored(values):
 
 
 def _first_with_rows(tensors):
-    """A part of a batch that says what the batch is like.
+    """A tensor of a batch that shows its structure.
 
-    Layers are not written for no rows, which all replicas of a worker may have:
+    Layers may fail on empty batches, which all replicas of a worker may have:
     see `with_input_dependencies`.
     """
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""What a strategy is to run on replicas: checked, and behind its data."""
+"""The functions that a strategy runs on replicas, and their checks."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tfscale.whole_batch import step as whole_batch_step
 
 
 def are_per_replica(args: Any) -> bool:
-    """Whether arguments are of replicas, each with its own part."""
+    """Whether arguments differ between replicas."""
     return any(
         isinstance(value, tf.distribute.DistributedValues)
         for value in tf.nest.flatten(args)
@@ -23,14 +23,14 @@ def are_per_replica(args: Any) -> bool:
 
 
 def with_input_dependencies(fn: Callable) -> Callable:
-    """What replicas run, of which nothing happens before its data is there.
+    """A function whose operations all wait for its inputs.
 
     At the end of a dataset whose batches have a static shape Keras takes one
-    more, which fails. What needs no more of it than its shape would go ahead:
-    the optimizer counts a step, and metrics a batch without a loss.
+    more, which fails. Operations that only use its shape would still run: the
+    optimizer would count a step, and metrics a batch without a loss.
 
-    In `predict` a replica may have no rows, which TensorFlow knows: layers are
-    not written for that (what is added and has no rows is a bias to Keras).
+    In `predict` TensorFlow may know that a replica has no rows, for which
+    layers are not written (Keras adds a tensor without rows as a bias).
     """
     if tf.executing_eagerly() or isinstance(
         fn, tf.types.experimental.PolymorphicFunction
@@ -53,7 +53,7 @@ def _has_no_rows(value):
 
 
 def _of_any_rows(value):
-    """What TensorFlow does not know to have no rows."""
+    """A tensor whose number of rows TensorFlow does not know."""
     if not _has_no_rows(value):
         return value
     shape = [None, *value.shape[1:]]
@@ -61,8 +61,8 @@ def _of_any_rows(value):
 
 
 def check_has_pipeline(extended: Any, fn: Callable) -> None:
-    """Raises if stages of a mesh would have nothing of a model."""
-    # With no variable there is nothing to train.
+    """Raises if stages of a mesh would have no layer of a model."""
+    # Without variables there is nothing to train.
     if extended.config.num_stages == 1 or not extended.variable_creator.paths:
         return
     model = whole_batch_step.model_of(fn)
@@ -101,7 +101,7 @@ def check_not_compiled(extended: Any, fn: Callable) -> None:
     """Raises if XLA would compile a function for several devices."""
     graph = tf.compat.v1.get_default_graph()
     count = len(extended.config.first_stage_devices)
-    # Ranks of a replica meet in one function, replicas have one each.
+    # Ranks of a replica share one function, replicas have one each.
     offloads = extended.optimizer_states.are_on_host
     is_compiled = symbols.is_compiled_by_xla(graph) or (
         (extended.num_model_ranks > 1 or extended.gathers_weights or offloads)
@@ -120,13 +120,13 @@ def check_not_compiled(extended: Any, fn: Callable) -> None:
 
 
 def check_trains(fn: Callable) -> None:
-    """Raises if a model that is to train was made outside of the scope."""
+    """Raises if a model to be trained was created outside of the scope."""
     for variable in trained_by(fn):
         check_in_scope(variable)
 
 
 def trained_by(fn: Callable) -> list[keras.Variable]:
-    """The weights of the model of whose training a function is a step."""
+    """The weights of the model that a function trains."""
     model = whole_batch_step.model_of(fn)
     if model is None or getattr(fn, "__name__", "") != "train_step":
         return []
@@ -134,9 +134,9 @@ def trained_by(fn: Callable) -> list[keras.Variable]:
 
 
 def draw_apart(fn: Callable) -> None:
-    """Has replicas draw numbers of their own in all that a model draws.
+    """Lets each replica draw different random numbers in a model.
 
-    Generators that are made in the scope do so from then on.
+    Generators created in the scope do so from then on.
     """
     model = whole_batch_step.model_of(fn)
     for generator in rank_seeds.generators(model) if model else ():
@@ -144,7 +144,7 @@ def draw_apart(fn: Callable) -> None:
 
 
 def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
-    """Raises if replicas have no components of a variable, and would race."""
+    """Raises if replicas share a variable, and would race."""
     name, value = variable.name, variable
     if isinstance(variable, keras.Variable):
         name, value = variable.path, attributes.value_of(variable)

@@ -1,4 +1,4 @@
-"""The scope of a strategy, in which errors of TensorFlow say what to do."""
+"""The scope of a strategy, which adds advice to errors of TensorFlow."""
 
 import re
 
@@ -6,8 +6,7 @@ import keras
 
 from tfscale.distribute.models import without_call
 
-# What TensorFlow says of a variable of one strategy that meets another one's,
-# or none's.
+# TensorFlow's messages about variables of different strategies, or of none.
 _ERRORS = (
     "Mixing different tf.distribute.Strategy objects",
     "must only be passed a variable created in this tf.distribute.Strategy",
@@ -66,6 +65,6 @@ class Scope:
                 "`with strategy.scope():`, that is the model, `compile` and "
                 "its optimizer, and `enable_lora`."
             ) from error
-        # What is true ends the error.
+        # The return value would suppress the error.
         model = self._model
         return model is not None and without_call.builds_otherwise(model, error)

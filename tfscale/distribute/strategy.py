@@ -30,15 +30,14 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     puts them together where it cannot, so that the numbers are always those
     of one device.
 
-    Behind `tfscale.initialize` the data axis goes on over the workers: each
-    runs the same program and has whole rows of the mesh, the same number of
-    them. Initial values are those of worker 0; gradients, losses, metrics and
-    statistics are those of all workers. A class of TensorFlow's strategy over
-    workers is its parent for this: Keras asks for it.
+    After `tfscale.initialize` the data axis spans the workers: each runs the
+    same program and has the same number of whole rows of the mesh. Initial
+    values are those of worker 0; gradients, losses, metrics and statistics are
+    those of all workers. Its parent is TensorFlow's strategy over workers,
+    which Keras checks for.
 
-    Gradients of embeddings are dense here, with the rows that occur more than
-    once in a batch added up, because Keras' optimizers on TensorFlow mistreat
-    such rows otherwise.
+    Gradients of embeddings are dense, with repeated rows of a batch summed:
+    Keras' optimizers on TensorFlow are wrong for sparse repeated rows.
 
     Args:
         mesh: A `keras.distribution.DeviceMesh` with the axes `"data"` and
@@ -145,7 +144,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             offload == "slots",
             found,
         )
-        # Its parent's constructor would join a cluster once more.
+        # The parent's constructor would join a cluster again.
         tf.distribute.Strategy.__init__(self, MeshExtended(self, config))
 
     def reduce(
@@ -172,9 +171,9 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what is written once: files, say.
+        """Whether this process writes files that are written once.
 
-        True of worker 0, and of a process that is alone.
+        True for worker 0, and for a single process.
         """
         extended = self.extended
         return not extended.has_workers or extended.workers.index == 0
@@ -193,7 +192,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     @property
     def mesh(self) -> keras.distribution.DeviceMesh:
-        """The mesh that the strategy was made for, with all workers' rows."""
+        """The mesh of the strategy, with all workers' rows."""
         return self._mesh
 
     @property
@@ -237,7 +236,7 @@ def _check_offload(offload):
 
 
 def _check_divides_weights(mesh, grid):
-    """Raises if replicas cannot divide weights, or would gain nothing."""
+    """Raises if replicas cannot divide weights, or gain nothing by it."""
     num_stages, num_replicas = len(grid[0]), len(grid)
     if num_stages > 1:
         raise ValueError(
@@ -257,7 +256,7 @@ def _check_divides_weights(mesh, grid):
 
 
 def _check_is_alone():
-    """Raises if others wait for this process, which would train by itself."""
+    """Raises if other processes wait for this one."""
     cluster = cluster_from_environment()
     if coordinated() or cluster is None or len(cluster.addresses) == 1:
         return

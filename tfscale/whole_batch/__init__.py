@@ -1,3 +1,3 @@
-"""What of a whole batch a replica or a microbatch makes, and how it counts."""
+"""How a replica or a microbatch counts in the whole batch."""
 
 __all__ = []

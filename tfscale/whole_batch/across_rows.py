@@ -1,17 +1,17 @@
 """Finds operations of a model that mix the rows of a batch.
 
 A mean over the batch, `flip(x, 0)` or attention between rows sees the rows of
-one replica or microbatch, and on one device those of the whole batch. From the
-inputs of a model its graph is followed to the outputs, and for each tensor it
-is noted along which dims the rows lie:
+one replica or microbatch, and on one device those of the whole batch. The graph
+of a model is followed from its inputs to its outputs. For each tensor the dims
+along which the rows lie are noted:
 
     x (0) ── Reshape (0) ─┬─ Transpose (1) ─ MatMul (1) ─ Transpose (0) ─ y
                           └─ Mean over 1, 2 (0)     fine
                           └─ Mean over 0, 1 ()      mixes rows
 
-What is made of other replicas' rows too is of the whole batch. What layers of
-Keras do inside (BatchNormalization) is known to be right, or is documented.
-What cannot be judged is taken for right.
+A tensor that is also computed from other replicas' rows is of the whole batch.
+Layers of Keras (BatchNormalization) are right, or documented. An operation that
+cannot be judged counts as right.
 """
 
 import os
@@ -33,7 +33,7 @@ _WITHOUT_VALUES = frozenset(
 )
 _KERAS = os.path.dirname(keras.__file__)
 _LAYERS_OF_KERAS = os.path.join(_KERAS, "src", "layers", "")
-# Every call of a layer comes through this one.
+# Every call of a layer passes through this function.
 _ANY_LAYER = os.path.join(_LAYERS_OF_KERAS, "layer.py")
 # Called by the rule of a layer that is divided over ranks, too.
 _BATCH_NORM = os.path.join(os.path.dirname(__file__), "batch_norm.py")
@@ -45,7 +45,7 @@ _PASSED_OVER = (
     os.path.join(_KERAS, "src", "utils"),
 )
 
-# Models that were looked at: each is once.
+# Models that were checked; each is checked once.
 _SEEN: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
@@ -54,7 +54,8 @@ def check(
 ) -> None:
     """Warns, once for a model, of operations that mix the rows of its inputs.
 
-    What is made of `other_inputs` too, those of other replicas, may.
+    Tensors that are also computed from `other_inputs`, those of other replicas,
+    may.
     """
     if model in _SEEN:
         return
@@ -85,7 +86,7 @@ def mixing_operations(
     if not inputs or not outputs:
         return []
     operations = inputs[0].graph.get_operations()
-    # What goes through them is of the rows of other workers too.
+    # Their outputs contain rows of other workers too.
     stop = {*stop, *(op for op in operations if "Collective" in op.type)}
     needed = walks.ancestors([tensor.op for tensor in outputs], stop)
     row_dims = {tensor.name: {0} for tensor in inputs if tensor.shape.rank}
@@ -113,7 +114,7 @@ def _symbolic(structure):
 
 
 def _row_dims_of_outputs(op, given):
-    """Along which dims of each output rows lie, and whether they are mixed."""
+    """The dims of each output along which rows lie, and whether rows mix."""
     if op.type in _WITHOUT_VALUES:
         return [], False
     if op.type == "IdentityN":
@@ -142,7 +143,7 @@ def _row_dims_of_outputs(op, given):
 
 
 def _kept(op, given, output):
-    """Without a rule: rows stay in front if there may be as many as before."""
+    """Without a rule, rows stay in front if their number may be unchanged."""
     are_in_front = any(
         0 in dims
         and output.shape.rank
@@ -157,7 +158,7 @@ def _may_merge_rows(op):
 
 
 def _frame_of(op):
-    """The innermost frame of who wrote an operation."""
+    """The innermost frame of the code that created an operation."""
     for frame in reversed(op.traceback):
         if frame.filename != _ANY_LAYER and not frame.filename.startswith(
             _PASSED_OVER

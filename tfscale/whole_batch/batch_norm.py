@@ -1,19 +1,18 @@
-"""BatchNormalization over parts of a batch: one law for replicas, microbatches.
+"""BatchNormalization over shards of a batch: replicas and microbatches.
 
-Keras lets each part make moving averages of its own rows: they drift apart,
-those of the first replica are saved, and of no rows they are not a number. Here
-a layer notes down, for each call, how many elements it saw, their mean and
-their variance. Those of all parts p (microbatches in a loop, microbatches of a
-pipeline, replicas) are
+In Keras each replica averages its own rows: the averages drift apart, those of
+the first replica are saved, and without rows they are NaN. Here a layer notes,
+for each call, the number of elements, their mean and their variance. The
+moments of all shards p (microbatches of a loop or a pipeline, replicas) are
 
     count     n = sum_p n_p
     mean      m = sum_p n_p / n * m_p
     variance      sum_p n_p / n * (v_p + (m_p - m)^2)
 
 which are the moments of the whole batch, to the last digit, in any grouping.
-Those of replicas travel in the all-reduce of the gradients, or at the end of
-the step if there is none, each in a row of its own. A layer with
-`synchronized=True` does this at once, and normalises by them.
+Moments of replicas are summed with the gradients, or at the end of the step if
+there are none, each replica's in a separate row. A layer with
+`synchronized=True` sums them at once, and normalises by them.
 
 Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for
 Computing Sample Variances (1979), equations 2.1.
@@ -34,22 +33,22 @@ from tfscale.tensor_parallel.rules import rules
 
 
 def adapt(layers: Iterable[keras.Layer]) -> None:
-    """Has the BatchNormalization layers among some note down what they see."""
+    """Has BatchNormalization layers note the moments of their inputs."""
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             adapt_layer(layer)
 
 
 def pack(count, mean, variance) -> tf.Tensor:
-    """Count, mean and variance of a part, of shape `(3, channels)`."""
-    # Of one channel that is masked, Keras has scalars.
+    """Count, mean and variance of a shard, of shape `(3, channels)`."""
+    # For one masked channel Keras returns scalars.
     mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
     counts = tf.fill(mean.shape, tf.cast(count, mean.dtype))
     return tf.stack([counts, mean, variance])
 
 
 def combined(moments: tf.Tensor) -> tf.Tensor:
-    """The moments of all parts, of those of each, `(parts, 3, channels)`."""
+    """The moments of all shards, from `(shards, 3, channels)`."""
     counts, means, variances = tf.unstack(moments, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     shares = tf.math.divide_no_nan(counts, count)
@@ -60,14 +59,14 @@ def combined(moments: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class MovingAverages:
-    """Those of a layer as they were before the first call in a step."""
+    """The moving averages of a layer before its first call in a step."""
 
     layer: keras.layers.BatchNormalization
     before: tuple[tf.Tensor, tf.Tensor]
 
     @classmethod
     def of(cls, layer, num_channels: int) -> "MovingAverages":
-        """Of a layer whose averages are whole, or this rank's channels."""
+        """The averages of a layer: whole, or this rank's channels."""
         variables = layer.moving_mean, layer.moving_variance
         read = tf.convert_to_tensor
         if num_channels != layer.moving_mean.shape[0]:
@@ -75,7 +74,7 @@ class MovingAverages:
         return cls(layer, tuple(map(read, variables)))
 
     def update(self, moments: Iterable[tf.Tensor]) -> None:
-        """Updates them by moments of the whole batch, those of each call."""
+        """Updates the averages by the whole batch's moments of each call."""
         layer, averages = self.layer, list(self.before)
         moments = [tf.unstack(each)[1:] for each in moments]
         if layer.renorm:
@@ -97,11 +96,11 @@ class MovingAverages:
 
 
 class NotedMoments:
-    """What the layers of a replica note down, in a step or a microbatch.
+    """The moments that the layers of a replica note, in a step or microbatch.
 
     Attributes:
-        calls: For each call of a layer its moving averages, and the moments
-            of what it saw; in the order of the calls.
+        calls: For each call of a layer, in order, its moving averages and the
+            moments of its input.
     """
 
     def __init__(self):
@@ -113,7 +112,7 @@ class NotedMoments:
     def moments_of(self, layer, moments_of_keras, inputs, mask):
         """Mean and variance that a layer normalises by, and notes down."""
         if mask is None:
-            # Keras would put those of all replicas together, one by one.
+            # Keras would sum the moments over replicas, one layer at a time.
             axis = layer.axis % inputs.shape.rank
             axes = [i for i in range(inputs.shape.rank) if i != axis]
             mean, variance = keras.ops.moments(inputs, axes)
@@ -124,7 +123,8 @@ class NotedMoments:
             mean, variance = moments_of_keras(inputs, mask)
             count = tf.reduce_sum(tf.cast(mask, tf.int32))
         if tf.is_tensor(count):
-            # Of no rows anything finite, or a gradient is 0 times NaN.
+            # Without rows any finite value will do; NaN would give a NaN
+            # gradient.
             mean = tf.where(count > 0, mean, tf.zeros_like(mean))
             variance = tf.where(count > 0, variance, tf.ones_like(variance))
         moments = pack(count, mean, variance)
@@ -136,7 +136,7 @@ class NotedMoments:
         return mean, variance
 
     def note(self, layer, mean, moments) -> None:
-        """Adds a call of a layer: `mean` is that of its channels here."""
+        """Adds a call of a layer; `mean` has this rank's channels."""
         if id(layer) not in self._averages:
             averages = MovingAverages.of(layer, mean.shape.num_elements())
             self._averages[id(layer)] = averages
@@ -145,11 +145,11 @@ class NotedMoments:
 
     @property
     def num_replicas(self) -> int:
-        """Over how many replicas moments are put together."""
+        """Number of replicas whose moments are combined."""
         return self._context.num_replicas_in_sync
 
     def in_its_row(self, moments) -> tf.Tensor:
-        """Moments of each replica, those of others zeros."""
+        """Moments in this replica's row; the other rows are zero."""
         context = self._context
         row = tf.one_hot(
             context.replica_id_in_sync_group,
@@ -165,14 +165,14 @@ class NotedMoments:
         return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
     def take(self) -> list[tuple[MovingAverages, tf.Tensor]]:
-        """The calls noted since they were taken the last time."""
+        """The calls noted since the last `take`."""
         calls, self.calls, self._averages = self.calls, [], {}
         return calls
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[NotedMoments]:
-    """Within it, layers of this replica note down what they saw."""
+    """Within it, layers of this replica note the moments of their inputs."""
     moments = NotedMoments()
     with step_context.within(moments=moments):
         yield moments
@@ -180,7 +180,7 @@ def noting() -> Iterator[NotedMoments]:
 
 
 def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
-    """Sums over the replicas; what layers have noted down goes with them.
+    """Sums tensors over the replicas, together with the noted moments.
 
     The moments of all layers on a device are one tensor.
     """
@@ -223,7 +223,7 @@ def _summed(step, all_reduce, tensors, moments):
 
 
 def _by_layer(calls):
-    """The numbers of the calls of each layer."""
+    """The indices of the calls of each layer."""
     found: dict[int, list[int]] = {}
     for index, (averages, _) in enumerate(calls):
         found.setdefault(id(averages.layer), []).append(index)

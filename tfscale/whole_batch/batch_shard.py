@@ -1,4 +1,4 @@
-"""The part of a batch that a thread works on: a replica's rows, say."""
+"""The rows of a batch that a thread works on: a replica's or a microbatch's."""
 
 import contextlib
 import warnings
@@ -15,25 +15,25 @@ from tfscale.whole_batch import model_loss
 
 
 class BatchShard:
-    """A part of a batch, which counts by its rows and by what they divide.
+    """Rows of a batch, whose losses count by their divisors.
 
-    Created in the thread that works on it, in the graph that it writes.
+    Created in the thread and the graph of the step.
 
     Args:
-        rows: Number of its rows, a scalar.
-        total: Sums over the parts a tensor that each of them has. All parts
-            call it for the same ones, in one order.
-        num_replicas: By what Keras divides means.
-        layers: Those that may note down losses, which `total` leaves alone.
-        weight: What gradients of the part are multiplied by afterwards.
-        all_rows: Number of rows of all parts, if that is known.
-        is_whole: Whether there is no other part.
-        compiled: Where the losses given to `compile` are noted by a caller of
-            `compute_loss` that weighs and logs them itself, or None.
+        rows: Number of rows, a scalar.
+        total: Sums a tensor over the shards. All shards call it for the same
+            tensors in the same order.
+        num_replicas: The number by which Keras divides means.
+        layers: Layers that may hold losses, which `total` leaves alone.
+        weight: The factor that gradients are multiplied by afterwards.
+        all_rows: Number of rows of the batch, if known.
+        is_whole: Whether there is no other shard.
+        compiled: A list for the losses given to `compile`, if the caller of
+            `compute_loss` weighs and logs them itself, or None.
 
     Attributes:
-        is_divided: Whether its loss has been divided for the sum over parts.
-        changes: Notes down what is assigned to, or None.
+        is_divided: Whether the loss has been divided for the sum over shards.
+        changes: The variables that layers assign to, or None.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class BatchShard:
 
     @property
     def share(self) -> tf.Tensor:
-        """Of the rows of the batch, a scalar; 0 for no rows."""
+        """Share of the rows of the batch, a scalar; 0 without rows."""
         # Not a `functools.cached_property`: one lock for all threads, and the
         # first replica to hold it waits for the others in `total`.
         if self._share is None:
@@ -72,9 +72,9 @@ class BatchShard:
         return self._share
 
     def totals(self, numbers: tf.Tensor) -> tf.Tensor:
-        """The sums over the parts of a vector.
+        """Sums a vector over the shards.
 
-        That of the rows, which is needed too, goes with them.
+        The number of rows is summed with it.
         """
         if self._share is not None:
             return self.total(numbers)
@@ -84,33 +84,33 @@ class BatchShard:
         return tf.stack(totals)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over the parts."""
-        # Another replica that runs meanwhile calls the same layers.
+        """Sums a tensor over the shards."""
+        # Meanwhile another replica calls the same layers.
         with layer_losses.kept(self._layers):
-            # It counts only, and what it is made of is not to be asked for.
+            # No gradient flows through a divisor.
             return self._total(tf.stop_gradient(tensor))
 
     def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
-        """What `compute_loss` of a model returns, of this part."""
+        """The result of a model's `compute_loss` for these rows."""
         return model_loss.loss_of(self, model, compute_loss, args, kwargs)
 
     def compiled_loss_of(
         self, compile_loss, y_true, y_pred, sample_weight
     ) -> tf.Tensor | None:
-        """What a `CompileLoss` returns, of this part."""
+        """The result of a `CompileLoss` for these rows."""
         return model_loss.compiled_loss_of(
             self, compile_loss, y_true, y_pred, sample_weight
         )
 
     @contextlib.contextmanager
     def entered(self):
-        """Within it, this is the part that this thread works on."""
+        """Within it, this thread works on these rows."""
         with step_context.within(batch_shard=self):
             yield
 
 
 def warn_of_undivided() -> None:
-    """Warns if a `train_step` has nowhere divided its loss over the parts."""
+    """Warns if a `train_step` has not divided its loss over the replicas."""
     batch_shard = step_context.current().batch_shard
     if (
         batch_shard is None

@@ -1,14 +1,14 @@
-"""What a `train_step` did to gradients between the tape and the optimizer.
+"""Finds what a `train_step` does to gradients between tape and optimizer.
 
-Those of a tape are of a part: of the rows of a replica or microbatch, and of
-what a model rank has of a variable. What is made of them by hand stands in the
-graph, between the operations of the tape and what `apply` is given:
+Gradients of a tape are local: of the rows of a replica or microbatch, and of a
+model rank's shard of a variable. Code that changes them is found in the graph,
+between the operations of the tape and the arguments of `apply`:
 
     gradient_tape/MatMul ──── L2Loss ─ Sqrt ─┐
                          └─── Mul ───────────┴─ ...    a norm of a part
 
-Sums over the rows of replicas stay right through what is linear, shards
-through what is elementwise. What `tfscale.sum_gradients` has returned is whole.
+Linear operations are right for sums over replicas, elementwise ones for shards.
+The results of `tfscale.sum_gradients` are whole.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tfscale.sharding.of_variable import sharding_of
 from tfscale.whole_batch import batch_shard
 
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
-# What is linear in all of its inputs, and in each one of two.
+# Operations that are linear in all inputs, or in each one of two.
 _LINEAR = {
     "AddN",
     "AddV2",
@@ -64,29 +64,30 @@ _MIXES_ELEMENTS = _PRODUCTS - {"Mul", "MulNoNan"} | {"Cumsum", "Softmax"}
 # The names of the sums in a graph. Tensors would keep it alive.
 _NamesInGraphs = weakref.WeakKeyDictionary[tf.Graph, set[str]]
 _sums: _NamesInGraphs = weakref.WeakKeyDictionary()
-# The names of what a tape ends with, of gradients of parts of a batch.
+# The names of the last operations of tapes whose gradients are local.
 _local: _NamesInGraphs = weakref.WeakKeyDictionary()
 
 
 def as_sum(gradient: tf.Tensor) -> tf.Tensor:
-    """The same gradient, known to be whole."""
+    """The same gradient, marked as whole."""
     gradient = tf.identity(gradient, name="summed_gradient")
     _sums.setdefault(gradient.graph, set()).add(gradient.op.name)
     return gradient
 
 
 class Origin:
-    """Where a gradient comes from, by the graph; unknown of an eager tensor.
+    """The origin of a gradient in the graph; unknown for an eager tensor.
 
     Attributes:
-        is_sum: Whether it is computed from what `as_sum` has returned.
-        is_of_tape: Whether it is computed from what a tape has returned.
-        is_local: Whether from gradients that `warn_of_changed` was given.
+        is_sum: Whether it is computed from a result of `as_sum`.
+        is_of_tape: Whether it is computed from a result of a tape.
+        is_local: Whether it is computed from gradients given to
+            `warn_of_changed`.
     """
 
     def __init__(self, gradient: tf.Tensor | tf.IndexedSlices | None):
         self.is_sum = self.is_of_tape = self.is_local = False
-        # In order, each behind what it is made of; and which are of a tape.
+        # In order, each after its inputs; and those computed from a tape.
         self._operations: list[tf.Operation] = []
         self._of_tape: set[tf.Operation] = set()
         self._ends: list[tf.Operation] = []
@@ -116,19 +117,19 @@ class Origin:
                 self._of_tape.add(op)
             else:
                 stack.append((op, True))
-                # Not along shapes and indices.
+                # Shapes and indices are not followed.
                 stack += [
                     (x.op, False) for x in op.inputs if x.dtype.is_floating
                 ]
             seen.add(op)
 
     def mark_local(self) -> None:
-        """Notes that it is of a part of a batch, or a shard."""
+        """Marks it as the gradient of some rows, or of a shard."""
         for op in self._ends:
             _local.setdefault(op.graph, set()).add(op.name)
 
     def change(self, of_shards: bool, of_rows: bool) -> tf.Operation | None:
-        """The operation, if any, that is another one of parts than of all."""
+        """An operation that is wrong for local gradients, or None."""
         for op in self._operations:
             of_tape = [x for x in op.inputs if x.op in self._of_tape]
             if of_tape and (
@@ -140,7 +141,7 @@ class Origin:
 
 
 def _is_of_tape(op):
-    """Whether a tape has made it, by its name or by what it calls."""
+    """Whether a tape created it, by its name or by the function it calls."""
     if _BACKWARD.search(op.name):
         return True
     is_call = op.type in ("PartitionedCall", "StatefulPartitionedCall")
@@ -148,9 +149,9 @@ def _is_of_tape(op):
 
 
 def _is_linear(op, num_of_tape):
-    """Whether it is, in as many of its inputs as are of a tape."""
+    """Whether it is linear in its inputs that come from a tape."""
     if op.type in _SUMS:
-        # What is added to each part counts more than once.
+        # A tensor added on each replica would count more than once.
         return num_of_tape == len(op.inputs)
     if op.type in _QUOTIENTS:
         return num_of_tape == 1
@@ -172,7 +173,7 @@ def _is_elementwise(op, of_tape):
 
 @contextlib.contextmanager
 def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
-    """Within it, a `train_step` that takes shards for whole is told so."""
+    """Within it, an error of mixing shards with whole tensors is explained."""
     try:
         yield
     except ValueError as error:
@@ -201,7 +202,7 @@ def origins_of(
     variables: Sequence[keras.Variable],
     has_several_replicas: bool,
 ) -> tuple[list[Origin], list[Any]]:
-    """The origin of each gradient; and itself, or None if it is a sum already.
+    """The origin of each gradient, and the gradient, or None if already summed.
 
     Warns if others were changed by hand; raises a ValueError if sums were added
     to gradients that were not summed.
@@ -228,9 +229,9 @@ def origins_of(
 
 
 def warn_of_logged(logs: Any, whose: str, advice: str) -> None:
-    """Warns if a `train_step` returns what is made of gradients of parts.
+    """Warns if a `train_step` logs a value computed from local gradients.
 
-    They are those of `whose`, as "a replica"; `advice` is what to do.
+    `whose` is "a replica", say; `advice` says what to do.
     """
     for path, value in keras.tree.flatten_with_path(logs):
         if tf.is_symbolic_tensor(value) and Origin(value).is_local:
@@ -246,10 +247,10 @@ def warn_of_logged(logs: Any, whose: str, advice: str) -> None:
 def warn_of_changed(
     origins: Sequence[Origin], of_shards: bool, of_rows: str, advice: str
 ) -> None:
-    """Warns if gradients of parts were changed as only whole ones can be.
+    """Warns if local gradients were changed as only whole ones can be.
 
-    They are `of_rows` of "a replica", say, or empty for all rows. `advice` is
-    what to do, a sentence.
+    `of_rows` is "a replica", say, or empty for all rows; `advice` says what to
+    do.
     """
     if of_rows or of_shards:
         for origin in origins:

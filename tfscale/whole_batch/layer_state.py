@@ -1,8 +1,8 @@
-"""What layers keep of what their calls see: counters, running means, codebooks.
+"""State that layers keep between calls: counters, running means, codebooks.
 
 On one device a layer is called once a step, with the whole batch. Microbatches
-call it more often, and a replica shows it some of the rows: what it assigns to
-its variables comes out differently. Metrics and seeds are none of them.
+call it more often, and a replica passes only its rows, so the values that it
+assigns differ. Metrics and seeds are handled elsewhere.
 """
 
 import warnings
@@ -18,13 +18,13 @@ from tfscale._internals import attributes
 from tfscale._internals import layers as keras_layers
 from tfscale.graphs import walks
 
-# Models that were warned of on replicas, and in microbatches: once each.
+# Models with a warning about replicas, and about microbatches: one each.
 _warned_on_replicas: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _warned_in_microbatches: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class Changes:
-    """What a replica's layers assign to their variables, of its own rows.
+    """The variables to which a replica's layers assign values of its rows.
 
     `replica_data` has the data of each replica of this process; this one joins.
     """
@@ -35,7 +35,7 @@ class Changes:
         self._data = data
         self._replica_data = replica_data
         self._paths: dict[str, None] = {}
-        # What an aggregation puts together is the same on all replicas.
+        # A variable with an aggregation is the same on all replicas.
         self._state = {
             id(attributes.value_of(variable)): variable.path
             for layer in attributes.flatten_layers(model)
@@ -47,14 +47,14 @@ class Changes:
 
     @property
     def data_of_others(self) -> list[Any]:
-        """What the other replicas of this process were given so far."""
+        """The data of the other replicas of this process so far."""
         mine = set(map(id, self._data))
         return [
             x for data in self._replica_data for x in data if id(x) not in mine
         ]
 
     def note(self, variable: tf.Variable, value: Any) -> None:
-        """Notes down that a value is assigned to a variable."""
+        """Notes that a value is assigned to a variable."""
         path = self._state.get(id(variable))
         if (
             path is not None
@@ -64,7 +64,7 @@ class Changes:
             self._paths[path] = None
 
     def warn(self) -> None:
-        """Warns, once for a model, of what has been noted down."""
+        """Warns, once for a model, of the noted variables."""
         if (
             not self._is_first
             or not self._paths
@@ -86,7 +86,7 @@ class Changes:
 def warn_in_microbatches(
     model: keras.Model, changed: Iterable[keras.Variable]
 ) -> None:
-    """Warns, once for a model, of what each microbatch changes."""
+    """Warns, once for a model, of variables that each microbatch changes."""
     if model in _warned_in_microbatches:
         return
     layers = attributes.flatten_layers(model)
@@ -105,8 +105,8 @@ def warn_in_microbatches(
 
 
 def _is_of_shard(value, data, others):
-    """Whether a tensor is made of what one part has, and of no other part."""
-    # An operation may be that of several tensors: the iterator of a dataset.
+    """Whether a tensor is computed from one replica's rows only."""
+    # One operation may have several outputs: the iterator of a dataset.
     refs = walks.reachable([value.ref()], _inputs_of)
     tensors = [ref.deref() for ref in refs]
     made_of = set(map(id, tensors))
@@ -140,7 +140,7 @@ def _adds_rows(value, data):
 
 def _not_trained(layer):
     if isinstance(layer, keras.layers.BatchNormalization):
-        # What it assigns is replaced by what the whole batch gives.
+        # Its averages are replaced by those of the whole batch.
         return []
     return [v for v in attributes.direct_variables(layer) if not v.trainable]
 

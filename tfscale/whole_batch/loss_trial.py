@@ -1,8 +1,7 @@
-"""Tries whether a `compute_loss` of a user's own is a mean over rows.
+"""Tries whether a custom `compute_loss` is a mean over rows.
 
-That is what it is taken for where a batch is in parts: replicas, microbatches.
-Of what compares rows, is a sum, or divides by something else than rows, the
-mean over parts is another number than one device has.
+Replicas and microbatches average its results by rows. A loss that compares
+rows, is a sum, or divides by something else would differ from one device.
 """
 
 import warnings
@@ -16,14 +15,14 @@ from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.whole_batch import trial
 
-# Models that were tried: each is once.
+# Models that were tried; each is tried once.
 _TRIED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def check(model: keras.Model, args, kwargs) -> None:
     """Warns, once, of a `compute_loss` that is no mean over rows.
 
-    What layers add counts by itself, and is left out of it.
+    Losses of layers count separately and are left out.
     """
     if (
         model in _TRIED
@@ -51,7 +50,7 @@ def check(model: keras.Model, args, kwargs) -> None:
 
 
 def _mean_of_predictions(y, y_pred, sample_weight=None):
-    """In the place of compiled losses, which may be scaled, but not squared."""
+    """A stand-in for compiled losses, which may be scaled, but not squared."""
     first = keras.tree.flatten(y_pred)[0]
     return tf.reduce_mean(tf.cast(first, tf.float32))
 

@@ -1,9 +1,9 @@
-"""The loss of a batch out of those of its parts, exactly.
+"""The loss of a batch from the losses of its shards, exactly.
 
-A mean over a batch is not the mean of the means over its parts (replicas,
-microbatches) when these differ in size, in sample weights or in masks. So every
-loss of every part comes with its divisor (rows, unmasked elements or sum of
-weights, as the reduction of the loss wants it), and counts in proportion to it:
+The mean over a batch is not the mean of its shards' means (replicas,
+microbatches) if these differ in rows, sample weights or masks. So each loss of
+each shard has a divisor (rows, unmasked elements or sum of weights, by the
+loss' reduction), and counts in proportion to it:
 
     loss of the batch = sum_p divisor_p * loss_p / sum_p divisor_p
 """
@@ -25,33 +25,33 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def precision() -> tf.DType:
-    """What losses and their divisors are summed in: float32, or float64.
+    """The dtype of sums of losses and divisors: float32 or float64.
 
-    It is float64 where Keras' `floatx` is.
+    It is float64 if Keras' `floatx` is.
     """
     return tf.float64 if keras.config.floatx() == "float64" else tf.float32
 
 
 def num_rows(tensors) -> tf.Tensor:
-    """Number of rows of the first of some tensors, a scalar."""
+    """Number of rows of the first tensor, a scalar."""
     first = next(x for x in keras.tree.flatten(tensors) if x is not None)
     return tf.cast(tf.shape(first)[0], precision())
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledLoss:
-    """One loss of a part of a batch.
+    """One loss of some rows of a batch.
 
     Attributes:
         name: Of the loss.
         value: As Keras reduces it on one device, without its loss weight: a
             scalar, or with `reduction="none"` what is not reduced.
-        divisor: Rows, unmasked elements or sum of weights behind `value`: a
-            scalar of float32. 1 for a loss that is a sum.
+        divisor: Rows, unmasked elements or sum of weights, a scalar of float32;
+            1 for a loss that is a sum.
         weight: The loss weight given to `compile`.
-        is_sum: Whether the loss of a batch is the sum over parts.
-        is_reduced: Whether it is a scalar because the loss itself returned
-            one, and not Keras: then its divisor is a guess, rows.
+        is_sum: Whether the loss of a batch is the sum over shards.
+        is_reduced: Whether the loss itself returned a scalar: its divisor is
+            then a guess, the rows.
     """
 
     name: str
@@ -63,12 +63,12 @@ class CompiledLoss:
 
     @property
     def mean(self) -> tf.Tensor:
-        """What Keras logs of it: a scalar."""
+        """The scalar that Keras logs."""
         return tf.cast(tf.reduce_mean(self.value), precision())
 
     @property
     def total(self) -> tf.Tensor:
-        """What is differentiated of it: a scalar."""
+        """The scalar that is differentiated."""
         return tf.cast(tf.reduce_sum(self.value), precision())
 
     @property
@@ -80,7 +80,7 @@ class CompiledLoss:
 def compiled_losses(
     compile_loss, y, y_pred, sample_weight
 ) -> tuple[CompiledLoss, ...]:
-    """Every loss given to `compile`, of a part of a batch."""
+    """Every loss given to `compile`, for some rows of a batch."""
     if compile_loss is None:
         return ()
     found = []
@@ -101,7 +101,7 @@ def compiled_losses(
     recording_loss = instances.view(
         compile_loss, **attributes.with_flat_losses(recording)
     )
-    # Its trackers of the single losses are not to see the zeros.
+    # Keras' trackers of single losses must not see the zeros.
     with keras.StatelessScope(), as_on_one_device():
         recording_loss(y, y_pred, sample_weight)
     return tuple(found)
@@ -110,16 +110,16 @@ def compiled_losses(
 def as_on_one_device():
     """Within it, Keras divides no mean by the number of replicas.
 
-    It does so where it reduces a loss itself, and not where a loss returns a
-    scalar: afterwards nobody can tell.
+    It does so only where it reduces a loss itself, which cannot be told
+    afterwards.
     """
     return step_context.within(is_one_replica=True)
 
 
 def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
-    """What each loss of a part counts in that of the whole batch.
+    """The share of each loss in the loss of the whole batch.
 
-    A loss that is a sum counts `counts`: 0 of a part without a row, else 1.
+    A loss that is a sum counts `counts`: 0 without rows, else 1.
     """
     is_sum = tf.constant([loss.is_sum for loss in losses])
     found = tf.math.divide_no_nan(divisors, totals)
@@ -127,7 +127,7 @@ def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
 
 
 def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
-    """Warns of losses that are scalars, where a batch has several parts."""
+    """Warns of losses that return scalars, if a batch has several shards."""
     for loss in losses:
         if loss.is_reduced:
             warnings.warn(
@@ -186,9 +186,9 @@ def _to_float(x):
 
 
 def _recording(loss, returned):
-    """The loss, which adds to a list what `call` returns, masks and all.
+    """The loss; it adds the results of `call`, with masks, to a list.
 
-    With `ignore_class`, say: which elements count is known inside only.
+    With `ignore_class`, only `call` knows which elements count.
     """
     if getattr(loss, "call", None) is None:
         return loss

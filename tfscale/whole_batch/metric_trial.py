@@ -1,9 +1,9 @@
 """Tries whether a metric adds to its variables, as replicas need it to.
 
-Each replica updates variables of its own, which are added up where the metric
-is read. Of a maximum, a last value or a moving average that makes a number that
-no device has. So what the update makes of other values of the variables is
-looked at, on small made-up inputs: what it adds must be the same.
+Each replica updates its own variables, which are summed where the metric is
+read: wrong for a maximum, a last value or a moving average. So the update is
+tried on small inputs with several values of the variables, and must add the
+same each time.
 
     a sum         0 ─► 3     100 ─► 103    -100 ─► -97    3 each
     a maximum     0 ─► 3     100 ─► 100    -100 ─► 3      3, 0, 103
@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from tfscale.whole_batch import trial
 
-# Metrics of users' own that were tried: each is once.
+# Custom metrics that were tried; each is tried once.
 _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
 
 
 def check(metric, update_state, args, kwargs) -> None:
-    """Raises if an update of a metric is no sum; warns if it can't be tried."""
+    """Raises if a metric's update is no sum; warns if it cannot be tried."""
     if metric in _TRIED:
         return
     kind = metric.__class__.__name__
@@ -60,9 +60,9 @@ def check(metric, update_state, args, kwargs) -> None:
 def no_sum(
     metric: keras.Metric, update_state: Callable, args, kwargs
 ) -> keras.Variable | None:
-    """The first variable that an update does not add to, if there is one.
+    """The first variable that an update does not add to, or None.
 
-    Raises what the metric raises of made-up inputs.
+    Raises what the metric raises on sample inputs.
     """
     return trial.alone(_no_sum, metric, update_state, args, kwargs)
 
@@ -93,7 +93,7 @@ def _no_sum(metric, update_state, args, kwargs):
             for new, old in zip(after, before)
         ]
 
-    # What draws random numbers adds others each time.
+    # A metric that draws random numbers adds others each time.
     expected, again = added(0), added(0)
     for x, y in zip(expected, again):
         np.testing.assert_array_equal(x, y, "it draws random numbers")
@@ -106,7 +106,7 @@ def _no_sum(metric, update_state, args, kwargs):
 
 
 def _rounding(dtype):
-    """What one plus it is the next number after one; 0 of integers."""
+    """The spacing of numbers at one; 0 for integers."""
     if dtype.is_integer:
         return 0.0
     one = tf.ones((), dtype.real_dtype)

@@ -1,17 +1,17 @@
-"""The loss of a model whose batch is in parts: that of the whole batch.
+"""The loss of a model over shards of a batch: that of the whole batch.
 
-Keras adds up what its replicas make of their parts, each divided by the number
-of replicas: a mean of means, and of a loss that returns a scalar the number of
-replicas times too much. While replicas run, a model and what it was compiled
-with are of the classes here, so that both are as on one device:
+Keras sums the losses of replicas, each divided by the number of replicas: a
+mean of means, and for a loss that returns a scalar too much by the number of
+replicas. While replicas run, a model and its compiled losses have adapted
+classes, so that both numbers are those of one device:
 
     what is minimised    sum_p share_p * loss_p
     what is logged       loss_p, which Keras averages by rows
 
-`share_p` is the part's share of the rows, and within `loss_p` each compiled
-loss has been multiplied by its share of the divisors (losses.py) over that of
-the rows. So what a layer gives to `add_loss`, and a `compute_loss` of one's
-own, count by rows: they are taken for means over rows.
+`share_p` is the shard's share of the rows. Within `loss_p` each compiled loss
+is multiplied by its share of the divisors (losses.py) over that of the rows.
+Losses of `add_loss` and of a custom `compute_loss` count by rows, as means over
+rows.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from tfscale.whole_batch import losses
 
 
 def loss_of(batch_shard, model, compute_loss, args, kwargs) -> tf.Tensor | None:
-    """What `compute_loss` of a model returns; in replica context."""
+    """The result of a model's `compute_loss`; in replica context."""
     batch_shard.is_divided = True
     extended = tf.distribute.get_strategy().extended
     gathers = getattr(extended, "num_gathers", 0)
     with losses.as_on_one_device():
         loss = compute_loss(*args, **kwargs)
     if gathers == getattr(extended, "num_gathers", 0):
-        # What gathers the rows of all replicas knows of them.
+        # A loss that gathers rows knows of the other replicas.
         loss_trial.check(model, args, kwargs)
     _check_rows(model, batch_shard, *args, **kwargs)
     if loss is None:
@@ -52,7 +52,7 @@ def loss_of(batch_shard, model, compute_loss, args, kwargs) -> tf.Tensor | None:
 
 
 def _check_rows(model, batch_shard, x=None, y=None, y_pred=None, *_, **__):
-    # With a weight of its own it is a microbatch.
+    # With a weight it is a microbatch.
     if batch_shard.changes is not None:
         others = batch_shard.changes.data_of_others
         across_rows.check(model, x, y_pred, others)
@@ -63,9 +63,9 @@ def _check_rows(model, batch_shard, x=None, y=None, y_pred=None, *_, **__):
 def compiled_loss_of(
     batch_shard, compile_loss, y_true, y_pred, sample_weight
 ) -> tf.Tensor | None:
-    """What a `CompileLoss` returns, each loss by its divisor."""
+    """The result of a `CompileLoss`, each loss by its divisor."""
     if not compile_loss.built:
-        # Of a model that Keras could not call on its data.
+        # Keras could not call this model on its data.
         compile_loss.build(y_true, y_pred)
     with step_context.within(batch_shard=None):
         found = losses.compiled_losses(
@@ -100,7 +100,7 @@ def compiled_loss_of(
 
 @contextlib.contextmanager
 def of_whole_batch(model):
-    """Within it, the losses of a model in parts are those of the batch."""
+    """Within it, the losses of a model are those of the whole batch."""
     adapt_compile_loss(attributes.compile_loss_of(model))
     with adapted_model(model):
         yield

@@ -1,4 +1,4 @@
-"""What replicas are given to run: a step that knows its part of the batch."""
+"""The step that replicas run, which knows its shard of the batch."""
 
 import contextlib
 import functools
@@ -21,10 +21,10 @@ from tfscale.whole_batch.batch_shard import BatchShard
 
 @contextlib.contextmanager
 def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
-    """Gives what to run in place of a step: its parts are those of a batch.
+    """Gives the function to run in place of a step on shards of a batch.
 
-    Of which batch is known of a step of a model (`model.train_step`) only.
-    `is_divided` says whether replicas have parts of it, or all the same.
+    Only a step of a model (`model.train_step`) has a known batch. `is_divided`
+    says whether replicas have different rows, or all the same.
     """
     model = model_of(fn)
     replica_data: list[Any] | None = [] if is_divided else None
@@ -44,7 +44,7 @@ def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
             _check_metrics(model)
             stack.enter_context(adapted_metrics(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
-            # Of what `fit` builds nobody knows which layer makes a variable.
+            # Layers that `fit` builds are not known before.
             batch_norm.adapt(attributes.flatten_layers(model))
         yield step
 
@@ -72,7 +72,7 @@ def _count_once(model):
 
 
 def _run_on_shard(model, fn, replica_data, *args, **kwargs):
-    """Runs a step on a part, which joins those of the other replicas."""
+    """Runs a step on a shard, which joins those of the other replicas."""
     data = keras.tree.flatten((args, kwargs))
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
@@ -93,7 +93,7 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
 
 
 def checking_gradients(fn: Callable) -> Callable:
-    """A function that says what its own `train_step` does with parts."""
+    """Has a function warn of what its `train_step` does to local gradients."""
     model = model_of(fn)
     if (
         model is None
@@ -118,12 +118,12 @@ def checking_gradients(fn: Callable) -> Callable:
 
 
 def model_of(fn: Callable) -> keras.Model | None:
-    """The model of whose methods a function is one, if it is compiled."""
+    """The compiled model that a function is a method of, or None."""
     found: Any = fn
     while found is not None:
         model = getattr(found, "__self__", None)
         if isinstance(model, keras.Model):
             return model if model.compiled else None
-        # TensorFlow wraps what it may have to convert.
+        # TensorFlow wraps functions that it may have to convert.
         found = getattr(found, "__wrapped__", None)
     return None

@@ -1,6 +1,6 @@
-"""Runs code of users on small made-up tensors, which changes nothing.
+"""Runs code of users on small sample tensors, without side effects.
 
-What it makes of them tells what its name does not: whether it adds to variables
+The results show what a name does not: whether the code adds to variables
 (metric_trial.py), or is a mean over rows (loss_trial.py).
 """
 
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# For dims that are not known, by their place.
+# Sizes of unknown dims, by index.
 _SIZES = (4, 3, 2, 2, 2, 2)
 
 
@@ -30,7 +30,7 @@ def traced(
     variables: Sequence[keras.Variable] = (),
     rows: int | None = None,
 ) -> tuple[Callable, list[tf.Tensor]]:
-    """A function without side effects, and made-up tensors for it.
+    """A function without side effects, and sample tensors for it.
 
     It takes values of `variables` and then tensors like those of `args` and
     `kwargs`; it returns its result and then the variables' new values.

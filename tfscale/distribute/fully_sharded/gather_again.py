@@ -1,4 +1,4 @@
-"""The backward of a step gathers weights again, so that none is kept for it.
+"""Gathers weights again in the backward, so that none is kept from the forward.
 
 A tape gives the backward the tensors of the forward: a gathered weight would
 live until its gradient is computed. When all gradients are there, operations of
@@ -10,8 +10,8 @@ in the graph that Keras is tracing:
                                                   other weights were used
 
 It takes the shard that the forward read, so it is right also where weights are
-assigned between the two. What lies between a weight and its use, a cast to
-half precision mostly, is made again too.
+assigned between the two. Operations between a weight and its use, mostly a cast
+to half precision, run again too.
 
 The graph has no cycle: a new gather waits only for operations that are older
 than each of its uses.
@@ -31,7 +31,7 @@ from tfscale.sharding import gather_window
 
 
 class _Uses(NamedTuple):
-    """Where a step needs a weight: all of the forward, one of the backward.
+    """A use of a weight: all of the forward's, or one of the backward's.
 
     Attributes:
         position: Of the gather, or of the operation, in the graph.
@@ -47,7 +47,7 @@ class _Uses(NamedTuple):
 
 
 def gather_again() -> None:
-    """Has the backward of this replica's step gather its weights again.
+    """Lets the backward of this replica's step gather its weights again.
 
     In replica context, when gradients are there; all replicas do the same.
     """
@@ -89,13 +89,13 @@ def gather_again() -> None:
             gate, wholes[gather] = sent.op, {(): whole}
         if gather in wholes:
             _replace(use.operations, wholes[gather])
-    # Of what has no backward yet, there may be one behind another `apply`.
+    # The backward may come later, before another `apply`.
     again = {use.gather for use in found if use.is_backward}
     step.gathers[:] = [g for g in step.gathers if g not in again]
 
 
 def _uses(gathers, graph, order):
-    """All needs of weights, in the order of the graph."""
+    """All uses of weights, in the order of the graph."""
     found = []
     for gather in gathers:
         forward = []
@@ -114,7 +114,7 @@ def _is_backward(op):
 
 
 def _ends(use, graph):
-    """The operations behind which the memory of a weight is free again."""
+    """The operations after which the memory of a weight is free."""
     ends = [op for op, _ in use.operations]
     gradient = use.gather.gradient
     if use.is_backward and gradient is not None:
@@ -123,11 +123,11 @@ def _ends(use, graph):
 
 
 def _replace(uses, made):
-    """Has operations compute with another gathered tensor.
+    """Replaces a gathered tensor in operations.
 
     Args:
         uses: The operations; see `weight_gather.uses`.
-        made: The tensor, and views of it that were made, by their operations.
+        made: The new tensor and its views, by their operations.
     """
 
     def view(views):

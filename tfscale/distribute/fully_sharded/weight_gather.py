@@ -1,11 +1,11 @@
-"""A weight that replicas divide is gathered where it is read.
+"""Gathers a weight that replicas divide, where it is read.
 
     shard on each replica ─► gate ─► all-gather ─► whole weight ─► its uses
     shard of the gradient ◄────── reduce-scatter ◄──────── gradient
 
 The gate is the operation that sends a shard: it waits until weights that were
-gathered earlier have been used (`gather_window.py`). What a replica's step has
-gathered is noted by the names of its tensors, for `gather_again.py`.
+gathered earlier have been used (`gather_window.py`). The gathers of a replica's
+step are noted, by the names of tensors, for `gather_again.py`.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models (2020), section 5.3 (P_os+g+p).
@@ -32,7 +32,7 @@ class Gather:
     Tensors are named, because they would keep their graph alive.
 
     Attributes:
-        shard: Name of the tensor that this replica has of it.
+        shard: Name of this replica's shard.
         dim: The dim along which replicas divide it.
         gate: Name of the operation that sends the shard.
         whole: Name of the gathered tensor.
@@ -49,7 +49,7 @@ class Gather:
 
 
 class StepGathers:
-    """What one replica gathers in the graph of a step, in its order.
+    """The gathers of one replica in the graph of a step, in order.
 
     Args:
         limit: Bytes of gathered weights that may be alive at the same time.
@@ -61,7 +61,7 @@ class StepGathers:
         self._window = Window(limit)
 
     def waits(self, graph, gather: Gather) -> list[tf.Operation]:
-        """What a new gather of the forward has to wait for."""
+        """The operations that a new gather of the forward waits for."""
         waits = [graph.get_operation_by_name(g.gate) for g in self.gathers[-1:]]
         for other in self._window.add(gather, gather.num_bytes):
             whole = graph.get_tensor_by_name(other.whole)
@@ -70,7 +70,7 @@ class StepGathers:
 
 
 def gathers_of_step(graph, limit: int = 0) -> StepGathers:
-    """What this thread gathers in a graph.
+    """The gathers of this thread in a graph.
 
     Args:
         graph: The graph of the step.
@@ -86,10 +86,10 @@ def gathers_of_step(graph, limit: int = 0) -> StepGathers:
 def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
     """The whole weight; its gradient is this replica's shard of the sum.
 
-    In replica context, where all replicas meet.
+    In replica context; all replicas call it.
 
     Args:
-        shard: What this replica has of the weight.
+        shard: This replica's shard of the weight.
         dim: The dim along which replicas divide it.
         limit: Bytes of gathered weights that may be alive at the same time.
     """
@@ -155,7 +155,7 @@ def uses(tensor: tf.Tensor, views: tuple = ()) -> list[tuple]:
     return list(found.items())
 
 
-# What costs nothing beside a gather, and stands between a weight and its use.
+# Cheap operations between a weight and its use.
 _VIEWS = frozenset(
     (
         "Cast",
@@ -194,11 +194,11 @@ def _with_gradient(forward, dim, note=lambda gradient: None):
     @tf.custom_gradient
     def gather(shard):
         def backward(gradient):
-            # Rows that were looked up become dense.
+            # Sparse rows of a lookup become dense.
             gradient = tf.convert_to_tensor(gradient)
             if gradient.shape == shard.shape:
-                # `tf.recompute_grad` takes gradients by variable, and so has
-                # reduced and scattered this one.
+                # `tf.recompute_grad` differentiates by variable, so this
+                # gradient is reduced and scattered already.
                 return gradient
             summed = scatter(gradient)
             note(summed)
@@ -210,7 +210,7 @@ def _with_gradient(forward, dim, note=lambda gradient: None):
 
 
 def _refuse_second_derivative(gradient):
-    """A tape would not see the sum over replicas, and take it for constant."""
+    """A tape would treat the sum over replicas as constant."""
     del gradient
     raise ValueError(
         "With zero_stage=3 gradients of weights are summed over the replicas "

@@ -1,9 +1,9 @@
-"""Do all workers read the same dataset in the same order?
+"""Checks that all workers read the same dataset in the same order.
 
-Where TensorFlow divides a dataset over workers, each of them reads all of it
-and keeps its part. If they shuffle it by seeds of their own, some records are
-seen twice and others never: two workers with arrays and `shuffle=True` saw 49
-of 64 rows.
+Where TensorFlow divides a dataset over workers, each worker reads all of it and
+keeps its shard. If workers shuffle by different seeds, some records are read
+twice and others never: two workers with arrays and `shuffle=True` saw 49 of 64
+rows.
 """
 
 import tensorflow as tf
@@ -15,9 +15,9 @@ _OFF = tf.data.experimental.AutoShardPolicy.OFF
 
 
 def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
-    """Raises a ValueError if datasets of workers differ, as far as is known.
+    """Raises a ValueError if workers are known to have different datasets.
 
-    In their seeds, batches or length, or if they have no order of their own.
+    They may differ in seeds, batches or length, or have no fixed order.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"

@@ -46,14 +46,14 @@ class MeshIterator(datasets.SharedIterator):
 
 
 class _MeshData:
-    """What datasets of both kinds do otherwise than TensorFlow's.
+    """The members in which both classes differ from TensorFlow's.
 
     Attributes:
-        probe_batches: A distributed dataset of batches that Keras may see
-            without taking any of the user's, or None.
+        probe_batches: A distributed dataset of batches for Keras' probe, or
+            None; the probe then takes none of the user's batches.
         has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
-        tracked: The `ResumableDataset` whose position is to be kept true, or
-            None if it moves by itself.
+        tracked: The `ResumableDataset` whose position is tracked, or None if
+            the position moves by itself.
     """
 
     probe_batches = None
@@ -111,6 +111,6 @@ class MeshDatasetFromFunction(
 
     @property
     def cardinality(self):
-        """In steps. Keras would wait for as many as there are batches."""
+        """The length in steps; Keras would expect a step for each batch."""
         count = int(super().cardinality)
         return count if count < 0 else -(-count // self.batches_per_step)

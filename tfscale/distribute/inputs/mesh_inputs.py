@@ -1,4 +1,4 @@
-"""How datasets are distributed over the replicas of a mesh."""
+"""Distributes datasets over the replicas of a mesh."""
 
 import tensorflow as tf
 
@@ -23,10 +23,10 @@ _NUMBERS = (
 class MeshInputs:
     """Distributes datasets over replicas, on this worker and on others.
 
-    TensorFlow's datasets for several devices fetch batches ahead to each. For
-    CPUs there is nothing to fetch ahead to, and it costs. Devices of other
-    machines would fetch by calls back to this one: they get what the step
-    sends them. `replica_devices` get the batches, one of each replica.
+    TensorFlow's datasets for several devices fetch batches ahead to each. CPUs
+    gain nothing by that. Devices of other machines would fetch by calls to this
+    one; the step sends them their inputs instead. `replica_devices` get the
+    batches, one device of each replica.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class MeshInputs:
         fetches = self._fetches_ahead
         if options:
             fetches = options.experimental_fetch_to_device
-        # Each iterator more that is let go of may hold up `fit`, because
-        # tf.data's autotuner may sleep through the end of it.
+        # Each released iterator may delay `fit`, because tf.data's autotuner
+        # may sleep through its end.
         devices = (
             self._devices if fetches else [self._host] * len(self._devices)
         )
@@ -141,10 +141,9 @@ class MeshInputs:
 def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset whose records, if Python makes them, are copies.
 
-    A tensor that a function of Python returns to tf.data may lie in the memory
-    of the user's array, and TensorFlow computes in the memory of a part of a
-    batch that nobody else has: the targets were then differences of targets
-    and predictions.
+    A tensor that a Python function returns to tf.data may share the memory of
+    the user's array. TensorFlow reuses buffers that have no other owner:
+    targets were overwritten by differences of targets and predictions.
     """
     if not dataset_graph.calls_python(dataset):
         return dataset

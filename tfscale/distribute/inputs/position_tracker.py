@@ -1,10 +1,9 @@
 """The position of a pipeline whose batches are read ahead for replicas.
 
 A pipeline of `tfscale.data` moves its position on when it hands out a batch.
-TensorFlow reads up to four batches ahead for replicas, so what has been handed
-out has not been trained on: what is taken is counted here, and the position
-moves by that. In a loop that is one graph nobody can count; there it moves at
-the end of an epoch.
+TensorFlow reads up to four batches ahead for replicas, so a batch that was
+handed out may not have been trained on. Here the position moves by the batches
+that steps take, and at the end of an epoch in a loop that is one graph.
 """
 
 import math
@@ -18,14 +17,14 @@ def has_position(dataset: tf.data.Dataset) -> bool:
 
 
 class PositionTracker:
-    """Where an iterator began, and how many batches were taken of it."""
+    """Where an iterator began, and how many of its batches steps have taken."""
 
     def __init__(self, dataset, purpose):
         self._dataset = dataset
         self._position = self._start = dataset.position.value
         if purpose in ("evaluate", "predict"):
             self._start = self._start._replace(index=0)
-        # As `Position` says of who moves it.
+        # The batches of a probe, as in `Position`.
         self._num_probes = {"fit": 0, None: 1}.get(purpose, math.inf)
         self._left = dataset.batches_from(self._start)
         self._end = dataset.position_after(self._start, self._left)
@@ -35,10 +34,10 @@ class PositionTracker:
         self._count = 0
 
     def count_batches(self, count):
-        """Batches were taken, or are about to be.
+        """Counts batches that a step takes.
 
-        An iterator reads where it begins with its first batch, so the position
-        stays until the second one is asked for.
+        An iterator reads its start with its first batch, so the position stays
+        until the second one is requested.
         """
         has_begun = self._count > 0
         self._count = min(self._count + count, self._left)
@@ -46,7 +45,7 @@ class PositionTracker:
             self.move_position()
 
     def move_position(self):
-        """Puts the position where it is by what was taken."""
+        """Sets the position by the number of batches."""
         if not self._count:
             return
         after = self._position
@@ -54,7 +53,7 @@ class PositionTracker:
             after = self._end
         elif self._count > self._num_probes:
             after = self._dataset.position_after(self._start, self._count)
-        # What somebody else has set stays; the end may have been read ahead.
+        # A position set by other code stays; the end may have been read ahead.
         position = self._dataset.position
         is_ours = position.num_assigned == self._num_assigned
         if is_ours and position.value in (self._position, self._end):

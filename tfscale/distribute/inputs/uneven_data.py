@@ -1,7 +1,7 @@
-"""Uneven data: each worker has its own, of any number of batches.
+"""Uneven data: workers have different numbers of batches.
 
-A step is of all workers. One that has no batch left goes on with batches of no
-rows, until nobody has any.
+All workers run each step. A worker without batches continues with empty ones
+until no worker has any.
 """
 
 import tensorflow as tf
@@ -10,10 +10,10 @@ from tfscale.collectives.workers import Workers
 
 
 def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
-    """A dataset with as many batches as that of the worker with most.
+    """A dataset padded to the number of batches of the longest one.
 
     Keras counts batches where it can, and would end an epoch here while the
-    others wait in the next step. The last batches may have no rows.
+    others wait in the next step. The last batches may be empty.
     """
     length = int(dataset.cardinality())
     is_infinite = length == tf.data.INFINITE_CARDINALITY
@@ -25,7 +25,7 @@ def padded_to_longest(dataset: tf.data.Dataset, workers: Workers):
     if shortest == longest:
         return dataset
     if shortest < 0 or not _is_dense(dataset):
-        # Nobody counts: all go on until no worker has any.
+        # Without a count, all continue until no worker has a batch.
         return dataset.take_while(lambda *_: True)
     nothing = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(_no_rows, dataset.element_spec)
@@ -41,5 +41,5 @@ def _is_dense(dataset):
 
 
 def _no_rows(spec):
-    # Of another first dim than batches have: it is unknown then.
+    # The first dim differs from that of batches, so it is unknown.
     return tf.zeros([0, *(dim or 0 for dim in spec.shape[1:])], spec.dtype)

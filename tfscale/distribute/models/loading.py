@@ -1,10 +1,10 @@
 """Loads the weights of a pipeline: all of them, or none.
 
-Keras' loader raises in the end, after it has written all that fits. So it runs
-twice: on trial first, with all of its checks and nothing written, and then in
-earnest. That reads the file twice, and needs no memory.
+Keras' loader writes all weights that fit before it raises. So it runs twice:
+first on trial, with all of its checks and without writing. That reads the file
+twice, and needs no memory.
 
-A plain model loads as Keras loads, on a mesh too.
+A plain model on a mesh loads as Keras does.
 """
 
 import warnings
@@ -19,14 +19,14 @@ from tfscale import step_context
 def load_all_or_nothing(
     load_weights: Callable[..., None], filepath: Any, **kwargs: Any
 ) -> None:
-    """Loads weights of a file in which there are all that a model has.
+    """Loads weights from a file that has all weights of a model.
 
     Raises a FileNotFoundError, an OSError of a damaged file, or a ValueError of
     another model; nothing is changed then.
     """
     on_trial = step_context.Update(is_on_trial=True)
     try:
-        # What is to be warned of will be when it happens.
+        # Warnings come with the second run.
         with (
             step_context.within(update=on_trial),
             tf.device("CPU:0"),

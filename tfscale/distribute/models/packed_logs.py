@@ -1,7 +1,7 @@
-"""What a step of a model logs: the means of all, in one collective.
+"""The logs of a step: the means of all numbers, in one collective.
 
-Keras asks for the mean of each number by itself, one after the other. Over
-workers each would wait for all of them, for some milliseconds.
+Keras asks for the mean of one number after the other. Over workers each would
+take some milliseconds.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class PackedLogs:
-    """The numbers that a step has returned, and their means once asked for.
+    """The numbers of a step, and their means once requested.
 
     `local_values` gives a value's tensors of the replicas of this worker,
     `means` the means over all replicas of several lists of those.
@@ -29,14 +29,14 @@ class PackedLogs:
         values = [
             (value, local_values(value)) for value in tf.nest.flatten(logs)
         ]
-        # Kept until they are asked for: nothing else has their places.
+        # Kept, so that no other object gets their ids.
         self._values = [
             (v, tensors) for v, tensors in values if _is_number(tensors)
         ]
         self._found: dict[int, tf.Tensor] | None = None
 
     def take(self, value: Any) -> tf.Tensor | None:
-        """The mean of one of the numbers; None if it is something else."""
+        """The mean of a number of the step; None for any other value."""
         if self._graph is not tf.compat.v1.get_default_graph():
             return None
         if not any(value is each for each, _ in self._values):

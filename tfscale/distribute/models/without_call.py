@@ -1,8 +1,8 @@
-"""Models that Keras cannot call on their data, to have their variables made.
+"""Models whose variables Keras cannot create by calling them on data.
 
-It does so before the first step under a strategy. In vain, of one without a
-`call` of its own, such as a GAN, and of one whose `train_step` calls it on
-something else, such as noisy images and a time: these are built by parts.
+Keras does so before the first step under a strategy. It fails for a model
+without a `call`, such as a GAN, and for one whose `train_step` passes other
+inputs, such as noisy images and a time: their layers are built one by one.
 """
 
 import keras
@@ -12,10 +12,10 @@ from tfscale.distribute.models.wrapped_model import WrappedModel
 
 
 def build(model: keras.Model) -> None:
-    """Has a model count as built if it has no `call`, but built parts.
+    """Marks a model as built if it has no `call`, but built layers.
 
     Raises:
-        ValueError: If a part is not built.
+        ValueError: If a layer is not built.
     """
     if model.built or model.__class__.call is not keras.Model.call:
         return
@@ -33,10 +33,10 @@ def build(model: keras.Model) -> None:
 
 
 def builds_otherwise(model: keras.Model, error: BaseException | None) -> bool:
-    """Whether a model that could not be called on its data trains all the same.
+    """Whether a model that could not be called on its data still trains.
 
-    If so its optimizer is built, and what is compiled is left to the first
-    step. Without a `train_step` of its own it would fail there too.
+    If so its optimizer is built now, its metrics in the first step. With Keras'
+    `train_step` it would fail there too.
     """
     layers = [x for x in attributes.flatten_layers(model) if x is not model]
     if (

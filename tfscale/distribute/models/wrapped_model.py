@@ -10,7 +10,7 @@ from tfscale.distribute.models import loading
 
 
 class WrappedModel(keras.Model):
-    """A model that trains another one, and saves, copies and pickles as it.
+    """Trains another model, and is saved, copied and pickled as that one.
 
     Its layers, inputs and outputs are those of `model`.
 
@@ -21,7 +21,7 @@ class WrappedModel(keras.Model):
     model: keras.Model
 
     def __getattr__(self, name):
-        # Only for what is not found.
+        # Called only for attributes that are not found.
         model = self.__dict__.get("model")
         if model is not None and hasattr(model, name):
             raise AttributeError(
@@ -35,7 +35,7 @@ class WrappedModel(keras.Model):
         )
 
     def _class(self):
-        # An HDF5 file of the old format names it, as what is to be made again.
+        # An HDF5 file of the old format names this class.
         if attributes.writes_old_format():
             return self.model.__class__
         return type(self)
@@ -43,12 +43,12 @@ class WrappedModel(keras.Model):
     __class__: Any = property(_class)
 
     def __dir__(self):
-        # Keras saves all that is listed here. The model inside would be there
-        # twice: its layers and its optimizer are also those of the outside.
+        # Keras saves all attributes that are listed here. The model inside
+        # would be saved twice, since both share layers and optimizer.
         return [name for name in super().__dir__() if name != "model"]
 
     def _obj_type(self):
-        """See `keras.Model`: in which way to look for what is to be saved."""
+        """See `keras.Model`: how attributes to save are found."""
         return attributes.obj_type(self.model)
 
     @property
@@ -148,9 +148,9 @@ class WrappedModel(keras.Model):
     ) -> None:
         """Loads weights of the plain model, see `keras.Model`.
 
-        All of them or, where the file is damaged or of another model, none:
-        then it is an error before anything is changed. Not so with
-        `skip_mismatch=True`, which loads the layers that fit.
+        All of them or, if the file is damaged or of another model, none: the
+        error comes before anything is changed. With `skip_mismatch=True` the
+        layers that fit are loaded.
         """
         load_weights = self.model.load_weights
         if skip_mismatch:
@@ -176,12 +176,12 @@ class WrappedModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """The configuration of the plain Keras model, with its class.
 
-        In an HDF5 file of Keras' old format it stands by itself.
+        In an HDF5 file of Keras' old format it has its own entry.
         """
         if attributes.writes_old_format():
             return self.model.get_config()
         config = keras.saving.serialize_keras_object(self.model)
-        # What is saved has it once, for the whole.
+        # A saved file has it once.
         config.pop("compile_config", None)
         return config
 
@@ -191,7 +191,7 @@ class WrappedModel(keras.Model):
         config: dict[str, Any],
         custom_objects: dict[str, Any] | None = None,
     ) -> Any:
-        """Makes the plain Keras model of the configuration."""
+        """Creates the plain Keras model of the configuration."""
         return keras.saving.deserialize_keras_object(
             config, custom_objects=custom_objects
         )

@@ -1,7 +1,7 @@
 """Clips gradients as Keras does, by norms of whole variables.
 
-Keras takes the norm of what an optimizer is given. Here that is a shard, or a
-replica's part, whose squares have to be added up first.
+Keras takes the norm of the gradients that an optimizer is given. Here these are
+shards, whose squares have to be summed first.
 """
 
 import tensorflow as tf
@@ -45,10 +45,10 @@ def _clip_unscaled(optimizer, grads, variables, extended):
 
 
 def squares(tensors, variables, extended) -> list[tf.Tensor]:
-    """Squared norms, each of what is as whole as a variable; in float32.
+    """Squared norms of whole variables' tensors, in float32.
 
-    In replica context, where no replica is in a branch: of tensors of the shape
-    that this rank and replica has of each variable, those that are not None.
+    In replica context, outside of branches. The tensors have the shape of this
+    rank's and replica's shard of each variable; None is left out.
     """
     found, sharded, parted = [], [], []
     for tensor, variable in zip(tensors, variables):

@@ -1,17 +1,17 @@
-"""The noise scale of gradients, out of gradients that are there anyway.
+"""The noise scale of gradients, from gradients that training computes anyway.
 
-A batch is the sum of parts, of replicas or of microbatches. Part i counts for
-w_i of it and has b_i rows; G is the expected gradient and S the trace of the
-covariance of the gradient of a row:
+A batch has shards: replicas or microbatches. Shard i counts for w_i of it and
+has b_i rows; G is the expected gradient and S the trace of the covariance of
+the gradient of a row:
 
     E sum_i |w_i g_i|^2   = q |G|^2 + r S        q = sum_i w_i^2
     E |sum_i w_i g_i|^2   =   |G|^2 + r S        r = sum_i w_i^2 / b_i
 
-Two numbers a step, and two equations. What they give is a ratio of two
+Each step gives two numbers for two equations. The noise scale is a ratio of two
 expectations, so each is averaged over steps before they are divided.
 
 Source: McCandlish, Kaplan, Amodei et al.: An Empirical Model of Large-Batch
-Training (2018), appendix A.1, there with equal parts.
+Training (2018), appendix A.1, there with equal shards.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from tfscale.tensor_parallel import collectives
 
 
 class GradientNoise:
-    """Averages, over steps, what a noise scale is made of."""
+    """Averages the terms of a noise scale over steps."""
 
     def __init__(self, model: keras.Model, smoothing: float):
         self._optimizer = model.optimizer
@@ -46,11 +46,11 @@ class GradientNoise:
             )
 
     def begin(self, fit: Fit) -> None:
-        """Looks at what is traced in a `fit`."""
+        """Measures the steps that are traced in a `fit`."""
         self._fit = fit
 
     def is_of(self, model: keras.Model) -> bool:
-        """Whether it looks at the gradients of a model, as it is compiled."""
+        """Whether it measures the gradients of a model, as compiled."""
         return (
             self._optimizer is model.optimizer
             and {id(v) for v in model.trainable_variables} == self._ids
@@ -62,11 +62,11 @@ class GradientNoise:
         return self._means.numpy()
 
     def set(self, means: Any) -> None:
-        """Goes on from `means`."""
+        """Continues from `means`."""
         self._means.assign(means)
 
     def of_replicas(self, gradients, sums, variables, extended) -> None:
-        """Notes a step of replicas; in replica context, where they can meet."""
+        """Notes a step of replicas; in replica context, outside of branches."""
         fit, batch_shard = (
             self._fit,
             step_context.current().batch_shard_in_graph,
@@ -131,7 +131,7 @@ class GradientNoise:
 
 
 def squared_norms(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """Squared norms of the gradients that are there, a vector of float32."""
+    """Squared norms of the gradients that are not None, a float32 vector."""
     return tf.stack(
         [
             tf.reduce_sum(
@@ -144,7 +144,7 @@ def squared_norms(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
 
 
 def _over_ranks(local_squares, gradients, variables):
-    """The sum of squared norms, of which a rank has those of its shards."""
+    """The sum over ranks of the squared norms of their shards."""
     given = [v for g, v in zip(gradients, variables) if g is not None]
     sharded = np.array([is_sharded(v) for v in given])
     if not sharded.any():

@@ -1,4 +1,4 @@
-"""Gradients of replicas are summed, and divided where their slots are."""
+"""Sums gradients over replicas, and scatters those whose slots are sharded."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ from tfscale.whole_batch import batch_norm
 def sum_over_replicas(extended: Any, gradients, variables) -> list:
     """Gradients summed over the replicas; in replica context.
 
-    Of a variable whose slots the replicas divide it is this replica's part.
+    For a variable with sharded slots it is this replica's shard.
     """
     for variable in variables:
         check_in_scope(variable)
@@ -33,8 +33,8 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
     def dense(indices):
         return [tf.convert_to_tensor(gradients[i]) for i in indices]
 
-    # Not by `context.all_reduce`, which has an operation for all of them,
-    # on one device, where they would meet from all stages.
+    # Not by `context.all_reduce`, which would move the gradients of all stages
+    # to one device.
     all_reduce = functools.partial(context.merge_call, _sums)
     found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
     for i, total in zip(whole, found):
@@ -60,7 +60,7 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
 def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
     """Gradients of a microbatch times `weight`, reduce-scattered over replicas.
 
-    With `zero_stage=3` those of sharded weights have been so by the tape.
+    With `zero_stage=3` the tape has done so for sharded weights.
     """
     states = extended.optimizer_states
     found, dims = list(gradients), {}
@@ -82,7 +82,7 @@ def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
 
 
 def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
-    """This device's part of a gradient that all devices have whole.
+    """This device's shard of a gradient that all devices have whole.
 
     It is what `apply_sums` takes; see `adapters/optimizer.py`.
     """
@@ -91,13 +91,13 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
 
 
 def _is_local_shard(states, gradient, variable):
-    """Whether a gradient is a part of this worker's sum already."""
+    """Whether a gradient is a shard of this worker's sum already."""
     local_shape = states.sharding_of(variable).local_shape
     return zero.is_divided(variable) or gradient.shape == local_shape
 
 
 def _sums(strategy, *values):
-    """Sums over the replicas; where these meet."""
+    """Sums over the replicas; outside of branches."""
     return strategy.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
     )

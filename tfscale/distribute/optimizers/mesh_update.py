@@ -1,4 +1,4 @@
-"""How an optimizer of a mesh updates variables; see `adapters/optimizer.py`."""
+"""The updates of an optimizer of a mesh; see `adapters/optimizer.py`."""
 
 import contextlib
 import weakref
@@ -21,7 +21,7 @@ from tfscale.whole_batch import changed_gradients
 
 
 class MeshUpdate:
-    """What the optimizers of a mesh are asked to do otherwise."""
+    """The update of an optimizer of a mesh, where it differs from Keras'."""
 
     def __init__(self, extended: Any):
         self._extended = weakref.ref(extended)
@@ -38,7 +38,7 @@ class MeshUpdate:
         return self.extended.num_model_ranks > 1 or self.states.are_sharded
 
     def host_of(self, variable) -> str:
-        """The host of the device of a component, or of a part of it."""
+        """The host of the device of a component, or of its shard."""
         return device_grid.host_of(variable.device)
 
     def apply(
@@ -52,9 +52,9 @@ class MeshUpdate:
     ) -> Any:
         """Calls `apply` of Keras, or of a user's class, with sums.
 
-        It is given `given_variables`, or None, as the user gave them;
-        `variables` are those that the gradients are of. `are_sums` says whether
-        these are sums over the replicas already.
+        `given_variables` are the user's argument, or None; `variables` are
+        those of the gradients. `are_sums` says whether the gradients are sums
+        over the replicas.
         """
         if not tf.distribute.has_strategy():
             raise ValueError(
@@ -78,8 +78,7 @@ class MeshUpdate:
             with tf.init_scope():
                 optimizer.build(variables)
         grads = self._whole_gradients(optimizer, grads, variables, are_sums)
-        # Within the branch of a step whose gradients are finite no replica
-        # meets another one.
+        # In the branch of finite gradients replicas exchange nothing.
         in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         update = step_context.Update(is_in_branch=in_branch)
         with step_context.within(update=update):
@@ -93,7 +92,7 @@ class MeshUpdate:
         return result
 
     def _whole_gradients(self, optimizer, grads, variables, are_sums):
-        """Gradients as `apply` of Keras is to have them: summed, clipped."""
+        """Gradients for Keras' `apply`: summed and clipped."""
         extended = self.extended
         if self.is_sharded:
             optimizer_checks.check(optimizer, variables, extended)
@@ -118,12 +117,12 @@ class MeshUpdate:
 
     @contextlib.contextmanager
     def reading_shards(self):
-        """Within it, variables are what this rank and replica has of them."""
+        """Within it, variables are this rank's and replica's shards."""
         with collectives.local_shards(), self.states.reading_local_shards():
             yield
 
     def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
-        """Whether something is true on all ranks, and replicas with parts."""
+        """Whether a condition holds on all ranks and sharded replicas."""
         fails = tf.cast(tf.logical_not(fact), tf.float32)
         if self.states.are_sharded:
             fails = zero.sum_over_replicas(fails)
@@ -152,13 +151,13 @@ class MeshUpdate:
         return list(zip(variables, norms[:count], norms[count:]))
 
     def move_averages(self, variables, averages, momentum) -> None:
-        """Moves averages of variables, of which each has its part."""
+        """Moves averages of variables, each on its own shard."""
         with collectives.local_shards():
             for variable, average in zip(variables, averages):
                 if average is None:
                     continue
                 value = tf.convert_to_tensor(self.states.local_shard(variable))
-                # Another one than the variable's, if slots are on the host.
+                # Differs from the variable's if slots are on the host.
                 with tf.device(average.value.device):
                     of_before = tf.cast(momentum, average.dtype)
                     average.value.assign(
@@ -167,7 +166,7 @@ class MeshUpdate:
                     )
 
     def gather_updated(self, all_variables, updated) -> None:
-        """Gives replicas the parts that others updated; None: of any."""
+        """Gathers the shards that replicas updated; None: of all variables."""
         if not self.states.are_sharded:
             return
         update = step_context.current().update

@@ -1,10 +1,9 @@
-"""Updates, outside of replicas, of weights by slots and of slots by weights.
+"""Updates of weights by slots, or of slots by weights, outside of replicas.
 
 `strategy.extended.update(weight, fn, args=(slot,))` calls `fn` for each device
-with what it has of both: all of the weight, and where replicas divide slots a
-part of the slot. Here it gets the same part of the weight, and then replicas
-give each other what they have updated. `keras.callbacks.SwapEMAWeights` swaps
-weights with their averages in this way.
+with the whole weight and, with sharded slots, a shard of the slot. Here `fn`
+gets the same shard of the weight, and replicas gather the updated shards.
+`keras.callbacks.SwapEMAWeights` swaps weights with averages in this way.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from tfscale.distribute.variables.zero import OptimizerStateSharding
 def update_local_shards(
     update: Callable, optimizer_states: OptimizerStateSharding
 ) -> Callable:
-    """An `update` of an `extended` that gives `fn` parts of the same size."""
+    """An `update` of an `extended` that gives `fn` shards of the same size."""
 
     def call(var, fn, args, kwargs, group):
         weights = _weights_of_slots((var, args, kwargs))
@@ -53,7 +52,7 @@ def update_local_shards(
 
 
 def _weights_of_slots(values):
-    """Those that are whole on every replica, beside parts of such slots."""
+    """The weights that are whole on every replica, with a sharded slot."""
     variables = [
         value
         for value in tf.nest.flatten(values)

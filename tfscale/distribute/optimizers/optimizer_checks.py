@@ -1,4 +1,4 @@
-"""Optimizers that would be wrong with sharded slots, refused in words."""
+"""Refuses optimizers that would be wrong with sharded slots."""
 
 import warnings
 import weakref
@@ -22,7 +22,7 @@ NOT_ELEMENTWISE = (
     keras.optimizers.Muon,
 )
 
-# Optimizers of users' own that were tried: each is once.
+# Custom optimizers that were tried; each is tried once.
 _TRIED: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
 
@@ -131,7 +131,7 @@ def _is_of_keras(optimizer):
 
 
 def _check_custom(optimizer, shardings):
-    """Refuses an optimizer of a user's own that a trial finds out."""
+    """Refuses a custom optimizer that fails the trial."""
     kind = optimizer.__class__
     if (
         optimizer in _TRIED

@@ -1,10 +1,9 @@
 """Tries whether an optimizer updates each element of a variable by itself.
 
-An optimizer of a user's own may look at a whole variable: at its norm, say, or
-at that of all gradients, in an `apply` that clips. Of shards it would make
-something else, and nothing else tells. So it is given small variables, whole
-and then the first halves of those that are sharded, and the halves have to come
-out alike.
+A custom optimizer may use a whole variable: its norm, say, or the norm of all
+gradients, in an `apply` that clips. On shards it would compute something else.
+So it updates small variables, whole ones and then the first halves of those
+that are sharded, and both halves have to be equal.
 """
 
 import itertools
@@ -17,7 +16,7 @@ import tensorflow as tf
 from tfscale.sharding.sharding import Sharding
 from tfscale.whole_batch import trial
 
-# Small enough for nothing to be clipped, and so large that everything is.
+# Small enough that nothing is clipped, and so large that everything is.
 _MAGNITUDES = (1e-2, 1.0, 1e2)
 _SIZE, _SHARDED_SIZE = 5, 6
 
@@ -25,7 +24,7 @@ _SIZE, _SHARDED_SIZE = 5, 6
 def is_elementwise(
     optimizer: keras.Optimizer, shardings: Iterable[Sharding]
 ) -> bool:
-    """Whether an optimizer does to shards what it does to whole variables.
+    """Whether an optimizer updates shards as it updates whole variables.
 
     A copy, made by `get_config`, is tried on the CPU, by a thread that is in no
     strategy and no graph, without Keras' own clipping. Raises what it raises.
@@ -60,19 +59,19 @@ def is_elementwise(
     ):
         step = np.abs(new - old).max(initial=0.0)
         error = np.abs(new - new_shard).max(initial=0.0)
-        # Rounding is of the size of values, what is meant of that of steps.
+        # Rounding errors scale with values, real differences with steps.
         if error > 1e-3 * step + 1e-5 * np.abs(new).max(initial=0.0):
             return False
     return True
 
 
 def _updates(optimizer, values, gradients):
-    """What the variables are after each step, a list of lists of arrays."""
+    """The variables after each step, a list of lists of arrays."""
     config = optimizer.get_config()
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):
         config.pop(name, None)
     if "learning_rate" in config:
-        # A schedule may begin with nothing.
+        # A schedule may begin with zero.
         config["learning_rate"] = 0.1
     found = []
     with tf.device("CPU:0"):

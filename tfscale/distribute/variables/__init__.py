@@ -1,3 +1,3 @@
-"""Variables of a mesh: mirrored over it, sharded, and made."""
+"""Variables of a mesh: how they are created, mirrored and sharded."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""To which layer a variable belongs that Keras makes later than it was asked.
+"""Finds the layer of a variable that Keras creates later than it was added.
 
-A model with a `call` of its own is built by running it, and all that its layers
-want is made when that is over. Then only the model's own scope is open, and
-neither the layer nor the path is what the scopes say.
+A model with a custom `call` is built by running it, and the variables of its
+layers are created afterwards. Then only the model's scope is open, which shows
+neither the layer nor the path.
 """
 
 import keras
@@ -12,7 +12,7 @@ from tfscale._internals import symbols
 
 
 def late_variable(initial_value) -> keras.Variable | None:
-    """The Keras variable that is being made, if it is made late.
+    """The Keras variable that is being created, if it is created late.
 
     `initial_value` is then a function that refers to it.
     """

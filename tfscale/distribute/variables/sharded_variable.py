@@ -1,4 +1,4 @@
-"""A variable of which every component holds a part."""
+"""A variable of which every component holds a shard."""
 
 import numpy as np
 import tensorflow as tf
@@ -14,25 +14,24 @@ from tfscale.sharding.shards import unshard
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 
-# Under which a checkpoint of TensorFlow has the value of any variable.
+# The key of a variable's value in a checkpoint of TensorFlow.
 _CHECKPOINT_KEY = "VARIABLE_VALUE"
 
 
 class ShardedVariable(MeshVariable):
-    """A variable of which each component has a part.
+    """A variable of which each component has a shard.
 
     A weight is sharded over the model ranks of a replica and, with
     `zero_stage=3`, over the replicas; a slot of an optimizer like its weight
     and, with any `zero_stage` but 0, over the replicas too.
 
-    It is the whole value for all who do not ask for shards: outside of
-    replicas the parts are put together, inside they are gathered, and what is
-    assigned is sharded. Within `collectives.local_shards` a slot is the
-    component's own part, and a weight is the shard of the rank, gathered over
-    the replicas. Where a strategy updates components, both are the component's
-    own part.
+    It reads as the whole value: outside of replicas the shards are
+    concatenated, inside they are gathered, and an assigned value is sharded.
+    Within `collectives.local_shards` a slot is the component's shard, and a
+    weight is the shard of the rank, gathered over the replicas. Where a
+    strategy updates components, both are the component's shard.
 
-    Made by `MeshStrategy` for what is sharded, not by users.
+    Created by `MeshStrategy` for sharded variables, not by users.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ShardedVariable(MeshVariable):
 
     @property
     def sharding(self) -> Sharding:
-        """What each device has of it."""
+        """The sharding over the devices."""
         return self._sharding
 
     @property
@@ -67,7 +66,7 @@ class ShardedVariable(MeshVariable):
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """The shape of the value, of which components have parts."""
+        """The shape of the value, of which components have shards."""
         return tf.TensorShape(self._sharding.shape)
 
     def get_shape(self):
@@ -95,7 +94,7 @@ class ShardedVariable(MeshVariable):
         return self._sharding.data_dim is not None and not self._is_state
 
     def _is_shard_of_rank(self):
-        """Whether what layers use is the shard of a model rank."""
+        """Whether layers use the shard of a model rank."""
         return (
             self._is_divided_weight()
             and collectives.reads_shards()
@@ -106,7 +105,7 @@ class ShardedVariable(MeshVariable):
         if self._is_local():
             return super()._dense_var_to_tensor(dtype, name, as_ref)
         if self._is_in_replica():
-            # Threads meet outside of loops and branches only.
+            # Threads exchange values outside of loops and branches only.
             with (
                 collectives.graph_of_collectives(),
                 rank_state.within(gradients_are_partial=False),
@@ -119,7 +118,7 @@ class ShardedVariable(MeshVariable):
         return value if dtype is None else tf.cast(value, dtype)
 
     def _is_in_replica(self):
-        """Whether a replica of its strategy calls, not who has no strategy."""
+        """Whether a replica of its strategy calls."""
         return (
             tf.distribute.get_strategy() is self.distribute_strategy
             and not tf.distribute.in_cross_replica_context()
@@ -141,7 +140,7 @@ class ShardedVariable(MeshVariable):
         return value
 
     def __array__(self, dtype=None):
-        """The value, which NumPy asks for outside of a strategy's scope too."""
+        """The value, for NumPy, also outside of a strategy's scope."""
         return np.asarray(self.numpy(), dtype)
 
     def sparse_read(self, indices, name=None):
@@ -159,7 +158,7 @@ class ShardedVariable(MeshVariable):
         return self._dense_var_to_tensor()
 
     def _serialize_to_tensors(self):
-        # What a checkpoint has does not tell on how many ranks it was written.
+        # A checkpoint does not depend on the number of ranks.
         return {_CHECKPOINT_KEY: self._whole()}
 
     def _restore_from_tensors(self, restored_tensors):
@@ -174,7 +173,7 @@ class ShardedVariable(MeshVariable):
         return assigned
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
-        # TensorFlow would take the first shard for the value.
+        # TensorFlow would save the first shard as the value.
         raise ValueError(
             "A model with sharded variables cannot be exported. Received: "
             f"{self.path!r}, in {len(self._values)} parts. To serve it on the "

@@ -4,9 +4,9 @@
     ShardedVariable   every component holds a part of it (sharded_variable.py)
     MeshAccumulator   every replica adds up its own (metrics)
 
-They differ from those of `tf.distribute.MirroredStrategy` in this: gradients
-of lookups come out dense, model ranks of one replica count once, and where
-gradients are summed over the replicas already, each updates its own component.
+They differ from those of `tf.distribute.MirroredStrategy`: gradients of lookups
+are dense, model ranks of one replica count once, and with gradients that are
+summed already, each replica updates its own component.
 """
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from tfscale.tensor_parallel import collectives
 
 
 class _Common:
-    """What all kinds have in common, beside what TensorFlow has.
+    """The members that all kinds share.
 
     Scalars can be numbers of Python.
     """
@@ -47,7 +47,7 @@ class _Common:
 
     @property
     def whole_shape(self) -> tf.TensorShape:
-        """The shape of the value, of which components may have parts."""
+        """The shape of the value, of which components may have shards."""
         return self._primary.shape
 
     def _checked(self, value):
@@ -66,12 +66,12 @@ class _Common:
 class MeshVariable(_Common, symbols.MirroredVariable):
     """A variable with equal components on one device of every replica.
 
-    Made by `MeshStrategy` for what is created in its scope, not by users.
+    Created by `MeshStrategy` in its scope, not by users.
     """
 
     @property
     def sharding(self) -> Sharding:
-        """What each device has of it: here all."""
+        """The sharding over the devices: none here."""
         extended = self.distribute_strategy.extended
         return Sharding(
             tuple(self._primary.shape),
@@ -82,14 +82,14 @@ class MeshVariable(_Common, symbols.MirroredVariable):
 
     @property
     def state_sharding(self) -> Sharding:
-        """What each device has of an optimizer's state of it."""
+        """The sharding of an optimizer's slots of it."""
         return self.distribute_strategy.extended.optimizer_states.sharding_of(
             self
         )
 
     @property
     def are_states_on_host(self) -> bool:
-        """Whether an optimizer's states of it are on the host."""
+        """Whether an optimizer's slots of it are on the host."""
         states = self.distribute_strategy.extended.optimizer_states
         return states.are_on_host
 
@@ -111,8 +111,8 @@ class MeshVariable(_Common, symbols.MirroredVariable):
 class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
     """A variable of which every replica has its own, added up when read.
 
-    The model ranks of a replica have the same; the first one's counts. Where
-    there are several workers, all of them have to read it, at the same time.
+    The model ranks of a replica have equal values; the first one's counts. All
+    workers have to read it, at the same time.
     """
 
     def _get_cross_replica(self):
@@ -132,11 +132,11 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
 def _dense_gradient(x):
     """The same tensor, whose gradient is dense.
 
-    The gradient of a lookup is a `tf.IndexedSlices` in which a row stands as
-    often as it was looked up. Keras' optimizers square such slices before they
-    add them up, and take norms of them as they are: both wrong. Dense, the
-    rows are added up first. It is the last operation of a tape, and named like
-    those of TensorFlow: see whole_batch/changed_gradients.py.
+    The gradient of a lookup is a `tf.IndexedSlices` with a row for each lookup.
+    Keras' optimizers square such slices before they sum them, and use their
+    norms: both wrong. A dense gradient has them summed. It is the last
+    operation of a tape, and is named like those of TensorFlow: see
+    whole_batch/changed_gradients.py.
     """
 
     def gradient(dy):

@@ -1,4 +1,4 @@
-"""Makes a strategy's variables: on which devices, and which part on each."""
+"""Creates a strategy's variables: on which devices, and which shard on each."""
 
 import contextlib
 import functools
@@ -36,19 +36,19 @@ _CLASSES = {
 
 
 class VariableCreator:
-    """Makes the variables that are created in the scope of a strategy.
+    """Creates the variables of a strategy's scope.
 
-    What makes a variable decides how it is sharded: a layer's is sharded as
-    the layout map says, a slot of an optimizer like its variable and, with
-    `zero_stage=1`, over the replicas too, anything else not at all. Layers and
-    optimizers are prepared for shards when they make their first one.
+    The creator of a variable decides its sharding: a layer's is sharded by the
+    layout map, an optimizer's slot like its variable and, with `zero_stage=1`,
+    over the replicas too, any other not at all. Layers and optimizers are
+    prepared for shards when they create their first one.
 
-    Where a replica has several stages, variables are made on its host and
-    `PipelineModel` moves them (`placed_on`), so that building a model never
-    puts all of it on one accelerator.
+    With several stages, variables are created on the replica's host and
+    `PipelineModel` moves them (`placed_on`), so that a model is never built on
+    one accelerator.
 
     Attributes:
-        paths: Of the variables of layers so far.
+        paths: Paths of the layers' variables so far.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class VariableCreator:
             self._pipeline_rank, self._made_like = before
 
     def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
-        """Makes a variable, where and as `colocate_with` is if given."""
+        """Creates a variable, on the devices of `colocate_with` if given."""
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
         if self._optimizer_states.are_on_host and _is_optimizer(callers):
@@ -200,7 +200,7 @@ class VariableCreator:
         return sharding
 
     def _layout_dim(self, callers, path, initial, kwargs):
-        """Along which dim model ranks divide a new variable of a layer."""
+        """The dim along which model ranks divide a new variable of a layer."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return None
         if not _is_layer(callers):
@@ -214,7 +214,7 @@ class VariableCreator:
 
 
 def _callers_and_path(name, initial_value, **_):
-    """What makes a variable, outermost first, and the variable's path."""
+    """The creators of a variable, outermost first, and its path."""
     callers = attributes.name_scope_callers()
     late = late_variable(initial_value)
     if late is not None and _is_layer(callers):
@@ -223,17 +223,17 @@ def _callers_and_path(name, initial_value, **_):
 
 
 def _is_layer(callers):
-    """Whether it is a layer that makes a variable."""
+    """Whether a layer creates the variable."""
     return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
 
 
 def _is_optimizer(callers):
-    """Whether it is an optimizer that makes a variable."""
+    """Whether an optimizer creates the variable."""
     return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
 
 
 def _declared_dim(callers, name):
-    """What a layer says of its own or a sublayer's variable.
+    """The dim that a layer declares for a variable of its own or of a sublayer.
 
     `model_parallel_dims` of a layer has the sharded dim of each variable by
     its path below the layer.
@@ -247,7 +247,7 @@ def _declared_dim(callers, name):
 
 
 def _prepare_layers(callers, extended, is_found):
-    """Has the layers that make a sharded variable run on shards."""
+    """Prepares the layers that create a sharded variable to run on shards."""
     apply_decision = functools.partial(
         sequence_model.apply_decision, extended.num_model_ranks
     )

@@ -1,4 +1,4 @@
-"""ZeRO stage 1: each replica has, and updates, a part of optimizer slots.
+"""ZeRO stage 1: each replica has, and updates, a shard of optimizer slots.
 
 With D replicas, each of which has all weights and 1 / D of every slot, a step
 of the optimizer is
@@ -14,7 +14,7 @@ of the optimizer is
 No more is sent than for the all-reduce of gradients that replicas without it
 make, which is at best a reduce-scatter and an all-gather too.
 
-A part is one of D equal slices along a dim, see `Sharding.over_data`. A
+A shard is one of D equal slices along a dim, see `Sharding.over_data`. A
 variable with no such dim stays whole, slots and all, on each replica.
 
 Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
@@ -42,7 +42,7 @@ MIN_ELEMENTS = 4096
 
 
 class OptimizerStateSharding:
-    """Which part of each variable and of its slots a replica has.
+    """The replicas' shards of each variable and of its slots.
 
     Args:
         stage: `zero_stage` of the `MeshStrategy`.
@@ -66,17 +66,17 @@ class OptimizerStateSharding:
 
     @property
     def are_sharded(self) -> bool:
-        """Whether replicas have parts at all."""
+        """Whether slots are sharded over replicas."""
         return self.num_replicas > 1
 
     @property
     def are_weights_sharded(self) -> bool:
-        """Whether replicas have parts of weights."""
+        """Whether weights are sharded over replicas."""
         return self.stage == 3 and self.are_sharded
 
     @property
     def max_gathered_bytes(self) -> int:
-        """How much of gathered weights may be alive on a replica.
+        """The bytes of gathered weights that may be alive on a replica.
 
         Two weights, one in use and one on its way, even if they are the two
         largest.
@@ -106,8 +106,8 @@ class OptimizerStateSharding:
         Args:
             variable: A trainable variable, of Keras or distributed.
         """
-        # What Keras overwrites with its gradient (a scale of float8) is
-        # nothing that an optimizer updates.
+        # Keras overwrites a scale of float8 with its gradient; an optimizer
+        # does not update it.
         if not self.are_sharded or getattr(
             variable, "overwrite_with_gradient", False
         ):
@@ -115,11 +115,11 @@ class OptimizerStateSharding:
         return sharding_of(variable).over_data()
 
     def dim_of(self, variable) -> int | None:
-        """Which dim of its shard of a variable the replicas divide, if any."""
+        """The dim of a shard that the replicas divide, or None."""
         return self.sharding_of(variable).data_dim
 
     def local_shard(self, variable):
-        """What this replica updates of a variable: a part, or its component.
+        """The tensor that this replica updates: a shard, or its component.
 
         Args:
             variable: A trainable variable, of Keras or distributed.
@@ -139,7 +139,7 @@ class OptimizerStateSharding:
 
     @contextlib.contextmanager
     def reading_local_shards(self):
-        """Within it, a strategy's `update` is given parts.
+        """Within it, a strategy's `update` passes local shards.
 
         Components are as the step before left them, until `all_gather`.
         """
@@ -150,7 +150,7 @@ class OptimizerStateSharding:
             yield
 
     def all_gather(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives each replica the parts of variables that the others updated.
+        """Gathers the shards of variables that replicas have updated.
 
         In replica context, and not in a loop or branch.
         """
@@ -170,10 +170,10 @@ class OptimizerStateSharding:
                 component.assign(whole, read_value=False)
 
     def write(self, variables: Sequence[keras.Variable]) -> None:
-        """Writes this replica's new parts of variables into its components.
+        """Writes this replica's new shards of variables into its components.
 
-        In a branch, where no replica meets another, and from which no tensor
-        gets out. What it costs is a copy of each weight.
+        For branches, in which replicas exchange nothing and which return no
+        tensor. It costs a copy of each weight.
         """
         for variable in variables:
             if self.dim_of(variable) is not None and not is_divided(variable):
@@ -184,7 +184,7 @@ class OptimizerStateSharding:
 
         Args:
             variable: The variable.
-            shards: The new part of each component.
+            shards: The new shard of each component.
         """
         dim = self.dim_of(variable)
         if dim is None:
@@ -203,26 +203,26 @@ def is_divided(variable) -> bool:
 
 
 def shard_key(variable, thread: int) -> tuple[int, int]:
-    """By what an `Update` has the new part of a component.
+    """The key of a component's new shard in an `Update`.
 
     Args:
         variable: Of Keras or distributed.
-        thread: That of the component's replica and rank.
+        thread: The thread of the component's replica and rank.
     """
     return id(_distributed(variable)), thread
 
 
 class LocalShard:
-    """What an optimizer updates of a variable, in the variable's place.
+    """A shard of a variable that an optimizer updates in place of the variable.
 
-    What is assigned to it is a tensor until all parts are gathered, and the
-    whole is assigned. A slice assigned in place (`ResourceStridedSliceAssign`)
-    would put the component into a mode in which each read copies it, for good.
+    An assigned value is a tensor until all shards are gathered and the whole is
+    assigned. A slice assigned in place (`ResourceStridedSliceAssign`) would put
+    the component into a mode in which each read copies it.
 
     Args:
         variable: The variable; optimizers know slots by it.
-        thread: That of this replica and rank.
-        sharding: That of the variable's slots.
+        thread: The thread of this replica and rank.
+        sharding: The sharding of the variable's slots.
         replica: Which replica this is.
     """
 
@@ -232,7 +232,7 @@ class LocalShard:
         self._key = shard_key(variable, thread)
         rank, dim = component.shape.rank, sharding.data_dim
         size = sharding.local_shape[dim]
-        # Of all other dims everything: end 0 counts for nothing there.
+        # All other dims are whole: their end of 0 is ignored.
         self._slice = dict(
             begin=[replica * size if d == dim else 0 for d in range(rank)],
             end=[(replica + 1) * size if d == dim else 0 for d in range(rank)],
@@ -254,7 +254,7 @@ class LocalShard:
         return self._variable
 
     def __tf_tensor__(self, dtype=None, name=None):
-        """The part as it is now."""
+        """The current value of the shard."""
         value = self._new_shards.get(self._key)
         if value is None:
             with tf.device(self.device):
@@ -265,18 +265,18 @@ class LocalShard:
         return value if dtype is None else tf.cast(value, dtype, name=name)
 
     def assign(self, value):
-        """Changes the part; see the class."""
+        """Changes the shard; see the class."""
         value = tf.convert_to_tensor(value, self.dtype)
         self._new_shards[self._key] = value
 
     def take(self):
-        """The part as it is now, which is no longer noted."""
+        """The current value, which is no longer noted."""
         value = tf.convert_to_tensor(self)
         self._new_shards.pop(self._key, None)
         return value
 
     def write(self):
-        """Writes the part into the component, if it has been assigned."""
+        """Writes the shard into the component, if it was assigned."""
         value = self._new_shards.pop(self._key, None)
         if value is not None:
             with tf.device(self.device):
@@ -310,17 +310,16 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
 def reduce_scatter(
     tensors: Sequence, dims: Sequence[int | None]
 ) -> list[tf.Tensor]:
-    """This replica's part of the sums over replicas, of each tensor.
+    """This replica's shard of each tensor's sum over replicas.
 
-    Where there are several workers, of the sums over the replicas of all; each
-    worker's replicas divide them. Replicas are added up in their order, as
-    `Reducer` does, so an element is equal to the last bit to that of
-    an all-reduce.
+    With several workers the sums are over the replicas of all, and each
+    worker's replicas divide them. Replicas are added in order, as in `Reducer`,
+    so results are equal to the last bit to those of an all-reduce.
 
     Args:
         tensors: One for each variable.
-        dims: Along which dim each is sharded; None for a tensor that is
-            already the part of this worker's sum.
+        dims: The dim along which each is sharded; None for a tensor that is
+            this worker's shard already.
     """
 
     def scatter(values, dim):
@@ -332,9 +331,9 @@ def reduce_scatter(
 
 
 def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
-    """See `reduce_scatter`; of this worker's replicas, for parts that are kept.
+    """See `reduce_scatter`; of this worker's replicas, copied.
 
-    They are copies: a sum in the place of a slice keeps the buffer of all.
+    A slice would keep the buffer of the whole.
     """
 
     def scatter(values, dim):
@@ -348,7 +347,7 @@ def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
 
 
 def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
-    """The parts of all replicas, gathered on each, of each tensor."""
+    """The shards of all replicas of each tensor, gathered on each replica."""
     return _exchange(operations.all_gather, tensors, dims)
 
 
