@@ -46,7 +46,7 @@ class ShardingDecision:
     drawing: frozenset[int]
 
     def apply(self) -> None:
-        """Sets the rules as the model has them."""
+        """Applies the decision to the rules."""
         for rule, stays_sharded in self.stays_sharded.items():
             rule.stays_sharded = stays_sharded
             rule.layer.sharded_call.reason = self.reasons.get(rule)
@@ -68,7 +68,7 @@ def _decision_of(model):
 
 
 def _functional(model):
-    """A Sequential has another functional model once it has another layer."""
+    """The functional model in a Sequential, which changes with its layers."""
     return attributes.functional_in(model) or model
 
 
@@ -79,7 +79,7 @@ NOT_SEEN = (
 
 
 def apply_decision(num_ranks: int, rule) -> None:
-    """Sets a rule as the model that is being called has it."""
+    """Applies the decision of the model being called to a rule."""
     if rule.is_inner:
         return
     model = model_in_call()
@@ -93,7 +93,7 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 
 def ensure_analysed(model, num_ranks: int) -> None:
-    """Sets all rules as a functional model has them, analysed if need be."""
+    """Applies the decision of a functional model, after its analysis."""
     rules = {call.rule for call in sharded_calls(model)} - {None}
     _decision_for(model, num_ranks, rules).apply()
 
@@ -101,7 +101,7 @@ def ensure_analysed(model, num_ranks: int) -> None:
 def _decision_for(model, num_ranks, rules=frozenset()):
     decision = _decision_of(model)
     if decision is None or not rules <= set(decision.stays_sharded):
-        # The call that goes on is to know nothing of that of the analysis.
+        # The current call must not see the losses of the analysis.
         with layer_losses.kept():
             analyse(model, num_ranks)
         decision = _decision_of(model)
@@ -109,7 +109,7 @@ def _decision_for(model, num_ranks, rules=frozenset()):
 
 
 def analyse(model, num_ranks: int) -> None:
-    """Decides for all layers of a functional model what stays sharded.
+    """Decides which outputs of a functional model stay sharded.
 
     Warns:
         UserWarning: If layers are sharded without a partner.
@@ -117,8 +117,8 @@ def analyse(model, num_ranks: int) -> None:
     for call in sharded_calls(model):
         if call.rule is not None:
             call.rule.reset()
-    # A thread of its own has none of what surrounds the call: scopes of Keras,
-    # tapes, graphs and strategies of TensorFlow.
+    # A new thread has none of the scopes around the call: of Keras, tapes,
+    # graphs and strategies.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         rules, reasons, complaint, drawing = executor.submit(
             _analyse, model, num_ranks
@@ -147,7 +147,7 @@ def _is_for_shard(generator, num_ranks):
 
 
 def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
-    """Of all layers of a model that have sharded variables."""
+    """The `ShardedCall` of each layer with sharded variables."""
     for layer in attributes.flatten_layers(model):
         call = sharded_call.call_of(layer)
         if call is not None:
@@ -170,7 +170,7 @@ def _analyse(model, num_ranks):
             why = found.gathered.get(key) or reasons.get(call.rule)
             call.rule.keep_sharded(key in found.sharded, why)
         if not problems:
-            # Do ranks run the same operations?
+            # Check that ranks run the same operations.
             local = model_trace.trace_model(model, num_ranks).as_trace(reasons)
             problems = retrace.differing_sources(
                 trace, local, found, num_ranks=num_ranks
@@ -197,7 +197,8 @@ def _analyse(model, num_ranks):
             reasons.setdefault(whole.calls[key].rule, reason)
 
 
-# How a reason begins if a layer with weights comes after the last sharded one.
+# The beginning of a reason if a layer with weights follows the last sharded
+# one.
 _CONTRACTIONS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 
@@ -206,16 +207,16 @@ def missing_partners(
 ) -> str | None:
     """The warning of layers that are sharded without a partner.
 
-    A column-parallel layer pays if a row-parallel one takes its output sharded;
-    else the output is gathered at once, as it should be for logits only.
-    `calls` says, in order, whether inputs came sharded; `reasons` why outputs
-    are gathered.
+    A column-parallel layer pays off if a row-parallel one takes its output
+    sharded. Otherwise the output is gathered at once, which is right for logits
+    only. `calls` says, in order, whether inputs came sharded; `reasons` why
+    outputs are gathered.
     """
     lines = {}
     has_column = follows_column = False
     for index, (rule, _) in enumerate(calls):
         if rule.sink_dim is not None:
-            # Whether a layer was there to give it its input.
+            # Whether a sharded layer precedes it.
             has_column, follows_column = False, has_column
         elif rule.source_dim is not None:
             has_column = True

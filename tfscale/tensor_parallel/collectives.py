@@ -1,8 +1,8 @@
 """Exchanges between the model ranks of a replica, forward and backward.
 
 A replica whose layers are split over T devices runs as T traced threads, its
-model ranks. At each of these operations the ranks meet, and every one computes
-its own result on its own device:
+model ranks. These operations are collectives of the ranks, each of which
+computes its result on its device:
 
     operator                  forward             backward
     copy_to_ranks      (f)    x                   sum over ranks
@@ -15,13 +15,13 @@ its own result on its own device:
 
 f and g are those of Shoeybi et al., Megatron-LM (2019), section 3; the last
 two are g-bar and its conjugate in Korthikanti et al., Reducing Activation
-Recomputation in Large Transformer Models (2022), section 4.2.2. What is on the
-whole side of an operator is the same tensor on all ranks, value and gradient.
+Recomputation in Large Transformer Models (2022), section 4.2.2. The whole side
+of an operator is the same tensor on all ranks, value and gradient.
 
-Each one's backward is another one of them, its transpose, and so has a gradient
-itself: a loss may contain gradients (a gradient penalty).
+The backward of each is another one, its transpose, which has a gradient too: a
+loss may contain gradients (a gradient penalty).
 
-With one rank, and outside of a replica, all of them return what they got.
+With one rank, and outside of a replica, all return their argument.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _gathered = weakref.WeakKeyDictionary()
 
 
 def num_ranks() -> int:
-    """Over how many devices each layer of this replica is split."""
+    """The number of devices over which this replica's layers are split."""
     if tf.distribute.in_cross_replica_context():
         return 1
     extended = tf.distribute.get_strategy().extended
@@ -51,7 +51,7 @@ def num_ranks() -> int:
 
 
 def rank() -> int:
-    """Which of the model ranks of its replica this thread is."""
+    """The model rank of this thread within its replica."""
     if num_ranks() == 1:
         return 0
     index = symbols.get_current_replica_id_as_int()
@@ -78,7 +78,7 @@ def as_used(value):
 
 
 def graph_of_collectives():
-    """A context in that graph: outside of loops and branches."""
+    """A context in the graph of collectives: outside of loops and branches."""
     graph = rank_state.current().graph
     if graph is None or tf.executing_eagerly():
         return contextlib.nullcontext()
@@ -91,7 +91,7 @@ def copy_to_ranks(x):
 
 
 def reduce_from_ranks(x):
-    """The sum over the ranks, whose gradient is every rank's own (g)."""
+    """The sum over the ranks, whose gradient each rank uses unchanged (g)."""
     return _with_gradient(sum_over_ranks, copy_to_ranks, x)
 
 
@@ -106,7 +106,7 @@ def scatter_to_ranks(x, dim: int):
 
 
 def gather_from_ranks(x, dim: int):
-    """All ranks' shards of a tensor, for what all ranks do alike with them."""
+    """All ranks' shards of a tensor, which all ranks use alike."""
     whole = _with_gradient(concat_over_ranks, scatter_to_ranks, x, dim)
     if num_ranks() > 1 and not tf.executing_eagerly():
         shards = _gathered.setdefault(whole.graph, {})
@@ -131,7 +131,7 @@ def _with_gradient(forward, backward, x, *dim):
 
     @tf.custom_gradient
     def operator(x):
-        # The gradient of a lookup is rows.
+        # The gradient of a lookup is sparse rows.
         return forward(x, *dim), lambda dy: backward(
             tf.convert_to_tensor(dy), *dim
         )
@@ -140,11 +140,11 @@ def _with_gradient(forward, backward, x, *dim):
 
 
 def shard_before_gather(whole):
-    """The shard that `gather_from_ranks` made a tensor of, and the dim.
+    """The shard from which `gather_from_ranks` made a tensor, and the dim.
 
-    In the dtype of the tensor, which may have been converted since; `None` if
-    it does not come from there. TensorFlow then leaves out the gather, unless
-    the whole is used too.
+    It has the dtype of the tensor, which may have been converted since; `None`
+    for any other tensor. TensorFlow prunes the gather unless the whole is used
+    too.
     """
     if tf.executing_eagerly():
         return None
@@ -162,7 +162,7 @@ def shard_before_gather(whole):
 
 
 def local_shard(x, dim: int):
-    """This rank's part along a dim; no gradient is defined."""
+    """This rank's shard along a dim; no gradient is defined."""
     if num_ranks() == 1:
         return x
     return tf.split(x, num_ranks(), axis=dim)[rank()]
@@ -184,7 +184,7 @@ def concat_over_ranks(x, dim: int):
 
 
 def local_shard_of_sum(x, dim: int):
-    """This rank's part of the sum of the ranks' tensors; no gradient."""
+    """This rank's shard of the sum of the ranks' tensors; no gradient."""
     return _exchange(lambda shards: operations.reduce_scatter(shards, dim), x)
 
 

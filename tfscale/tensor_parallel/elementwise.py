@@ -1,7 +1,7 @@
-"""Whether an activation works on a shard of a tensor as on the whole.
+"""Whether an activation works on shards as on the whole tensor.
 
-The answer is in the operations of its graph, not in its name. To need the whole
-costs a gather, and is never wrong.
+The operations of its graph decide, not its name. A needless gather costs time,
+and is never wrong.
 """
 
 import concurrent.futures
@@ -17,10 +17,10 @@ from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation.operation_rules import ELEMENTWISE
 
-# Layers that have no variables: others could make some in a trace.
+# Layers without variables: others could create some in a trace.
 _LAYERS = (keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU)
-# Classes of layers and operations of Keras that act on each element by itself,
-# beside the ones that a trace finds: of several inputs, or random.
+# Elementwise layers and operations of Keras that a trace does not find: of
+# several inputs, or random.
 _CLASSES = re.compile(
     "activation|add|multiply|square|identity|(alpha|gaussian)?dropout"
     "|gaussiannoise|(leaky)?relu6?|[cs]?elu|gelu|(hard)?(silu|sigmoid|tanh)"
@@ -34,7 +34,7 @@ def acts_on_elements(activation: Callable | None) -> bool:
     """Whether a shard of the result comes from the same shard of the input.
 
     Along each dim but the batch. An activation (None is the identity) that has
-    variables, or fails on some tensors, counts as one that needs the whole.
+    variables, or fails on some tensors, counts as not elementwise.
     """
     if activation is None or activation is keras.activations.linear:
         return True
@@ -45,7 +45,7 @@ def acts_on_elements(activation: Callable | None) -> bool:
         if activation not in _found:
             _found[activation] = _is_elementwise(activation)
         return _found[activation]
-    except TypeError:  # There are no weak references to it.
+    except TypeError:  # It has no weak references.
         return _is_elementwise(activation)
 
 
@@ -80,12 +80,12 @@ def _has_only_elementwise(activation):
         for op in list(operations):
             if attributes.GRADIENT_TYPE in op.node_def.attr:
                 results = custom_gradients.custom_gradient(op).results
-                # Those of numbers, such as the beta of `silu`, are sums.
+                # Gradients of numbers, such as the beta of `silu`, are sums.
                 operations += walks.ancestors(
                     [x.op for x in results if x is not None and x.shape.rank]
                 )
     except Exception:
-        # The user's code will fail where it counts.
+        # The user's code will fail in the step.
         return False
     return outputs.shape.rank == 3 and all(map(_works_on_shards, operations))
 

@@ -1,9 +1,9 @@
-"""Keeps apart the losses that layers have on each of the ranks.
+"""Keeps the losses of layers separate for each rank.
 
 A Keras layer holds the losses of its last call (`add_loss`, activity
 regularizers), and a model forgets them where it is called again. Ranks are
-threads that call one model in turns, from one collective to the next: after it,
-a rank would find the losses of the others.
+threads that call one model in turns, from one collective to the next: after
+each, a rank would find the losses of another.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _thread = threading.local()
 def kept(layers=None):
     """Within it other ranks run; after it, layers have this rank's losses.
 
-    By default of all models that this thread has been inside of here.
+    By default these are the layers of all models that this thread has entered.
     """
     layers = _layers() if layers is None else layers
     losses = [list(attributes.noted_losses(layer)) for layer in layers]

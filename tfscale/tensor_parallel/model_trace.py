@@ -37,7 +37,7 @@ class RecordedCall:
 
 
 class Recorder:
-    """Asked by the layers of a model that is traced.
+    """Records the calls of layers while a model is traced.
 
     `num_shards` is 1 for whole tensors, and the number of ranks for tensors of
     the shapes that a rank has. `calls` are those of layers with rules,
@@ -95,7 +95,7 @@ class Recorder:
 
 
 def num_operations() -> int:
-    """How many operations the graph has so far."""
+    """The number of operations in the graph so far."""
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
@@ -140,7 +140,7 @@ def trace_model(
     made, records = {}, Recorder(num_shards, has_edges)
 
     def run():
-        # In a graph of its own, also where a replica asks for it.
+        # In a separate graph, also within a replica.
         with rank_state.within(replica=None, recorder=records):
             made.update(_call(model, num_shards, inputs))
 
@@ -165,7 +165,7 @@ def _call(model, num_shards, inputs):
         try:
             outputs = keras.tree.flatten(model(inputs, training=True))
         except Exception:
-            # Python that fails on a rank's shapes; the whole has to work.
+            # Python may fail on a rank's shapes, but not on whole ones.
             if num_shards == 1:
                 raise
     trainable = {id(v) for v in model.trainable_variables}
@@ -175,7 +175,7 @@ def _call(model, num_shards, inputs):
         "differentiable": [
             x for v, x in zip(variables, values) if id(v) in trainable
         ],
-        # Those that layers have added.
+        # Losses that layers have added.
         "losses": list(scope.losses),
         "generators": {
             id(v): x for v, x in zip(variables, values) if id(v) in seeds

@@ -1,4 +1,4 @@
-"""Random numbers of replicas and ranks: which differ, and which are the same.
+"""Random numbers of replicas and ranks: which differ, and which are equal.
 
 All devices have the same state of each `keras.random.SeedGenerator`. Each
 replica but the first, whose seeds are those of one device, puts its number into
@@ -42,9 +42,9 @@ def attach(
     generator: keras.random.SeedGenerator,
     is_for_shard: Callable[[], bool] | None = None,
 ) -> None:
-    """Makes seeds depend on the replica, and on the rank where for a shard.
+    """Makes seeds depend on the replica, and for shards on the rank.
 
-    `is_for_shard` says whether a draw is, in the model that is being called.
+    `is_for_shard` says whether a draw in the current model is for a shard.
     """
     options = {} if is_for_shard is None else {"is_for_shard": is_for_shard}
     adapt_generator(generator, seed_here=_seed_here, **options)
@@ -67,11 +67,11 @@ def _seed_here(generator, seed):
 
 
 class GlobalSeeds:
-    """The generator of replicas where none is named.
+    """The global generator of replicas.
 
     Keras' global seed generator belongs to one thread, and each replica has a
-    thread of its own. Several model ranks have none: their traces are compared
-    with one device's.
+    thread of its own. Several model ranks have none: their traces must equal
+    one device's.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):

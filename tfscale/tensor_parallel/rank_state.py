@@ -1,4 +1,4 @@
-"""How the layers that a model rank calls run, and use variables."""
+"""The state of a model rank while Keras calls layers."""
 
 import contextlib
 import dataclasses
@@ -12,12 +12,11 @@ from tfscale import step_context
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """What holds for this thread while Keras calls layers; see `Step.ranks`.
+    """The state of this thread while Keras calls layers; see `Step.ranks`.
 
     Attributes:
-        devices: The devices that a strategy calls a function on, if not on one
-            of each replica.
-        graph: The graph in which the ranks meet, if there is one.
+        devices: The devices of a strategy's call, if not one of each replica.
+        graph: The graph of the ranks' collectives, or None.
         replica: The number of the replica, a tensor, in a function that is
             traced once for all of them; else None.
         reads_shards: Whether a sharded variable is this rank's shard.
@@ -26,9 +25,9 @@ class RankState:
         given_shards: Tensors that stand for shards, by `id(variable)`.
         seeds_are_for_shards: Whether random numbers are for a shard.
         model: The functional model whose decisions count, or None.
-        sequence_plan: What layers divide along the sequence, or None.
-        recorder: The `Recorder` of a model that is only looked at, or None.
-        prepares_models: Whether this is a run that looks for models to prepare.
+        sequence_plan: The plan of sequence parallelism, or None.
+        recorder: The `Recorder` of a model that is only traced, or None.
+        prepares_models: Whether this run searches for models to prepare.
     """
 
     devices: Sequence[str] | None = None
@@ -47,13 +46,13 @@ class RankState:
 
 
 def current() -> RankState:
-    """That of this thread."""
+    """The state of this thread."""
     return step_context.current().ranks or _NOTHING
 
 
 @contextlib.contextmanager
 def within(**changes: Any) -> Iterator[None]:
-    """Within it, some attributes of this thread's state are others."""
+    """Within it, this thread's state has other attributes."""
     ranks = dataclasses.replace(current(), **changes)
     with step_context.within(ranks=ranks):
         yield

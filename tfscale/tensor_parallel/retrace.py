@@ -1,4 +1,4 @@
-"""Whether ranks that trace a model anew do what `propagation` looked at.
+"""Checks that a rank's trace of a model matches that of one device.
 
 A rank runs the model's Python on its shards, and Python may read static shapes.
 What it computes from a local size may be wrong (`1 / sqrt(x.shape[-1])`), it
@@ -26,7 +26,7 @@ _SHAPED = ("BroadcastTo", "Reshape")
 
 
 class _Different(Exception):
-    """The traces differ; what comes after has no partners."""
+    """The traces differ; later operations have no partners."""
 
 
 def differing_sources(
@@ -47,9 +47,9 @@ def differing_sources(
 def different_operations(
     whole: Trace, local: Trace, states: dict, num_ranks: int
 ) -> dict:
-    """Why the trace of a rank is not as expected, by index of operation."""
+    """Reasons why the trace of a rank differs, by index of operation."""
     comparison = _Comparison(whole, local, states, num_ranks)
-    # Shapes that are read as numbers leave no trace to any source.
+    # Shapes that are read as numbers cannot be followed to a source.
     comparison.may_differ = True
     comparison.run()
     return comparison.reasons
@@ -90,8 +90,8 @@ class _Comparison:
             self._between(starts, ends)
             self._try(self._outputs, keys=frozenset())
             return self._problems
-        # Python failed, or went to another layer, before the next call. Of
-        # what would have come after it nothing is known.
+        # Python failed, or went to another layer, before the next call. Nothing
+        # is known of later calls.
         for index, of_trace in enumerate(calls):
             if done < len(of_trace):
                 ends[index] = of_trace[done].operations.start
@@ -254,7 +254,7 @@ def _inputs_of(call: LayerCall):
 
 
 def _attributes(op):
-    """All but shapes and values, which are compared themselves, and functions.
+    """Attributes, without shapes, values and functions.
 
     The name of a function differs between traces, and none takes a shard.
     """

@@ -1,4 +1,4 @@
-"""How each layer of a sharded model runs, and what a device has of it."""
+"""How each layer of a sharded model runs, and its shard on a device."""
 
 import dataclasses
 
@@ -89,7 +89,7 @@ def _how(call, shardings):
 
 
 def _why_whole(rule):
-    """Why a layer does not divide its output, whatever comes after it."""
+    """Why a layer never leaves its output sharded."""
     layer = rule.layer
     if getattr(layer, "gather_output", None):
         return "it asks for it, with gather_output=True"
@@ -112,7 +112,7 @@ def _kind(rule):
     return "row-parallel" if rule.source_dim is None else "column-parallel"
 
 
-# The exchanges that sequence parallelism puts in place of an all-reduce.
+# The collectives of sequence parallelism that replace an all-reduce.
 _OF_SUM = (
     "reduce-scatter of the output",
     "all-gather of the output's gradient",
@@ -131,9 +131,9 @@ _OF_CONVERSION = {
 
 
 def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
-    """The plan of the shapes that a model, or one inside it, had last.
+    """The plan for the last shapes of a model, or of one inside it.
 
-    If it was not called yet, its own inputs have the shapes.
+    Before the first call, the shapes are those of its inputs.
     """
     if not isinstance(model, symbols.Functional | keras.Sequential):
         for layer in attributes.sublayers(model):

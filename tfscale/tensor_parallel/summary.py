@@ -23,7 +23,7 @@ from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.rules import sharded_call
 
 _LEAST_LENGTH = 64
-_LAYER, _EXCHANGED = 20, 16  # Columns that these have at the least.
+_LAYER, _EXCHANGED = 20, 16  # The least number of columns of these.
 _WIDE = 41  # From here on each text of a variable has a column of its own.
 
 
@@ -113,7 +113,7 @@ def _extended(model):
 
 
 def _analyse(model, num_ranks):
-    """Analyses what was not analysed, as the first call on ranks would."""
+    """Analyses models as their first call on ranks would."""
     if isinstance(model, symbols.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.ensure_analysed(model, num_ranks)
@@ -172,7 +172,7 @@ def _render(console, model, extended, line_length):
     if extended.num_replicas > 1:
         line("Sent by a device in a step", _sent_text(model, extended, gathers))
     optimizer = getattr(model, "optimizer", None)
-    # Before the first step it has no slots yet.
+    # Before the first step the optimizer has no slots.
     if optimizer is not None and optimizer.built:
         slots = [sharding_of(v) for v in optimizer.variables]
         line(
@@ -189,7 +189,7 @@ def _render(console, model, extended, line_length):
 
 
 def _gathers(model, extended):
-    """When a step has which weights gathered, in the order of layers."""
+    """The stays of gathered weights in a step, in the order of layers."""
     states = extended.optimizer_states
     sizes = {
         variable.path: sharding_of(variable).shard_bytes
@@ -204,7 +204,7 @@ def _sent_text(model, extended, gathers):
     stage, count = extended.optimizer_states.stage, extended.num_replicas
     times = collections.Counter(stay.gather for stay in gathers)
     num_bytes = sum(
-        # Without ZeRO too: an all-reduce is a reduce-scatter and a gather.
+        # An all-reduce counts as a reduce-scatter and a gather.
         (1 + times.get(variable.path, 1)) * sharding_of(variable).shard_bytes
         for variable in model.trainable_variables
     )
@@ -217,13 +217,13 @@ def _sent_text(model, extended, gathers):
 
 
 def _most_gradient_bytes(model, optimizer, states):
-    """Of gradients that a step has at a time, and of gathered weights."""
+    """The largest bytes of gradients and gathered weights in a step."""
     shardings = [sharding_of(v) for v in model.trainable_variables]
     whole = [s.shard_bytes for s in shardings if s.data_dim is None]
     if not states.are_weights_sharded:
         return sum(whole)
-    # Gradients of two weights are on their way, and what remains of each is a
-    # shard, which is kept where a norm or a check needs all of them.
+    # Gradients of two weights are in flight. Their shards are kept if a norm or
+    # a check needs all of them.
     divided = [s.local_bytes for s in shardings if s.data_dim is not None]
     needs_all = getattr(optimizer, "global_clipnorm", None) or hasattr(
         optimizer, "inner_optimizer"
@@ -251,7 +251,7 @@ def _table(rows, line_length):
     column = functools.partial(rich.table.Column, no_wrap=True)
     texts = [_texts(v) for row in rows for v in row.variables]
     needed = sum(max(map(len, column)) for column in zip(*texts))
-    # Borders and spaces of six columns, or of three.
+    # The width of borders and spaces of six columns, or of three.
     if line_length - _LAYER - _EXCHANGED - 19 >= max(needed, _WIDE):
         columns = [
             column("Variable"),

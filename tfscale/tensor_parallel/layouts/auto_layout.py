@@ -18,8 +18,8 @@ from tfscale.tensor_parallel.layouts.layouts import AXIS
 class FoundLayout(keras.distribution.TensorLayout):
     """The result of `auto_layout_map`.
 
-    That the output of a layer is gathered is worth a warning if the user
-    sharded it. Here the layer keeps its shard of the weights, as was wanted.
+    A gathered output is worth a warning if the user sharded the layer, and none
+    for a layout that was found.
     """
 
     is_found = True
@@ -157,8 +157,8 @@ def _check(model, mesh):
 def build_aside(build: Callable[[], keras.Model]) -> keras.Model:
     """Calls a function that builds a model, on the host and in no scope.
 
-    What is built next has the names and initial weights that it would have had:
-    the numbers of Keras' automatic names, and the random states of Python and
+    The next model has the names and initial weights that it would have had: the
+    numbers of Keras' automatic names, and the random states of Python and
     NumPy, from which Keras draws seeds, are as before.
     """
     names = attributes.automatic_names()

@@ -37,7 +37,7 @@ class LayoutPlan:
         self._axes: dict[int, tuple[str | None, ...]] = {}
 
     def is_free(self, projection: Projection) -> bool:
-        """Whether nothing was decided of a projection."""
+        """Whether the layout of a projection is still open."""
         return id(projection.kernel) not in self._axes
 
     def divides(self, length: int, what: str) -> bool:
@@ -91,7 +91,7 @@ _NOT_A_VOCABULARY = re.compile("position|segment|token_type", re.IGNORECASE)
 
 
 def plan_layouts(model: keras.Model, plan: LayoutPlan) -> None:
-    """Decides on all that is in a model, from the outside to the inside."""
+    """Decides on all layers of a model, from the outside to the inside."""
     _visit(model, plan, set())
     _shard_head(plan)
 
@@ -132,10 +132,10 @@ def _shard_heads(projections, plan):
     ]
     matrices = [p for p in projections if p.is_matrix]
     if into and not out_of and len(matrices) == 1:
-        # Heads may be made one dim again before the projection from there.
+        # Heads may be merged into one dim before the output projection.
         query, count = into[0]
         units = query.sizes[1]
-        # A third of the units where queries, keys and values are made as one.
+        # A third of the units if one layer computes queries, keys and values.
         if matrices[0].sizes[0] in (units, units / 3):
             out_of = [(matrices[0], count)]
     queries = {count for _, count in into} & {count for _, count in out_of}
@@ -143,14 +143,14 @@ def _shard_heads(projections, plan):
         if count in queries and plan.divides(count, f"heads of {_name(p)}"):
             plan.shard_rows(p)
     for p, count in into:
-        # Fewer heads than the queries have, that groups of these share, come
-        # with them; their being replicated is worth no warning.
+        # Key and value heads that groups of query heads share; replicating them
+        # is worth no warning.
         if count % plan.size == 0 and any(n % count == 0 for n in queries):
             plan.shard_columns(p)
 
 
 def _shard_flat_heads(layer, projections, plan):
-    """Heads that are one dim of the layers around them, as in T5."""
+    """Heads merged into one dim of the layers around them, as in T5."""
     count = getattr(layer, "num_heads", None)
     matrices = [p for p in projections if p.is_matrix]
     into = [p for p in matrices if _INTO_HEADS.search(p.layer.name)]
@@ -183,9 +183,9 @@ def _shard_experts(layer, plan):
 
 
 def _are_mlps(up, down):
-    """Whether these are as many matrices to hidden units as back from there."""
+    """Whether there are as many matrices to hidden units as back."""
     experts, width, hidden = up
-    # Twice as many units where the gate is a part of the first matrix.
+    # Twice as many units if the first matrix contains the gate.
     return tuple(down) in (
         (experts, hidden, width),
         (experts, hidden / 2, width),

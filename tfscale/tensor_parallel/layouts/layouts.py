@@ -57,8 +57,7 @@ def _split_dim_of(
                 f"most. Received: {axis} in {axes} for {pattern!r}. Give each "
                 "axis a dim of its own."
             )
-        # An axis of the mesh, yet its layers are whole: a variable is on one
-        # stage, never spread over several.
+        # A variable is on one stage, never spread over several.
         if axis == "pipeline":
             raise ValueError(
                 "A layout must not name the axis 'pipeline', along which "
@@ -83,7 +82,7 @@ def _split_dim_of(
 
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
-# Of patterns that match nothing; a model that was built twice has dozens.
+# Patterns without a match; a model that was built twice has dozens.
 _MAX_TOLD = 3
 _NO_PATHS = (
     " No layer has made a variable yet: a model with a `call` of its own must "
@@ -98,8 +97,8 @@ class Layouts:
     of axes, as Keras does: a key that is the path of a variable decides;
     otherwise the one key that matches the whole path (`re.fullmatch`). Only the
     axis `"model"` shards a variable, and `"data"` where `replicas_divide`
-    weights (ZeRO stage 3); see `ignored`. The map's own mesh does not count. A
-    map of None leaves it to layers to say what they divide.
+    weights (ZeRO stage 3); see `ignored`. The map's own mesh does not count.
+    With a map of None layers decide what they divide.
 
     Raises:
         TypeError: If the map or a layout is none.
@@ -231,7 +230,7 @@ class Layouts:
         return [p for p in self._axes if p not in self._matched]
 
     def check_all_matched(self, variables: Iterable) -> None:
-        """Raises if a pattern has matched none of these variables, or paths.
+        """Raises if a pattern matches none of these variables or paths.
 
         Also if there is no layout map and no layer has sharded a variable.
         """

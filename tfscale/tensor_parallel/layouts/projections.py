@@ -1,4 +1,4 @@
-"""Dense and EinsumDense as the products that they are, and pairs of them."""
+"""Dense and EinsumDense as products, and pairs of them."""
 
 import collections
 import dataclasses
@@ -54,7 +54,7 @@ class Projection:
 def projection_of(layer) -> Projection | None:
     """The product of a layer's kernel; None if it is no Dense or EinsumDense.
 
-    Nor if it is quantized, or no plain product.
+    It is None too if the layer is quantized, or no plain product.
     """
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
     if not isinstance(layer, kinds) or layer.quantization_mode:
@@ -108,7 +108,7 @@ class Chains:
         self._nodes = nodes
 
     def pairs(self):
-        """Yields `(ups, down)`: all that `down` takes comes from `ups`."""
+        """Yields `(ups, down)`: all inputs of `down` come from `ups`."""
         for node in self._nodes:
             if id(node) in self._matrices:
                 path = [node]

@@ -1,7 +1,7 @@
 """Gradients that were written by hand, as operations to check.
 
-They refer to tensors of the model, so they are traced into its own graph, after
-its operations and once, and are left out when the model is looked at again.
+They refer to tensors of the model, so they are traced once into its graph,
+after its operations, and are left out of later passes.
 """
 
 from typing import NamedTuple

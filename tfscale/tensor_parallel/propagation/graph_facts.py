@@ -17,7 +17,7 @@ from tfscale.tensor_parallel.propagation.layer_calls import Trace
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edge:
-    """A tensor enters or leaves a layer, and can be converted there.
+    """A tensor that enters or leaves a layer, where it can be converted.
 
     `operations` convert `before` to `after`; `mode` is how a rank does, None in
     the trace of a whole model. `position` is that among the layer's tensors.
@@ -106,7 +106,7 @@ class GraphFacts:
         num_ranks: Number of shards of a sharded tensor.
         retraced: See `propagation.propagate`.
         needs_gradient: Names of the tensors whose gradient is needed.
-        internal_tensors: By tensor that a call keeps to itself: its key.
+        internal_tensors: The key of the call, by internal tensor.
         boundaries: Where tensors may be converted between layers.
         fixed: Keys of the calls whose sources stay sharded for good.
     """
@@ -140,7 +140,7 @@ def facts_of(
 
 
 def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
-    """Key of the call for each tensor that a call makes and keeps to itself."""
+    """The key of the call for each internal tensor of a call."""
     kept = {}
     for call in calls:
         returned = {output.tensor.name for output in call.made}
@@ -149,7 +149,7 @@ def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
         for index in call.operations:
             op = operations[index]
             names = {tensor.name for tensor in op.outputs}
-            # Constants made on the way (and kept, perhaps) are always the same.
+            # Constants created inside (and kept, perhaps) are always the same.
             has_no_input = not op.inputs and op.type != "Const"
             if has_no_input or any(
                 tensor.name not in internal or tensor.name in computed
@@ -168,7 +168,7 @@ _NO_GRADIENT = ("OnesLike", "StopGradient", "ZerosLike")
 def needs_gradient(
     operations: list, differentiable: Iterable[tf.Tensor]
 ) -> frozenset:
-    """Names of the tensors that a gradient is needed of."""
+    """Names of the tensors whose gradient is needed."""
     reached = {tensor.name for tensor in differentiable}
     for op in operations:
         if op.type not in _NO_GRADIENT and any(

@@ -1,10 +1,10 @@
 """The language of the rules: a label for each dim of an operation.
 
-A label says that the operation treats the entries along this dim apart from
-each other, so that it may run on a part of them: the output is then the same
-part of the whole output, and each gradient is the same part of the whole
-gradient. Dims that an operation mixes, drops or makes have the label None on
-the side where they have no partner, and cannot be sharded.
+A label says that the operation treats the entries along this dim separately, so
+that it may run on a shard: the output is then the same shard of the whole
+output, and each gradient the same shard of the whole gradient. Dims that an
+operation mixes, drops or adds have the label None on the side where they have
+no partner, and cannot be sharded.
 
     Softmax      (0, 1, 2)                      -> (0, 1, None)
     MatMul       (row, inner), (inner, column)  -> (row, column)
@@ -79,6 +79,6 @@ def dims_from_right(tensor: tf.Tensor) -> tuple[int, ...]:
 
 
 def without(dims: tuple, *blocked: int) -> tuple:
-    """The same labels with None at some places (negative ones are allowed)."""
+    """The same labels with None at some indices, which may be negative."""
     removed = {dims[index] for index in blocked}
     return tuple(None if dim in removed else dim for dim in dims)

@@ -128,7 +128,7 @@ def _strided_slice(op):
         num_sliced -= 1
         if masked("shrink_axis", entry):
             continue
-        # A limit beyond the end means the end, on a part as well.
+        # A limit beyond the end means the end, also on a shard.
         size = value.shape[dim]
         starts = masked("begin", entry) or begin[entry] == 0
         ends = masked("end", entry) or (

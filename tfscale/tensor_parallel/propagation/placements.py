@@ -6,9 +6,9 @@ import dataclasses
 class NoRule(Exception):
     """The operation cannot run on a shard of its input; the text says why.
 
-    `operand` is the whole tensor that is in the way, of which a shard along
-    `dim` would do, if there are such; `made` what the operation would make if
-    only gradients of the operand were summed.
+    `operand` is a whole tensor of which a shard along `dim` would do, if any;
+    `made` the states of the outputs if only the gradients of `operand` were
+    summed.
     """
 
     def __init__(self, reason, operand=None, dim=None, made=()):
@@ -31,7 +31,7 @@ class Sharded:
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """The same on all ranks, each of which uses it for itself.
+    """The same on all ranks, each of which uses it separately.
 
     Its gradient is what DTensor calls `Partial`: the ranks' gradients are
     summed. `direct` is true of the gathered tensor, false of tensors made from

@@ -2,17 +2,16 @@
 
 In Megatron-LM a column-split layer leaves its output sharded, and a row-split
 one takes it so; nothing is sent in between. Here the model is any graph, and
-what lies between the two is looked at operation by operation:
+each operation between the two is checked:
 
     column-split        Reshape  Transpose  BatchMatMul  ...        row-split
     source (b, t, 8*) -> (b, t, 4*, 2) -> ... -> (b, t, 4*, 2) -> sink (dim 2)
 
 A tensor is whole, the same on all ranks, or sharded along one dim (*). An
-operation may take a sharded tensor if, run on each rank's part, it makes this
-rank's part of what the whole operation makes. Where one may not, the sources
-that its input came from are gathered, and the analysis begins anew, because
-what joined them may depend on it. A type of operation without a rule fails:
-to gather is always right.
+operation may take a sharded tensor if each rank's shard gives the rank's shard
+of the whole result. Otherwise the sources of its input are gathered and the
+analysis starts again, because tensors joined with them may change. A type of
+operation without a rule fails: to gather is always right.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language
 Models Using Model Parallelism" (2019), section 3.
@@ -80,9 +79,9 @@ def propagate(
         generators: States of the generators of random numbers whose seeds can
             differ between ranks; None if those of all can.
         retraced: Whether ranks trace the model's Python with their shards.
-            Constants in a shape that equal the full size of a sharded dim are
-            then taken to be read from the tensor, which
-            `retrace.differences` has to confirm.
+            Constants in a shape that equal the full size of a sharded dim then
+            count as read from the tensor, which `retrace.differing_sources` has
+            to confirm.
 
     Raises:
         ValueError: If a call or a tensor of it does not fit the graph.
@@ -119,7 +118,7 @@ def search(
     choices: dict[Hashable, Any],
     check: Callable[[Walk], None],
 ) -> Walk:
-    """Passes over a model until no edge needs another choice.
+    """Runs passes over a model until no edge needs another choice.
 
     It ends because no choice is taken back. `choices` (see `Walk`) is changed;
     `check` is called with a pass that asks for nothing, and may add to its
@@ -139,7 +138,7 @@ def search(
 
 
 def operations_between_calls(trace: Trace) -> list[tf.Operation]:
-    """The operations that are not inside of calls of layers."""
+    """The operations outside of calls of layers."""
     inside = {index for call in trace.calls for index in call.operations}
     return [op for i, op in enumerate(trace.operations) if i not in inside]
 
@@ -160,7 +159,7 @@ def sharded_generators(
     draws, whole_origins = {}, set()
     for op in operations:
         if op.type not in random_operations.ELEMENTWISE or len(op.inputs) == 1:
-            # Operations with a state differ on each rank anyway.
+            # Operations with a state differ between ranks anyway.
             continue
         origins = _origins(list(op.inputs)[1:])
         state, keys = states.get(op.outputs[0].name, (None, frozenset()))

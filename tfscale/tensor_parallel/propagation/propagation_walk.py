@@ -1,8 +1,8 @@
 """One pass over a traced model: what each operation does to sharded tensors.
 
-The pass goes in the order in which operations were made. Where an operation
-cannot take its inputs as they are, the pass asks for another choice at an edge
-nearest before it:
+The pass follows the order in which operations were created. Where an operation
+cannot take its inputs as they are, the pass requests another choice at the
+nearest edge before it:
 
     edge                       choices, each later one for good
     output of a layer call     sharded, gathered (the reason why)
@@ -14,9 +14,9 @@ nearest before it:
 The output of a row-parallel layer is `Partial`, as DTensor and GSPMD call it:
 sharded it is reduce-scattered, gathered it is all-reduced.
 
-What depends on an operation that fails is not looked at in this pass. A call of
-a layer goes on from what it declares, so that one pass finds the changes of all
-layers.
+Operations that depend on one that fails are skipped in this pass. After a call
+of a layer the pass continues with the declared outputs, so that one pass finds
+the changes of all layers.
 """
 
 import collections
@@ -51,7 +51,7 @@ class Walk:
     Attributes:
         states: For each tensor that differs between ranks, by name, how it does
             and the nearest edges before it.
-        changes: Choices that the pass asks for, by edge.
+        changes: Choices that the pass requests, by edge.
         sharded_sinks: Keys of the calls whose sinks arrive sharded.
         converted: The dim along which a tensor is converted, by `Edge`.
 
@@ -67,7 +67,7 @@ class Walk:
         self._facts = facts
         self._choices = choices
         self._boundaries = facts.boundaries
-        self._lost: set[str] = set()  # tensors that nothing is known of
+        self._lost: set[str] = set()  # tensors with an unknown state
         self._keys_in: dict[Hashable, frozenset] = {}
         self._span = None
 
@@ -77,7 +77,7 @@ class Walk:
         for call in sorted(calls, key=lambda call: call.operations.stop):
             starting[call.operations.start].append(call)
         skip_to = 0
-        # One index more: a call at the very end may have made no operation.
+        # One more index: a call at the very end may have no operation.
         for index in range(len(operations) + 1):
             for call in starting[index]:
                 self._call(call, [operations[i] for i in call.operations])
@@ -86,7 +86,7 @@ class Walk:
                 self._operation(operations[index])
 
     def check_output(self, tensor: tf.Tensor) -> None:
-        """Ends at an output of the model, which has to be whole."""
+        """Requests that an output of the model is whole."""
         self._check_inside(tensor)
         state, edges = self._state(tensor)
         if isinstance(state, Replicated):
@@ -102,7 +102,7 @@ class Walk:
         )
 
     def gather(self, edges: Iterable[Hashable], reason: str) -> None:
-        """Asks for whole tensors at edges."""
+        """Requests whole tensors at edges."""
         edges, found = frozenset(edges), False
         for edge in edges - self._facts.fixed:
             choice = self._choices.get(edge)
@@ -138,7 +138,7 @@ class Walk:
                     self._lose(op.outputs)
 
     def _cross(self, edge):
-        """Where a tensor enters or leaves a layer."""
+        """The state of a tensor that enters or leaves a layer."""
         state, edges = self._state(edge.before)
         choice = self._choices.get(edge)
         if isinstance(state, Sharded) and not edges <= self._facts.fixed:
@@ -150,7 +150,7 @@ class Walk:
             self.converted[edge] = choice.dim
             state, edges = choice, frozenset([edge])
         elif isinstance(state, Replicated) and not state.direct:
-            # Weights, or what was made from them, leave their layer.
+            # Weights, or tensors computed from them, leave their layer.
             self._misused([edge.before])
             self._lose([edge.after])
             return
@@ -175,7 +175,7 @@ class Walk:
                 self.states[tensor.name] = state, edges
 
     def _repeated(self, op, found):
-        """All ranks do the same with a tensor that each uses for itself."""
+        """The states of outputs that all ranks compute alike."""
         needed = self._facts.needs_gradient
         for tensor, state in zip(op.inputs, found):
             if state is None and tensor.name in needed:
@@ -201,7 +201,7 @@ class Walk:
         self.gather(self._edges(op.inputs), f"{op.type} {op.name!r}: {error}")
 
     def _use_weights_on_shards(self, operand, made):
-        """Whether a tensor is a weight of the layer, or made from some."""
+        """Whether a tensor is a weight of the layer, or made from weights."""
         span = self._span
         if (
             not made
@@ -227,7 +227,7 @@ class Walk:
         return True
 
     def _misused(self, tensors):
-        """A tensor that each rank uses for itself is used as a whole one."""
+        """Handles a tensor for one rank's use that is used as a whole one."""
         copied = [
             tensor
             for tensor in tensors

@@ -1,16 +1,16 @@
 """Shapes of sharded tensors, and operations that take such a shape.
 
 `tf.shape` of a sharded tensor is not the same on all ranks as in the whole
-model: the entry of the sharded dim is local. It may be used where that is
-what makes the result a part of the whole one: to reshape a tensor that is
-sharded itself, to make a tensor of a part's shape. All other uses fail.
+model: the entry of the sharded dim is local. It may be used where it makes the
+    result a shard of the whole: to reshape a sharded tensor, or to create a
+    tensor of a shard's shape. All other uses fail.
 
 A reshape keeps a tensor sharded if a dim of the output begins where the
 sharded dim begins, and is divisible by the number of ranks:
 
     (2, 4*, 6) -> (2, 24*)      (2, 8*) -> (2, 4*, 2)      (4*, 6) -> (4*, 2, 3)
 
-Rows in memory order then fall into the same parts before and after.
+Rows in memory order then fall into the same shards before and after.
 """
 
 import math
@@ -72,7 +72,7 @@ def _rank(op, states, num_ranks, retraced):
 def _reshape(op, states, num_ranks, retraced):
     data, shape = states
     if isinstance(data, Sizes):
-        # As `tf.repeat` and others do to be sure of a scalar or a vector.
+        # As in `tf.repeat`, to ensure a scalar or a vector.
         if shape is None and op.outputs[0].shape.rank in (0, 1):
             return [data]
         raise NoRule("it reshapes a vector of sizes")
@@ -109,7 +109,7 @@ def _same_size(left, right, left_whole=(), right_whole=()):
     unknown = [run.count(None) for run in (left, right)]
     if unknown == [0, 0]:
         return True
-    # One unknown size on each side is the same one if all else is.
+    # One unknown size on each side is equal if all others are.
     return (
         unknown == [1, 1]
         and left_whole.count(None) == right_whole.count(None) == 1
@@ -122,7 +122,7 @@ def _known_size(dims):
 
 
 def _check_local(op, shape, dim, retraced, infer):
-    """Refuses a shape operand that does not ask each rank for its part."""
+    """Refuses a shape operand that is not the shape of a rank's shard."""
     local = [] if shape is None else list(shape.local)
     if any(is_local for index, is_local in enumerate(local) if index != dim):
         raise NoRule("its shape has a local size of another dim")
@@ -167,7 +167,7 @@ def _only_local(shape):
     return shape.local.index(True)
 
 
-# With a sharded tensor, or made to the shape of one.
+# Of a sharded tensor, or with its shape.
 _RULES = {
     "BroadcastTo": _broadcast_to,
     "Fill": _made_of_shape,
@@ -213,7 +213,7 @@ def _joined(op, states):
 
 
 def _sizes_at(op, states):
-    """Entries that a slice or a gather with constant places takes."""
+    """Entries that a slice or a gather with constant indices takes."""
     sizes, *limits = states
     constants = [tf.get_static_value(tensor) for tensor in op.inputs[1:]]
     if not isinstance(sizes, Sizes) or any(limits):

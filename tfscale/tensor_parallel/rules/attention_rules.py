@@ -1,4 +1,4 @@
-"""Attention on shards of its heads, where analysis cannot find the way.
+"""Attention on shards of its heads, for layers that analysis cannot follow.
 
 Queries and the output projection are sharded over the ranks by heads. Of
 grouped-query attention with fewer key/value heads than ranks, the kernels of
@@ -34,7 +34,7 @@ _dense = layers.attention_dense
 
 
 def is_attention(layer) -> bool:
-    """Whether a layer is an attention that runs by a rule as one.
+    """Whether a layer is an attention with a rule.
 
     Its `call` projects queries, keys and values, may repeat keys and values
     along dim 2, and ends with the output projection.
@@ -87,7 +87,7 @@ def _is_whole(dense):
 
 
 class _Attention(rules.Rule):
-    """Every rank has its part of all heads."""
+    """Every rank has its share of all heads."""
 
     shares_input = True
 
@@ -143,7 +143,7 @@ class _Attention(rules.Rule):
         return 2 * layers.num_attention_axes(self.layer)
 
     def _with_layer_mask(self, args, kwargs):
-        """The arguments, with those masks of heads that are this rank's."""
+        """The arguments, with this rank's masks of heads."""
         call = self.layer.__class__.call
         given = inspect.signature(call).bind(self.layer, *args, **kwargs)
         mask = given.arguments.get("attention_mask")
@@ -155,11 +155,11 @@ class _Attention(rules.Rule):
         return given.args[1:], given.kwargs
 
     def local_heads(self):
-        """Attributes of the layer that are others for a part of the heads."""
+        """Attributes of the layer that differ for a share of the heads."""
         layer, changed = self.layer, {}
         for name in layers.attention_names(layer).counts:
             changed[name] = getattr(layer, name) // collectives.num_ranks()
-        # Weights that all heads have in common.
+        # Weights that all heads share.
         for name in ("query_norm", "key_norm"):
             if hasattr(layer, name):
                 norm = getattr(layer, name)
@@ -168,7 +168,7 @@ class _Attention(rules.Rule):
 
 
 class _GroupedAttention(_Attention):
-    """Every rank has its part of the query heads, and all others."""
+    """Every rank has its share of the query heads, and all others."""
 
     @property
     def collectives(self):
@@ -195,7 +195,7 @@ class _GroupedAttention(_Attention):
         first, count, heads = self._heads()
 
         def needed(variable, dim):
-            # Each rank uses other heads of what is the same on all of them.
+            # The tensor is the same on all ranks; each uses other heads of it.
             whole = collectives.copy_to_ranks(tf.convert_to_tensor(variable))
             window = slice(first, first + count)
             return whole[(slice(None),) * dim + (window,)]
@@ -225,8 +225,8 @@ class _GroupedAttention(_Attention):
     def _heads(self):
         """The first key/value head, how many, and that of each query head.
 
-        As many on all ranks, even if some do not need the last one: with
-        gradients of other shapes the ranks would call other collectives.
+        All ranks have equally many, even if some do not need the last one:
+        gradients of other shapes would need other collectives.
         """
         layer, ranks = self.layer, collectives.num_ranks()
         total, num_keys = (
@@ -242,13 +242,13 @@ class _GroupedAttention(_Attention):
 
 
 def _heads_dim(dense):
-    """The dim of the kernel along which it has the heads."""
+    """The dim of the kernel that has the heads."""
     _, kernel, output = dense_rules.subscripts(dense)
     return kernel.index(output[_HEADS])
 
 
 def _call_on_shards(layer, x):
-    # The sequence is whole in here, and it is the heads that are sharded.
+    # Here the sequence is whole, and the heads are sharded.
     with rank_state.within(sequence_plan=None, gradients_are_partial=True):
         return layer(x)
 

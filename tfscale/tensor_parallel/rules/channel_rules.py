@@ -1,8 +1,8 @@
 """Convolutions and normalisations on shards of their channels.
 
-A convolution whose kernel is split along its output channels computes its part
+A convolution whose kernel is split along its output channels computes a shard
 of them, one that is split along its input channels a term of their sum. A
-depthwise convolution and a BatchNormalization take each channel by itself. A
+depthwise convolution and a BatchNormalization treat each channel separately. A
 LayerNormalization needs mean and variance of all channels, and sums over ranks
 for them.
 """
@@ -109,7 +109,7 @@ class _InputChannels(rules.Rule):
 
 
 class _Local(rules.Rule):
-    """Takes each channel by itself: sharded if its input is."""
+    """Treats each channel separately: sharded if its input is."""
 
     propagates = True
     source_dim = sink_dim = -1
@@ -117,7 +117,7 @@ class _Local(rules.Rule):
     def run(self, inputs, *args, **kwargs):
         if self.is_sharded(inputs):
             return self.run_locally(inputs, *args, **kwargs)
-        # Its variables are small: rather they are gathered.
+        # Its variables are small, so they are gathered.
         return self.layer.__class__.call(self.layer, inputs, *args, **kwargs)
 
     @abc.abstractmethod

@@ -1,6 +1,6 @@
 """Dense and EinsumDense on shards: column- and row-parallel contractions.
 
-With the kernel split along an output dim each rank computes its part of the
+With the kernel split along an output dim each rank computes a shard of the
 output (column-parallel); split along a contracted dim, each rank computes a
 term of the sum that the output is (row-parallel):
 
@@ -42,7 +42,7 @@ def make_rule(layer) -> rules.Rule | None:
 
 
 def _can_add_up(layer):
-    """Whether the largest of all ranks' inputs says how they are quantized."""
+    """Whether inputs are quantized by their largest value, found over ranks."""
     if layer.quantization_mode is None:
         return True
     return type(layer.inputs_quantizer) in (
@@ -54,8 +54,7 @@ def _can_add_up(layer):
 def subscripts(layer) -> tuple[str, str, str]:
     """Letters of input, kernel and output of a Dense or EinsumDense.
 
-    There is a `.` for all that "..." stands for: dims are counted from the
-    right, past it.
+    A `.` stands for "..."; dims are counted from the right.
     """
     if isinstance(layer, keras.layers.Dense):
         return ".x", "xy", ".y"
@@ -108,7 +107,7 @@ class _Column(rules.Rule):
         )
         bias = self.layer.bias
         rank = len(bias.shape)
-        # The bias has the dims from the first one with a letter on.
+        # The bias has the dims from the first letter on.
         dim = rank + self.source_dim
         if self._letter in letters and dim >= 0:
             return rules.local_shard_along(bias, dim)
@@ -121,7 +120,7 @@ class _Row(rules.Rule):
         super().__init__(layer)
         self._input_dim = input_dim
         self._kernel_dim = kernel_dim
-        # None, True or False: inferred, or what the user says.
+        # None, True or False: inferred, or the user's choice.
         self._comes_sharded = getattr(layer, "input_is_parallel", None)
         if self._comes_sharded is not False:
             self.sink_dim = input_dim
@@ -186,7 +185,7 @@ class _Row(rules.Rule):
             )
 
             def gradient(dy):
-                # As if the kernel was float; nothing of the product is kept.
+                # As for a float kernel; the product is not kept.
                 with tf.GradientTape() as tape:
                     tape.watch(inputs)
                     x = _contract(
@@ -209,7 +208,7 @@ class _Row(rules.Rule):
 
 
 def _quantize(layer, x):
-    """What Keras' `AbsMaxQuantizer` makes of this rank's part of an input."""
+    """This rank's shard of an input, quantized as by `AbsMaxQuantizer`."""
     quantizer = layer.inputs_quantizer
     axis = getattr(layer, "quantization_axis", -1)
     largest = collectives.max_over_ranks(

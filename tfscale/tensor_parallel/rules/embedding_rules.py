@@ -42,15 +42,15 @@ def make_rule(layer) -> rules.Rule | None:
 
 
 class _VocabularyParallel(rules.Rule):
-    # Of logits only; `divides` says so.
+    # For logits only, see `divides`.
     source_dim = -1
     shares_input = True
-    # Whether a call has made logits, as far as is known.
+    # Whether a call has computed logits, as far as known.
     makes_logits = False
 
     @property
     def collectives(self):
-        """See `Rule`: of a lookup, and of logits if it makes some."""
+        """See `Rule`: of a lookup, and of logits if any."""
         of_logits = ()
         if self.makes_logits:
             of_logits = super().collectives

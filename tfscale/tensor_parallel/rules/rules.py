@@ -11,10 +11,9 @@ The layout of its variables decides by which rule a layer runs:
                          gathered where used
 
 analysis.py finds whether a sharded output may stay sharded; by default it is
-gathered at once. A layer of `tfscale.layers` says so itself, by `gather_output`
-of a column-parallel and `input_is_parallel` of a row-parallel one. Of a layer
-that is not one of Keras' own, or a subclass that overrides what its `call`
-consists of, nothing is assumed.
+gathered at once. A layer of `tfscale.layers` decides itself, by `gather_output`
+of a column-parallel and `input_is_parallel` of a row-parallel one. Layers that
+are not of Keras, and subclasses that override a method of `call`, have no rule.
 """
 
 import abc
@@ -37,14 +36,14 @@ class Rule(abc.ABC):
         layer: The Keras layer.
         source_dim: The dim of its output that can stay sharded, counted from
             the right (negative), or None if the output is whole.
-        sink_dim: The same of the input that it can take sharded.
+        sink_dim: The dim of the input that can come sharded.
         stays_sharded: Whether the output stays sharded.
-        is_inner: Whether the rule of a layer around it has decided that.
+        is_inner: Whether the rule of an outer layer decides `stays_sharded`.
     """
 
     source_dim: int | None = None
     sink_dim: int | None = None
-    # Whether the output is sharded only if the input came so.
+    # Whether the output is sharded only if the input is.
     propagates = False
     # Whether its inputs may come as `sequence.copy_to_region` has them.
     shares_input = False
@@ -56,12 +55,12 @@ class Rule(abc.ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Gathers the output, but where the user says otherwise."""
+        """Gathers the output, unless the user chose otherwise."""
         if not self.is_inner:
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
     def keep_sharded(self, stays_sharded: bool, reason: str | None) -> None:
-        """Takes what analysis has found.
+        """Applies the result of the analysis.
 
         Raises:
             ValueError: If it gathers what the user wants sharded.
@@ -78,7 +77,7 @@ class Rule(abc.ABC):
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """The exchanges of one forward and backward, in words."""
+        """The collectives of one forward and backward, in words."""
         if self.propagates:
             return ()
         if self.source_dim is None:
@@ -87,7 +86,7 @@ class Rule(abc.ABC):
         return ("all-reduce of the input's gradient", *gathers)
 
     def divides(self, args, kwargs) -> bool:
-        """Whether a call with these arguments makes a sharded output."""
+        """Whether a call with these arguments returns a sharded output."""
         layer = self.layer
         if getattr(layer, "gather_output", None) is not None:
             return not layer.gather_output
@@ -124,11 +123,11 @@ class Rule(abc.ABC):
             return self.gather_output(output)
         if acts_on_elements(activation):
             return self.gather_output(activation(output))
-        # As softmax, which needs the whole: analysis keeps none sharded.
+        # Such as softmax, which needs the whole tensor.
         return activation(self.gather_output(output))
 
     def shard_input(self, inputs):
-        """The sharded input, whether it came sharded or whole."""
+        """The sharded input, from a sharded or a whole one."""
         if self.is_sharded(inputs):
             return inputs
         dim = inputs.shape.rank + self.sink_dim
@@ -139,17 +138,17 @@ class Rule(abc.ABC):
         raise TypeError(f"{type(self).__name__} takes no part of an input.")
 
     def is_sharded(self, inputs) -> bool:
-        """Whether an input is this rank's part."""
+        """Whether an input is this rank's shard."""
         return inputs.shape[self.sink_dim] != self.whole_size()
 
 
 def runs_as(layer, kinds, *methods: str) -> bool:
-    """Whether a layer computes what one of some classes of Keras does.
+    """Whether a layer computes what one of these classes of Keras does.
 
     `methods` are methods and properties that `call` uses; a subclass may
     have overridden.
     """
-    kind = layer.__class__  # without what is put before it (in_place.py)
+    kind = layer.__class__  # without its adapter (in_place.py)
     return any(
         all(
             getattr(kind, name, None) is getattr(known, name)
@@ -174,13 +173,13 @@ def assign_shard(variable, value) -> None:
     if id(variable) in given:
         given[id(variable)] = value
         return
-    # Not of the Keras variable, which looks at whole shapes.
+    # Not by the Keras variable, which checks whole shapes.
     with collectives.local_shards():
         variable.value.assign(value)
 
 
 def local_shard_along(variable, dim):
-    """This rank's part of a variable, sharded along `dim` or replicated."""
+    """This rank's shard of a variable, sharded along `dim` or replicated."""
     if sharding_of(variable).model_dim == dim:
         return shard_of(variable)
     whole = tf.convert_to_tensor(variable)
@@ -193,7 +192,7 @@ def weight_shard(layer, name: str):
     `enable_lora` of a Keras layer adds a product to its kernel, `K + s A B`,
     and trains A and B in its place. The product's shard needs a shard of B
     along the last dim of K, and of A along others; each rank uses the other one
-    for itself. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models
+    separately. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models
     (2022), equation 3.
     """
     weight = layers.weight_of(layer, name)
@@ -207,7 +206,7 @@ def weight_shard(layer, name: str):
 
 
 def lora_shards(layer, name: str):
-    """What of A and B this rank needs for its shard of their product."""
+    """The shards of A and B for this rank's shard of their product."""
     weight = layers.weight_of(layer, name)
     a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
     dim = sharding_of(weight).model_dim
@@ -217,7 +216,7 @@ def lora_shards(layer, name: str):
 
 
 def call_int8(layer, name: str, weight, scale, *args, **others):
-    """Calls an int8 layer with a shard of its weight, and of the scale of that.
+    """Calls an int8 layer with a shard of its weight and scale.
 
     `others` are further attributes of the layer for this call.
     """

@@ -1,4 +1,4 @@
-"""How a layer runs by its rule on ranks."""
+"""Runs a layer by its rule on ranks."""
 
 import tensorflow as tf
 
@@ -32,8 +32,8 @@ def make_rule(layer) -> Rule | None:
 def layers_with_rules(callers: list) -> list:
     """The layers that may need a rule when a sharded variable is made.
 
-    Of the layers that are being built, the innermost, which makes the variable,
-    and those with a rule for all layers in them.
+    Of the layers being built these are the innermost, which creates the
+    variable, and those whose rule covers the layers in them.
     """
     *around, maker = callers
     return [
@@ -43,9 +43,9 @@ def layers_with_rules(callers: list) -> list:
 
 
 def scale_dim(layer, name: str, rank: int) -> int | None:
-    """Along which dim a layer's new variable is sharded as the scale of int8.
+    """The dim along which a layer's new variable is sharded as a scale of int8.
 
-    As the weight that it scales is; None if it is not such a scale.
+    It is that of the weight; None if the variable is no such scale.
     """
     if name == "kernel_scale":
         rule = dense_rules.make_rule(layer)
@@ -62,7 +62,7 @@ def scale_dim(layer, name: str, rank: int) -> int | None:
 
 
 def attach(layer, apply_decision) -> None:
-    """Has a layer with sharded variables run by its rule; once.
+    """Lets a layer with sharded variables run by its rule; once.
 
     `apply_decision` is called with the rule before each call on ranks, and sets
     whether the layer leaves its output sharded.
@@ -73,7 +73,7 @@ def attach(layer, apply_decision) -> None:
 
 
 def call_of(layer) -> "ShardedCall | None":
-    """How a layer runs, if it has sharded variables."""
+    """The `ShardedCall` of a layer, or None."""
     return layer.sharded_call if isinstance(layer, MeshLayer) else None
 
 
@@ -98,21 +98,21 @@ class ShardedCall:
     def rule(self) -> Rule | None:
         """The rule of the layer, None if its weights are gathered.
 
-        It is another one, and has to be decided on, once the layer or one
-        inside it has been quantized or has got LoRA.
+        It changes, and has to be decided again, once the layer or one inside it
+        has been quantized or has LoRA.
         """
         kind = tuple(map(_kind_of, attributes.flatten_layers(self._layer)))
         if kind != self._kind:
             rule = make_rule(self._layer)
             if rule is not None and rule.sink_dim is not None:
-                # It names the size of the whole input, and says no to a part.
+                # It names the size of the whole input, and refuses a shard.
                 self._layer.input_spec = None
             self._kind, self._rule = kind, rule
             self.is_decided, self.reason = False, None
         return self._rule
 
     def run(self, call, args, kwargs):
-        """Calls the layer by its rule on ranks, and as it is elsewhere."""
+        """Calls the layer by its rule on ranks, and unchanged elsewhere."""
         rule = self.rule
         if rule is None:
             return call(*args, **kwargs)
@@ -133,7 +133,7 @@ class ShardedCall:
         scatters = rule.scatters(args, kwargs)
         inputs = args[0] if args else next(iter(kwargs.values()))
         start = model_trace.num_operations()
-        # An output that is not kept is whole.
+        # An output that does not stay sharded is whole.
         is_sharded = rule.stays_sharded and not rule.propagates
         if count > 1 and rule.sink_dim is not None and rule.is_sharded(inputs):
             is_sharded |= rule.propagates

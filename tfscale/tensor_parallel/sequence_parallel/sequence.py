@@ -1,8 +1,8 @@
 """Sequence parallelism: activations sharded along the sequence between layers.
 
-Between a row-parallel layer and the next column-parallel one, every rank would
-hold the same activations and do the same with them. Sharded along the
-sequence, each rank has a part of them, and the sum over ranks becomes
+Between a row-parallel layer and the next column-parallel one, all ranks would
+compute the same activations. Sharded along the sequence, each rank has a shard,
+and the sum over ranks becomes
 
     row-parallel ─► reduce-scatter ─► Dropout, Add, norm ─► all-gather ─► column
 
@@ -60,8 +60,8 @@ class Conversion:
             return collectives.scatter_to_ranks(tensor, self.dim)
         if self.mode == "gather":
             return collectives.gather_from_ranks(tensor, self.dim)
-        # Queries, keys and values are made from one input: put it together
-        # once, and add up what comes back before it is sent.
+        # Queries, keys and values have one input: it is gathered once, and its
+        # gradients are summed before they are sent.
         known = getattr(tensor, "tfscale_shared", None)
         if known is None or (
             not tf.executing_eagerly()
@@ -95,7 +95,7 @@ class SequencePlan:
 
 
 def current() -> SequencePlan | None:
-    """The plan by which this thread's model runs, if by one."""
+    """The plan of this thread's model, or None."""
     return rank_state.current().sequence_plan
 
 
@@ -114,10 +114,9 @@ def scatters(layer, x: tf.Tensor) -> bool:
 
 
 def copy_to_region(x: tf.Tensor) -> tf.Tensor:
-    """A whole input that each rank uses for itself (f).
+    """A whole input that each rank uses separately (f).
 
-    Its gradient is summed over ranks, unless that is done where it was
-    gathered.
+    Its gradient is summed over ranks, unless the gather does so.
     """
     if getattr(x, "tfscale_is_shared", False):
         return x
@@ -125,10 +124,10 @@ def copy_to_region(x: tf.Tensor) -> tf.Tensor:
 
 
 class Boundary:
-    """Around a method of a layer: tensors enter and leave.
+    """A boundary around a method of a layer, which tensors enter and leave.
 
-    With `of_shapes` the method only looks at shapes of tensors, which therefore
-    have to be whole.
+    With `of_shapes` the method only reads shapes of tensors, which have to be
+    whole.
     """
 
     def __init__(self, layer, *, of_shapes: bool = False):
@@ -160,8 +159,8 @@ class Boundary:
 def attach_boundaries(layer: keras.Layer) -> None:
     """Puts boundaries around the methods of a layer; once.
 
-    There is one around `call`, where tensors are gathered or sharded as a plan
-    has it, and one around a method that only looks at shapes.
+    One is around `call`, where tensors are gathered or sharded by a plan, and
+    one around a method that only reads shapes.
     """
     if boundary_of(layer) is None:
         adapt_layer(layer, sequence_boundary=Boundary(layer))

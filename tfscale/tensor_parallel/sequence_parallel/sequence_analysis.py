@@ -1,4 +1,4 @@
-"""Finds what of a model can be sharded along the sequence.
+"""Finds the activations of a model that can be sharded along the sequence.
 
 The model is traced whole, with the shapes that it is called with, and searched
 like that of analysis.py, from other sources: all sums over ranks that have a
@@ -39,7 +39,7 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
         except Infeasible as error:
             return None, str(error)
 
-    # As in `analysis.analyse`: with nothing of what surrounds the call.
+    # As in `analysis.analyse`, without the scopes around the call.
     with (
         layer_losses.kept(),
         concurrent.futures.ThreadPoolExecutor(1) as executor,
@@ -123,7 +123,7 @@ class _Search:
 
     def _layer_call(self, key, call):
         rule = call.rule
-        # Whether it keeps its output sharded is decided.
+        # Whether its output stays sharded is decided already.
         is_kept = rule.layer.sharded_call.reason is None
         made = model_trace.layer_call(
             key, call, rule.stays_sharded or (rule.propagates and is_kept)
@@ -134,7 +134,7 @@ class _Search:
         return dataclasses.replace(made, sources=(source,), outputs=())
 
     def _check(self, walk):
-        """Makes the plan, if a rank's trace agrees with the whole one."""
+        """Creates the plan, if a rank's trace agrees with the whole one."""
         whole = self._whole
         kept = self._sums - set(self._choices)
         sums = {whole.calls[key].outputs.name: key for key in kept}

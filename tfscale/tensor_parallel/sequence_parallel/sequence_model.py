@@ -1,9 +1,8 @@
 """Prepares models for sequence parallelism, and finds the plan of each call.
 
 A layer of a prepared model has a boundary around its `call`, where tensors are
-gathered or sharded by the plan, and one around each method that looks at the
-shapes of tensors only: that gets whole ones while the layer goes on with
-shards.
+gathered or sharded by the plan, and one around each method that only reads
+shapes: such a method gets whole tensors.
 """
 
 import functools
@@ -23,12 +22,12 @@ from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_analysis
 
-# Models that were warned of.
+# Models with a warning.
 _warned = weakref.WeakSet()
 
 
 class _Prepared(BaseException):
-    """Ends a trial run; no `Exception`, which Keras would say is a layer's."""
+    """Ends a trial run; no `Exception`, which Keras would explain."""
 
 
 def prepare_called(fn, run, sharded_calls) -> None:
@@ -52,8 +51,8 @@ def prepare_called(fn, run, sharded_calls) -> None:
             except _Prepared:
                 continue
             except Exception as error:
-                # A graph fails in the same way where it counts. What runs
-                # eagerly may be right, and no graph.
+                # A graph fails in the same way in the step. Eager code may work
+                # without being a graph.
                 if not is_eager:
                     raise
                 warnings.warn(
@@ -63,7 +62,7 @@ def prepare_called(fn, run, sharded_calls) -> None:
                     "run it in a `tf.function` (`run_eagerly=False`).",
                     stacklevel=2,
                 )
-        # No model has the others, or none that is called here.
+        # The other layers belong to no model that is called here.
         sharded_calls.clear()
 
 
@@ -112,14 +111,14 @@ def prepare(model, num_ranks: int) -> "ModelCall":
 
 
 def call_of(model) -> "ModelCall | None":
-    """How a model is run by plans, if it is."""
+    """The `ModelCall` of a model, or None."""
     return model.sequence_call if isinstance(model, MeshModel) else None
 
 
 class ModelCall:
     """Runs a model by the plan for its inputs.
 
-    `found` has by shapes of inputs a plan or None, and the reason if so.
+    `found` has a plan, or None and the reason, by shapes of inputs.
     """
 
     def __init__(self, model, num_ranks):
@@ -128,7 +127,7 @@ class ModelCall:
         self.found = {}
 
     def run(self, call, inputs, *args, **kwargs):
-        """Calls the model by its plan on ranks, and as it is elsewhere."""
+        """Calls the model by its plan on ranks, and unchanged elsewhere."""
         if (
             rank_state.current().recorder is not None
             or sequence.current() is not None
@@ -138,7 +137,7 @@ class ModelCall:
         plan = self.plan_for(inputs)
         if plan is None:
             return call(inputs, *args, **kwargs)
-        # Also where it is called by another model: the plan is of this one.
+        # The plan of this model counts, also within another model.
         with rank_state.within(sequence_plan=plan, model=self._model):
             return call(inputs, *args, **kwargs)
 
@@ -150,7 +149,7 @@ class ModelCall:
         """
         calls = list(analysis.sharded_calls(self._model))
         key = (
-            # They are others once a layer has got LoRA.
+            # LoRA changes the variables.
             *(call.rule for call in calls),
             *(
                 (tuple(x.shape[1:]), str(x.dtype))
