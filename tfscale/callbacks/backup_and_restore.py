@@ -1,4 +1,4 @@
-"""Saves a run as it goes, and goes on with it after an interruption."""
+"""Saves a run, and resumes it after an interruption."""
 
 import logging
 import signal
@@ -15,17 +15,17 @@ from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
 
-# Callbacks whose `fit` runs, or ended in an error that they are not told of.
+# Callbacks whose `fit` runs, or ended by an error unknown to them.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Goes on with an interrupted `fit` from the exact step.
+    """Resumes an interrupted `fit` at the exact step.
 
-    A drop-in for Keras' callback of that name. A run that was killed, any
-    number of times and at any point, ends bit for bit where one that was never
-    interrupted ends (as far as its operations are deterministic). Start the
-    same program again.
+    A drop-in replacement for Keras' callback of that name. A run that was
+    killed, any number of times and at any point, ends bit for bit where one
+    that was never interrupted ends (as far as its operations are
+    deterministic). Start the same program again.
 
     Saved are weights, optimizer, the running metrics, the state of the other
     callbacks, `History`, the positions in training and validation data, and
@@ -34,15 +34,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     On a signal, SIGTERM unless told otherwise, the run is saved at the next
     step and the process ends; a second signal ends it at once. After the last
-    step it ends when `fit` does, and the backups are kept. Processes that are
-    forked meanwhile have the handlers of before.
+    step it ends when `fit` does, and the backups are kept. Forked processes
+    have the earlier handlers.
 
-    Workers save and stop together, at the same step: each writes what only it
-    has, worker 0 the rest. They need one folder that all of them see.
+    Workers save and stop together, at the same step: each writes the values
+    that only it has, worker 0 the rest. They need one folder that all of them
+    see.
 
     Args:
-        backup_dir: Folder of the backups; any path of `tf.io.gfile`. Of one
-            job at a time.
+        backup_dir: Folder of the backups; any path of `tf.io.gfile`. One job at
+            a time may use it.
         save_freq: `"epoch"`, a number of batches, or `"auto"`: the first save
             after a minute, later ones as often as `overhead` allows.
         keep: How many backups to keep.
@@ -50,7 +51,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         overhead: With `"auto"`, the share of the time that saves may take,
             from the beginning of each to its last byte.
         signals: Numbers of the signals that ask the run to stop.
-        exit_code: With what the process then ends.
+        exit_code: The exit code of the process then.
 
     Raises:
         ValueError: If an argument makes no sense; from `fit`, if the backup is
@@ -121,7 +122,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._run: Run | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the newest backup; `fit` goes on from it."""
+        """Finds the newest backup, from which `fit` continues."""
         for other in list(_entered):
             if other is self or other._is_over():
                 other._leave()
@@ -133,7 +134,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "One callback must restore a run. Received: another "
                 "BackupAndRestore in `callbacks`. Leave one out."
             )
-        # Its logs are there before others read them.
+        # Its logs are complete before other callbacks read them.
         callbacks.callbacks.remove(self)
         callbacks.callbacks.insert(0, self)
         self._workers = WorkerGroup(self.model.distribute_strategy)
@@ -186,12 +187,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Completes the logs of an epoch that went on after its last step."""
+        """Completes the logs of an epoch that resumed after its last step."""
         if self._run is not None:
             self._run.on_epoch_end(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Says what interruptions and saves have cost; removes the backups."""
+        """Reports the cost of interruptions and saves; removes the backups."""
         if self._run is not None:
             logging.info("BackupAndRestore: %s.", self._run.end())
             self._run.stop_late()

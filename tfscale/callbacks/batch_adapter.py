@@ -1,4 +1,4 @@
-"""Has the batch size and the learning rate of a `fit` follow a noise scale."""
+"""Adapts the batch size and the learning rate of a `fit` to a noise scale."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ class BatchAdapter:
 
     Args:
         batch_sizes: `(smallest, largest)`, integers: the range of global batch
-            sizes. None to change nothing.
+            sizes. None to keep the batch size.
         learning_rate: "adascale" or "sqrt"; None to leave it as it is.
 
     Raises:
@@ -118,7 +118,7 @@ class BatchAdapter:
         return {"batch_size": batch_size, "factor": self._factor}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what `get_state` returned."""
+        """Restores a result of `get_state`."""
         self._factor = state["factor"]
         if self._range is not None:
             self._set_batch_size(state["batch_size"])

@@ -22,25 +22,23 @@ from tfscale.fit.fit import Fit
 class GradientAccumulation(keras.callbacks.Callback):
     """Cuts each batch into microbatches, with one update for all of them.
 
-    For any Keras model, also one with a `call`, a `compute_loss` or a
-    `train_step` of its own: a batch needs the memory of a microbatch, and the
-    update is that of the whole batch, whatever masks, sample weights, sizes of
-    batches and reductions there are. So clipping, schedules, averages
-    and `optimizer.iterations` know of batches only, and replicas sum their
-    gradients once for each.
+    For any Keras model, also one with a custom `call`, `compute_loss` or
+    `train_step`: a batch needs the memory of a microbatch, and the update is
+    that of the whole batch, for all masks, sample weights, batch sizes and
+    reductions. So clipping, schedules, averages and `optimizer.iterations`
+    count batches, and replicas sum their gradients once per batch.
 
     As in every accumulation, `BatchNormalization` normalises each microbatch
     by itself (its moving statistics are those of the batch, updated once), and
-    random layers draw anew for each. What a layer gives to `add_loss`, a
-    `compute_loss` returns by itself or a `train_step` makes without it is taken
-    for a mean over the rows. What a `train_step` returns is averaged by rows,
-    but for results of metrics; other variables that it changes, it changes
-    in every microbatch.
+    random layers draw anew for each. A loss of `add_loss`, of a custom
+    `compute_loss`, or of a `train_step` without it counts as a mean over the
+    rows. The results of a `train_step` are averaged by rows, except results of
+    metrics; it changes other variables in every microbatch.
 
     It works without a strategy, under `tfscale.MeshStrategy`, and under
     `tf.distribute.MirroredStrategy` but for clipping and loss scaling, which
-    come there before the sum over replicas. What it changes it puts back when
-    `fit` ends, also by an exception.
+    come there before the sum over replicas. All changes are undone when `fit`
+    ends, also by an exception.
 
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
@@ -50,8 +48,9 @@ class GradientAccumulation(keras.callbacks.Callback):
             step, which is traced before training. In a graph, without XLA.
             Workers agree on the largest number that one of them needs.
         memory_limit: With `"auto"`, bytes that each device may take (all CPU
-            devices together). By default what a GPU has, and what the process
-            may take of the host's memory. A tenth of what is free is left.
+            devices together). By default the memory of a GPU, and the memory of
+            the host that the process may use. A tenth of the free memory is
+            left.
 
     Raises:
         TypeError: If `num_microbatches` is no int. When `fit` begins, if the
@@ -112,7 +111,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             return
         checks.check(model)
         fit = Fit(model)
-        # No variable can be made in the loop.
+        # No variable can be created in the loop.
         spec = fitting.element_spec_of(fit.epochs)
         if isinstance(self.num_microbatches, str):
             checks.check_can_estimate(model)
@@ -170,7 +169,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             )
             rows = 1
         if workers is not None:
-            # A step may exchange something in each microbatch.
+            # A step may exchange values in each microbatch.
             rows = int(tf.reduce_min(workers.all_gather(tf.constant([[rows]]))))
         return GivenRows(rows)
 

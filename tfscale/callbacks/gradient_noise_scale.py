@@ -20,16 +20,16 @@ class GradientNoiseScale(keras.callbacks.Callback):
     The noise scale is the batch size, in rows, at which the noise of the
     gradient is as large as the gradient: with much smaller batches twice the
     batch makes nearly twice the progress of a step, with much larger ones
-    hardly any more. It is measured from gradients that are there anyway, those
-    of the replicas of a `tfscale.MeshStrategy` or, on one replica, those of the
-    microbatches of `GradientAccumulation`. It is in the logs of each epoch as
+    hardly any more. It is measured from existing gradients: of the replicas of
+    a `tfscale.MeshStrategy` or, on one replica, of the microbatches of
+    `GradientAccumulation`. It is in the logs of each epoch as
     `gradient_noise_scale`.
 
-    Asked to, it doubles or halves the batch size of a `tfscale.data.pipeline`
-    at the beginning of an epoch, towards the noise scale, and the learning rate
-    goes with it: `"adascale"` multiplies it by the gain, from 1 to the ratio of
-    the batch sizes, that the noise measured promises; `"sqrt"` by the square
-    root of the ratio, as suits Adam.
+    If asked to, it doubles or halves the batch size of a
+    `tfscale.data.pipeline` at the beginning of an epoch, towards the noise
+    scale, and adapts the learning rate: `"adascale"` multiplies it by the gain,
+    from 1 to the ratio of the batch sizes, that the noise measured promises;
+    `"sqrt"` by the square root of the ratio, as suits Adam.
 
     Rows count equally: with sample weights or masks it is an estimate of an
     estimate.
@@ -93,7 +93,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     @property
     def noise_scale(self) -> float:
-        """Float, in rows; NaN before a step, infinite of nothing but noise."""
+        """Float, in rows; NaN before a step, infinite for noise only."""
         square, variance = self._measured()
         if square > 0.0:
             return variance / square
@@ -109,13 +109,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return max(square / weight, 0.0), max(variance / weight, 0.0)
 
     def noise_of(self, model: keras.Model) -> GradientNoise:
-        """Measures the gradients of a model that is built and compiled."""
+        """The `GradientNoise` of a built and compiled model."""
         if self._noise is None or not self._noise.is_of(model):
             self._noise = GradientNoise(model, self.smoothing)
         return self._noise
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Has the steps of this `fit` measured."""
+        """Measures the steps of this `fit`."""
         model = self.model
         fit = Fit(model)
         accumulates = any(
@@ -196,7 +196,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 logs["batch_size"] = self._adapter.batch_size()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Leaves the model as it was."""
+        """Restores the model."""
         extended = self.model.distribute_strategy.extended
         if getattr(extended, "gradient_noise", None) is self._noise:
             extended.gradient_noise = None
@@ -209,6 +209,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return {"means": means, **self._adapter.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what `get_state` returned."""
+        """Restores a result of `get_state`."""
         self.noise_of(self.model).set(state["means"])
         self._adapter.set_state(state)

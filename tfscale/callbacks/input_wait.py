@@ -17,17 +17,17 @@ _KEPT = 256  # batches of which the arrival is known: more than are ahead
 class InputWait(keras.callbacks.Callback):
     """Measures the wait for input during `fit` and warns when it matters.
 
-    `fit` takes a batch within its compiled step, where nothing can be timed
-    from outside. So the dataset notes when it has handed each batch out, and
-    what lies between the beginning of a step and the arrival of that step's
-    own batch was waiting. Strategies take batches ahead:
+    `fit` reads a batch within its compiled step, where nothing can be timed
+    from outside. So the dataset notes when it hands out each batch; the time
+    from the beginning of a step to the arrival of its batch is waiting.
+    Strategies read batches ahead:
 
         step       | 0      | 1      | 2      |
         arrivals  0  1        2        3            no wait for 1, 2, 3
 
-    The share of the time spent so is in the logs of each epoch as
-    `input_wait`. With several steps per execution, a batch of which all but
-    the first arrive during the execution, it is an upper bound.
+    The share of waiting is in the logs of each epoch as `input_wait`. With
+    several steps per execution, a batch of which all but the first arrive
+    during the execution, it is an upper bound.
 
     Args:
         threshold: Float from 0 to 1: warn if more of the time is waiting.
@@ -88,7 +88,7 @@ class InputWait(keras.callbacks.Callback):
             return batch
 
         options = tf.data.Options()
-        # A prefetch after the stamp would stamp before anybody asks.
+        # A prefetch after the stamp would stamp too early.
         options.experimental_optimization.inject_prefetch = False
         return dataset.enumerate().map(stamp).with_options(options)
 
@@ -109,7 +109,7 @@ class InputWait(keras.callbacks.Callback):
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Starts anew."""
+        """Starts a new measurement."""
         self._start()
 
     def on_train_batch_begin(
@@ -150,7 +150,7 @@ class InputWait(keras.callbacks.Callback):
             logs["input_wait"] = self.share
 
     def _arrival_of(self, batch):
-        """When a batch, counted from the beginning of the epoch, was there."""
+        """The arrival time of a batch of the epoch, by its index."""
         iterators = int(self._iterators)
         if iterators != self._seen_iterators:
             # With `steps_per_epoch` one iterator serves all epochs.

@@ -21,7 +21,7 @@ class LayerFreezing(keras.callbacks.Callback):
     in it with how far they moved in the first one, each divided by the mean
     learning rate of its epoch. Where this ratio is below `threshold` the layer
     gets `trainable = False`, if all layers before it have too: only then a step
-    is spared its backward. A `PipelineModel` is cut anew, because stages of
+    needs no backward for it. A `PipelineModel` is cut anew, because stages of
     frozen layers cost less. The layers stay frozen when `fit` has ended;
     `tfscale.cut` trains the others on cached activations.
 
@@ -118,7 +118,7 @@ class LayerFreezing(keras.callbacks.Callback):
     def on_epoch_end(
         self, epoch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Freezes what has converged."""
+        """Freezes layers that have converged."""
         changes = self._changes()
         if not self._first_changes:
             self._first_changes = changes
@@ -155,7 +155,7 @@ class LayerFreezing(keras.callbacks.Callback):
         return 1.0 if optimizer is None else float(optimizer.learning_rate)
 
     def _freeze(self, num_frozen):
-        """Freezes so many candidates, and has the next steps traced anew."""
+        """Freezes the first candidates; the next steps are traced again."""
         if num_frozen == self._num_frozen:
             return
         for index, layer in enumerate(self._candidates):
@@ -168,7 +168,7 @@ class LayerFreezing(keras.callbacks.Callback):
                 callback.on_train_begin()  # it runs another function
 
     def get_state(self) -> dict[str, Any]:
-        """What `BackupAndRestore` keeps: numbers and arrays."""
+        """The state in a backup: numbers and arrays."""
         return {
             "num_frozen": self._num_frozen,
             "weights": self._weights[self._num_frozen :],
@@ -177,7 +177,7 @@ class LayerFreezing(keras.callbacks.Callback):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what `get_state` returned."""
+        """Restores a result of `get_state`."""
         self._freeze(state["num_frozen"])
         self._weights[self._num_frozen :] = state["weights"]
         self._first_changes = state["first_changes"]

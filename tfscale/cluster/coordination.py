@@ -1,12 +1,12 @@
-"""Values that workers pass to each other beside collectives, by name.
+"""Named values that workers exchange beside collectives.
 
-Each gives values to TensorFlow's coordination service, which worker 0 has, and
-takes what another one gives:
+Each gives values to TensorFlow's coordination service, which worker 0 runs, and
+takes the values of others:
 
     worker 0    give "folder" ──► take "files" of worker 1 ──► give "sealed"
     worker 1    take "folder" ──► give "files" ──────────────► take "sealed"
 
-A value is waited for as long as all workers are there.
+A worker waits for a value as long as all workers are alive.
 """
 
 import json
@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 15.0
 
 
 class Coordination:
-    """A worker among others; a process that is alone is one of one.
+    """A worker in a group of workers; a single process is a group of one.
 
     Args:
         count: Number of workers.
@@ -53,7 +53,7 @@ class Coordination:
         self._is_over = False
 
     def give(self, name: str, value: Any) -> None:
-        """Tells the others a value, JSON; the first one of a name counts."""
+        """Gives the others a JSON value; the first one of a name counts."""
         if self.count > 1:
             key = self._key(name, self.index)
             attributes.put_key_value(key, json.dumps(value))
@@ -69,7 +69,7 @@ class Coordination:
 
         Raises:
             ConnectionError: If a worker is gone.
-            TimeoutError: If it is not waited for any more.
+            TimeoutError: If waiting was given up.
         """
         start = time.monotonic()
         while not (self._is_over or gives_up()):
@@ -126,8 +126,8 @@ class Coordination:
     def check_same(self, subject: str, fact: str) -> None:
         """Returns once all workers have passed the same subject and fact.
 
-        Workers whose programs differ would wait for each other for ever, or add
-        up tensors that do not belong together.
+        Workers whose programs differ would wait for each other for ever, or sum
+        unrelated tensors.
 
         Raises:
             ConnectionError: If another worker is gone.
@@ -155,7 +155,7 @@ class Coordination:
                 )
 
     def first_to_claim(self, name: str) -> int:
-        """Which worker has claimed a name first; perhaps this one, now."""
+        """The worker that claimed a name first; perhaps this one, now."""
         key = f"tfscale/{self.scope}/claimed/{name}"
         attributes.put_key_value(key, str(self.index))
         found = None
@@ -171,14 +171,14 @@ class Coordination:
         """Returns once all workers have ended.
 
         At the end of a collective one worker may have its sum while another
-        still fetches its part. Worker 0, which runs the service, stays until
-        all know:
+        still receives data. Worker 0, which runs the service, stays until all
+        know:
 
             worker 0    "end" ── knows of all ─────────── all are gone ── exits
             worker 1    "end" ── knows of all ── "gone", exits
 
-        A worker that ends by an error does not wait, nor one for which the
-        others wait somewhere else.
+        A worker that ends by an error does not wait, nor one that the others
+        miss elsewhere.
         """
         if getattr(sys, "last_value", None) is not None:
             return

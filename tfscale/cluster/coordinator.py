@@ -1,12 +1,12 @@
-"""One process, the chief, runs the program; all others lend it their devices.
+"""One process, the chief, runs the program on the devices of all processes.
 
     the chief                        workers and servers
     initialize returns               initialize serves
     the program, its data            ◄── parts of functions, tensors ──►
     atexit: "end"             ─────► exit 0
 
-TensorFlow's runtime does this: a function is cut by device, each task runs its
-part, and the tasks send each other tensors by gRPC. Workers of parameter
+TensorFlow's runtime partitions a function by device, each task runs its
+partition, and the tasks send each other tensors by gRPC. Workers of parameter
 servers may be lost and come back; a coordinator's servers cannot.
 """
 
@@ -26,11 +26,11 @@ from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
 
-# The chief may do much before it calls.
+# The chief may take long before it calls.
 _SECONDS_FOR_THE_CHIEF = 600.0
-# A machine that does not answer may come back, where workers may.
+# A machine that does not answer may come back, as workers may.
 _SECONDS_OF_SILENCE = 60
-# Of a chief with parameter servers.
+# For a chief with parameter servers.
 _roster: Roster | None = None
 
 
@@ -50,7 +50,7 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
         chief = coordinator_of(cluster)
         presence = Presence(cluster.address, chief, timeout, word)
         # A signal that ends a job reaches all of its processes, and the
-        # coordinator may want to save what is here before it ends.
+        # coordinator may still save values from this one.
         signal.signal(signal.SIGTERM, _note_signal)
         _serve(cluster, presence)
     roster = Roster(word)
@@ -90,7 +90,7 @@ def serve_with_parameters(cluster: Cluster) -> NoReturn:
         _word(cluster),
         _SECONDS_OF_SILENCE,
     )
-    # Each step holds a thread here for as long as it runs elsewhere.
+    # Each step holds a thread here while it runs elsewhere.
     _serve(
         cluster,
         presence,
@@ -141,7 +141,7 @@ def _others(cluster):
 
 
 def _word(cluster):
-    """A word by which the processes of two clusters tell each other apart."""
+    """A random word that distinguishes the processes of two clusters."""
     addresses = json.dumps([cluster.jobs[job] for job in sorted(cluster.jobs)])
     return hashlib.sha256(addresses.encode()).hexdigest()
 

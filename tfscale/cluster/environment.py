@@ -1,10 +1,10 @@
-"""Finds the cluster that a process was started in: what is set says it.
+"""Finds the cluster of a process, by its environment variables.
 
-`TF_CONFIG` comes first, since it is set on purpose; then Slurm; then an
-indexed job of Kubernetes. TensorFlow's `SlurmClusterResolver` is not asked: it
-sorts hosts as text, so that on `n[9-10]` task 0 gets the address of `n10`, has
-one port for all jobs, and runs `nvidia-smi`. Its resolver for Kubernetes lists
-pods by their phase and cannot say which one this is.
+`TF_CONFIG` comes first, since it is set on purpose; then Slurm; then an indexed
+job of Kubernetes. TensorFlow's `SlurmClusterResolver` is not used: it sorts
+hosts as text, so that on `n[9-10]` task 0 gets the address of `n10`, has one
+port for all jobs, and runs `nvidia-smi`. Its resolver for Kubernetes lists pods
+by their phase and does not know its own.
 """
 
 import os

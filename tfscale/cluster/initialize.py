@@ -22,7 +22,7 @@ from tfscale.cluster.liveness.failure_detector import FailureDetector
 from tfscale.cluster.preflight import preflight
 from tfscale.virtual_devices import use_virtual_devices
 
-# Set by the launcher where there are no accelerators to give to a worker.
+# Set by the launcher for workers without accelerators.
 _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"
 
 
@@ -45,7 +45,7 @@ class Joined:
     coordination: Coordination
 
 
-# A process is in one cluster, as it has one TensorFlow.
+# A process is in one cluster, since it has one TensorFlow.
 _joined: Joined | None = None
 _coordinated: Cluster | None = None
 
@@ -157,7 +157,7 @@ def _check_not_started():
     threading = tf.config.threading
     count = threading.get_inter_op_parallelism_threads()
     try:
-        # It can be changed for as long as nothing has started.
+        # The setting can change until devices have started.
         threading.set_inter_op_parallelism_threads(count + 1)
     except RuntimeError as error:
         raise RuntimeError(
@@ -194,7 +194,7 @@ def _join(cluster):
         task_id=cluster.index,
         rpc_layer="grpc",
     )
-    # TensorFlow catches SIGTERM, to do nothing with it: workers outlived it.
+    # TensorFlow ignores SIGTERM: workers outlived it.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)

@@ -1,4 +1,4 @@
-"""Before TensorFlow starts: can every process be reached, and do all agree?
+"""Checks, before TensorFlow starts, that all processes are there and agree.
 
 TensorFlow waits without a word for a host that is not there. Here each process
 listens at its own address and calls on every other one:
@@ -7,13 +7,13 @@ listens at its own address and calls on every other one:
     listens, calls b  ──facts──►  answers with its own facts
     answers           ◄──facts──  listens, calls a
 
-It is over for a process once it has reached all and all have reached it, so
-none leaves before all have called it. The ports are then free again for
-TensorFlow's own servers.
+A process is done once it has reached all and all have reached it, so none
+leaves before all have called it. The ports are then free again for TensorFlow's
+own servers.
 
 A caller must be the process that answers at the address it gives: each process
-has a word of its own, and says it both ways. All of these words make one that
-strangers do not know.
+sends its random word both ways. Together the words make one that strangers do
+not know.
 """
 
 import functools
@@ -33,10 +33,10 @@ from tfscale.cluster.liveness import ports
 from tfscale.cluster.reception import Reception
 
 _SECONDS_BETWEEN_CALLS = 0.2
-# A process that was reached is not called again, however late it hears that.
+# A process that was reached is not called again.
 _SECONDS_TO_HEAR = 60.0
 _SECONDS_TO_SPEAK = 2.0
-# Of one address: a process calls once, and may have been started again.
+# Per address: a process calls once, and may have been restarted.
 _MAX_CALLS = 256
 _WORD_LENGTH = 32
 
@@ -98,13 +98,13 @@ class _Preflight:
         self._about = about
         self._facts = facts
         self._word = secrets.token_hex(_WORD_LENGTH // 2)
-        # Of members only, which all say about as much.
+        # Members' messages have about the same size.
         self._max_bytes = max(
             reception.MAX_LINE_BYTES, 2 * len(self._message())
         )
         self._changed = threading.Condition()
-        # Of each other process: why it was not reached, what it answered, the
-        # words of the callers that gave its address.
+        # For each other process: why it was not reached, its answer, and the
+        # words of callers that gave its address.
         self._unreached = dict.fromkeys(others, "not tried yet")
         self._found = {}
         self._calls = {address: set() for address in others}
@@ -158,7 +158,7 @@ class _Preflight:
             return
         connection.settimeout(_SECONDS_TO_SPEAK)
         connection.sendall(self._message())
-        # Counts only once the caller has heard the answer.
+        # A call counts once the caller has received the answer.
         heard = reception.read_line(connection, _SECONDS_TO_HEAR)
         if heard == "heard" and len(calls) < _MAX_CALLS:
             with self._changed:
@@ -194,8 +194,8 @@ class _Preflight:
             reason = self._call_once(address)
             with self._changed:
                 if reason is None:
-                    # Called on again only if another one calls in its name: it
-                    # may have been started again.
+                    # Called again only if another process calls with its
+                    # address: it may have been restarted.
                     self._changed.wait_for(
                         functools.partial(self._is_called, address, num_calls)
                     )

@@ -1,8 +1,8 @@
-"""Callers at a port are heard beside each other, each for a limited time.
+"""Serves callers at a port in parallel, each for a limited time.
 
-Any program may call a port: a scanner of open ports, a client that says
-nothing or a byte a second, one that never ends its line. None of them holds up
-the processes that are waited for, or takes more than 64 KiB.
+Any program may call a port: a scanner of open ports, a client that sends
+nothing or a byte a second, one that never ends its line. None of them delays
+the expected processes, or takes more than 64 KiB.
 
     a member    ──► heard ──► met
     silence     ──► heard, for two seconds
@@ -68,7 +68,7 @@ class Reception:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # Of the connection, or no file is left for one.
+            except OSError:  # Or no file is free.
                 time.sleep(_POLLING_SECONDS)
                 continue
             thread = threading.Thread(
@@ -103,7 +103,7 @@ def read_line(
     beginning: bytes = b"",
     max_bytes: int = MAX_LINE_BYTES,
 ) -> str:
-    """A line; or less of it, if its sender closes or it begins otherwise.
+    """A line, or its beginning if the sender closes.
 
     Raises:
         OSError: If it does not come in time.

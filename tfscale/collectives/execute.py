@@ -1,4 +1,4 @@
-"""Writes a plan into the graph, on the devices of the tensors it is given."""
+"""Writes a plan into the graph, on the devices of its tensors."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def execute(
 
 
 class _Held:
-    """What devices have of the chunks: tensors, maybe on another device."""
+    """The chunks of each device: tensors, perhaps on another device."""
 
     def __init__(self, plan, tensors, dim):
         self._plan, self._dim = plan, dim
@@ -102,7 +102,7 @@ class _Held:
         )
 
     def results(self):
-        """What each device ends with."""
+        """The results of all devices."""
         plan, results = self._plan, []
         for device, name in enumerate(self._devices):
             if plan.operation == "reduce" and device != plan.root:
@@ -113,7 +113,7 @@ class _Held:
         return results
 
     def _sent(self, device, chunk):
-        """What a device passes on is on that device first."""
+        """A chunk that a device sends, on that device."""
         if not self._is_here[device, chunk]:
             with tf.device(self._devices[device]):
                 value = tf.identity(self._values[device, chunk])
@@ -134,7 +134,7 @@ class _Held:
         return dict(enumerate(tf.split(rows, _sizes(rows, count))))
 
     def _joined(self, device):
-        """What the current device has, put together from its chunks."""
+        """The tensor of the current device, joined from its chunks."""
         plan = self._plan
         if plan.operation == "reduce_scatter":
             return self._sent(device, device)
@@ -157,7 +157,7 @@ def _is_dynamic(tensor):
 
 
 def _row_length(tensor):
-    """Into rows of how many elements a tensor is cut."""
+    """The number of elements of a row into which a tensor is cut."""
     aligned = _ALIGNED_BYTES // tensor.dtype.size
     size = tensor.shape.num_elements()
     return aligned if size is not None and size % aligned == 0 else 1

@@ -1,4 +1,4 @@
-"""What a message between machines takes, measured when it is first needed."""
+"""The time of a message between machines, measured when first needed."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ _CALLS = 5
 
 @functools.lru_cache(maxsize=256)
 def machines(devices: tuple[str, ...]) -> tuple[int, ...]:
-    """For each device the number of its machine, by the task in its name."""
+    """The machine of each device, by the task in its name."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     tasks = [(spec.job, spec.replica, spec.task) for spec in specs]
     numbers = {task: i for i, task in enumerate(dict.fromkeys(tasks))}
@@ -27,8 +27,8 @@ def costs(devices: tuple[str, ...]) -> Costs | None:
     """Costs between devices (`tf.Tensor.device`); `None` within one machine.
 
     The first call for some machines sends them a few messages: a small one, and
-    one of 1 MiB, goes from each machine to the next one. A link is taken to be
-    what they are on average, and to be shared by all devices of a machine.
+    one of 1 MiB, goes from each machine to the next one. Links have their
+    average, and are shared by all devices of a machine.
     """
     of_device = machines(devices)
     if len(set(of_device)) == 1:
@@ -56,14 +56,14 @@ def costs(devices: tuple[str, ...]) -> Costs | None:
 def _measured(devices):
     """Seconds of a latency and bytes per second of a link between devices."""
     small = _seconds(devices, 4, rounds=1)
-    # What a call takes by itself is in both.
+    # Both contain the time of a call.
     latency = (_seconds(devices, 4, rounds=3) - small) / (2 * len(devices))
     large = (_seconds(devices, _BYTES, rounds=1) - small) / len(devices)
     return max(latency, 0.0), _BYTES / max(large, 1e-9)
 
 
 def _seconds(devices, num_bytes, rounds):
-    """How long a message takes that goes from device to device in a circle."""
+    """The time of a message that goes from device to device in a circle."""
 
     @tf.function(autograph=False)
     def send(x):

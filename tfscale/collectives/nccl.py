@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# What `NcclAllReduce` takes, by its definition.
+# The dtypes of `NcclAllReduce`.
 _DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _numbers = itertools.count()
 

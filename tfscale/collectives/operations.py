@@ -1,8 +1,8 @@
 """Sums and exchanges of tensors on several devices: what tfscale calls.
 
-All that replicas and model ranks of a process add up goes through here: which
-algorithm does it is decided in one place. Between processes the collectives
-are TensorFlow's own.
+All sums of replicas and model ranks of a process are made here, so the
+algorithm is chosen in one place. Between processes the collectives are
+TensorFlow's.
 """
 
 import functools
@@ -156,12 +156,12 @@ def in_groups(
 
 
 def plan_of(operation, tensors, plan="auto", num_shards=1):
-    """The plan for some tensors, each of which is one of so many parts."""
+    """The plan for tensors, each of which is one of `num_shards`."""
     if plan == "auto":
         devices = tuple(tensor.device for tensor in tensors)
         per_machine = _devices_per_machine(links.machines(devices))
         if per_machine:
-            # Not by costs: they are measured, and sums in another order have
+            # Not by costs: measured costs vary, and sums in another order have
             # other digits.
             return _hierarchical(operation, len(tensors), per_machine)
         size = tensors[0].shape.num_elements()

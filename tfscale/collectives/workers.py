@@ -2,9 +2,9 @@
 
 `operations.py` sums over the devices of one process; here each worker has one
 tensor. A device is in a group with the devices of the same number of the other
-workers. A key says which calls of the workers belong together. TensorFlow's
-strategy hands keys out when a function is called, which does not reach a
-function in a branch of a loop. Here each device counts its collectives in a
+workers. A key identifies the calls that belong together. TensorFlow's strategy
+passes keys when a function is called, which does not reach a function in a
+branch of a loop. Here each device counts its collectives in a
 variable: all workers run the same program, so the counts agree.
 """
 
@@ -23,17 +23,17 @@ _FIRST_GROUP = 1_000_000
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _MAX_DEVICES = 10_000
 
-# What collectives have a kernel for; others travel as one of these.
+# The dtypes of collectives; others are converted to one of these.
 _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Workers:
-    """The worker processes, of which this one is one.
+    """The worker processes.
 
     Attributes:
         count: Number of workers.
-        index: Which of them this is; worker 0 is the chief.
-        coordination: What they tell each other beside collectives.
+        index: The index of this worker; worker 0 is the chief.
+        coordination: Values that they exchange beside collectives.
         check_all_there: Raises a `ConnectionError` if one of them is gone.
     """
 
@@ -47,16 +47,15 @@ class Workers:
         found.failure_detector.num_collectives = self._num_collectives
 
     def _num_collectives(self):
-        """How often this one has begun to wait for the others."""
+        """How often this worker has begun to wait for the others."""
         counts = [p.num_begun() for p in list(self._participants.values())]
         return sum(counts) + self.coordination.num_checks
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers of each tensor, numbers of any dtype.
 
-        To be called by all workers, for tensors of the same shapes in the same
-        order; equal to the last bit on all. Those on one device travel
-        together.
+        All workers call it, for tensors of the same shapes in the same order;
+        sums are equal to the last bit. Tensors on one device are sent together.
         """
         packs: dict[tuple[str, tf.DType], list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -87,7 +86,7 @@ class Workers:
         return tf.function(self.all_gather, reduce_retracing=True)
 
     def from_first(self, value: tf.Tensor) -> tf.Tensor:
-        """Worker 0's tensor, on all workers; all have one of its shape."""
+        """Worker 0's tensor, on all workers, which pass one of its shape."""
         if value.dtype == tf.string:
             return value
         bits = _as_integers(value)
@@ -102,7 +101,7 @@ class Workers:
         return self._participants[device]
 
     def _device_of(self, tensor):
-        """That of a tensor; by default the host."""
+        """The device of a tensor; by default the host."""
         spec = tf.DeviceSpec.from_string(tensor.device or "")
         if spec.device_type is None:
             return self._default
@@ -122,7 +121,7 @@ class _Participant:
         with tf.init_scope():
             with tf.device(host):
                 self._count = make(0, dtype=tf.int32, trainable=False)
-            # Whatever uses it is run in the order of the program.
+            # Operations that use it run in the order of the program.
             with tf.device(device):
                 self._token = make(0.0, trainable=False)
         self._host = host
@@ -137,7 +136,7 @@ class _Participant:
         )
 
     def all_gather(self, tensor, axis):
-        # The first dim is the one that differs, and is filled up.
+        # The first dim differs between workers, and is padded.
         order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
         back = [order.index(i) for i in range(tensor.shape.rank)]
         tensor = tf.transpose(tensor, order)

@@ -1,3 +1,3 @@
-"""The `fit` that runs: what is known of it, and followed."""
+"""The `fit` that runs: its epochs and callbacks."""
 
 __all__: list[str] = []

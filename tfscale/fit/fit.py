@@ -1,4 +1,4 @@
-"""The `fit` that runs: its epochs and callbacks, found once by who begins."""
+"""The `fit` that runs: its epochs and callbacks, found once."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ from tfscale._internals import stack
 
 
 class Fit:
-    """A call of `fit`; it keeps nothing of it alive.
+    """A call of `fit`, by weak references.
 
     The `fit` of `model` has to run in this thread, in `on_train_begin` of one
     of its callbacks or later: else it is a RuntimeError.
@@ -35,7 +35,7 @@ class Fit:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended; Keras tells callbacks of no exception."""
+        """Whether `fit` runs; Keras does not tell callbacks of exceptions."""
         epochs = self.epochs
         return epochs is not None and any(
             call.purpose == "fit" and call.epochs is epochs

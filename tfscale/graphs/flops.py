@@ -1,9 +1,8 @@
 """Counts the FLOPs of a layer by tracing it once and reading its graph.
 
-A table of formulas would miss every layer that is not in it. The graph has
-them all, those of `keras_hub` and of users too, and whatever a layer does is
-made of a few operations whose work follows from shapes: matrix products,
-einsums and convolutions, called in functions and loops.
+A table of formulas would miss layers of `keras_hub` and of users. In a graph
+the work follows from the shapes of a few operations: matrix products, einsums
+and convolutions, in functions and loops.
 """
 
 import json
@@ -55,7 +54,7 @@ def trace_call(
         call_args, call_kwargs = keras.tree.map_structure(
             lambda x: next(values) if _is_tensor(x) else x, (args, kwargs)
         )
-        # No state, seed or `add_loss` of the traced call may stay behind.
+        # No state, seed or `add_loss` of the traced call may remain.
         with scope or keras.StatelessScope():
             return operation(*call_args, **call_kwargs)
 
@@ -70,8 +69,8 @@ def trace_call(
 
 
 def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
-    """The FLOPs of what `trace_call` returned."""
-    # A layer may give None where its `compute_output_shape` has a shape.
+    """The FLOPs of a result of `trace_call`."""
+    # A layer may return None although `compute_output_shape` has a shape.
     outputs = [
         output
         for output in keras.tree.flatten(function.structured_outputs)
@@ -86,7 +85,7 @@ def function_flops(function: tf.types.experimental.ConcreteFunction) -> int:
 
 
 def call_key(operation, args, kwargs):
-    """Equal for calls that surely do the same work."""
+    """A key that is equal for calls of the same work."""
     try:
         config = operation.get_config()
         config.pop("name", None)

@@ -3,8 +3,8 @@
 TensorFlow optimises the whole graph of a training step, in which a stage's
 function stands once per microbatch: the time to the first step would grow with
 their number and nothing would be gained. So the functions are optimised here,
-each once, and the step that calls them is run without Grappler. Both concern
-tfscale's own functions only; options of the process stay as they are.
+each once, and the step that calls them runs without Grappler. Options of the
+process do not change.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from tfscale.graphs.subgraph import Subgraph
 
 
 def optimise(subgraph: Subgraph) -> Subgraph:
-    """Grappler's version of what is to become a function."""
+    """Grappler's version of a future function."""
     keep = [*subgraph.fetches, *subgraph.keep]
     if not keep:
-        return subgraph  # Grappler wants something to keep.
+        return subgraph  # Grappler needs something to keep.
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=subgraph.graph_def)
-    # Loops stay loops: what they are lowered to is nothing that a function
-    # can be traced from. It is done when the function is run.
+    # Loops stay loops: a lowered loop cannot be traced into a function. It is
+    # lowered when the function runs.
     for node in _control_flow(meta_graph.graph_def):
         node.attr.pop(attributes.LOWERED, None)
     # Grappler keeps what this collection names.
@@ -33,9 +33,9 @@ def optimise(subgraph: Subgraph) -> Subgraph:
         [*subgraph.feeds, *subgraph.captures, *keep]
     )
     config = tf.compat.v1.ConfigProto()
-    # It turns branches that are differentiated into operations that are none.
+    # It turns differentiated branches into operations that cannot be traced.
     config.graph_options.rewrite_options.disable_tfg_optimizer = True
-    # However small: by default graphs of less than four nodes are left alone.
+    # By default graphs of less than four nodes are left alone.
     config.graph_options.rewrite_options.min_graph_nodes = -1
     optimised = symbols.tf_optimizer.OptimizeGraph(
         config, meta_graph, verbose=False, cluster=_cluster()
@@ -49,7 +49,7 @@ def optimise(subgraph: Subgraph) -> Subgraph:
 def _cluster():
     """The description of the machine for Grappler.
 
-    Without one Grappler makes its own for each call, with a session and output.
+    Without it Grappler creates one for each call, with a session and output.
     Only the kinds of devices matter, not their speed.
     """
 
@@ -92,7 +92,7 @@ def _control_flow(graph_def):
 
 @contextlib.contextmanager
 def no_grappler():
-    """Within it, this thread calls functions as they are."""
+    """Within it, this thread calls functions without Grappler."""
     context = symbols.eager_context.context()
     before = context.function_call_options
     config = tf.compat.v1.ConfigProto()

@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from tfscale.graphs import walks
 
-# Operations whose result is the buffer that they are given.
+# Operations whose result is the buffer of an input.
 _ALIASES = (
     *("ExpandDims", "Identity", "PreventGradient", "Reshape"),
     *("Squeeze", "StopGradient"),
 )
-# Operations whose results are there before a graph runs.
+# Operations whose results exist before a graph runs.
 _GIVEN = ("Const", "Placeholder", "ReadVariableOp")
 
 
 def buffer_of(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that first has the buffer of a tensor."""
+    """The first tensor with the buffer of a tensor."""
     while tensor.op.type in _ALIASES:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -1,4 +1,4 @@
-"""Scopes of Keras: what some code reads or assigns to, and where it stays."""
+"""Scopes of Keras that note the variables which code reads or assigns."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ class NotingScope(keras.StatelessScope):
 
 
 class WrittenAtOnce(keras.StatelessScope):
-    """Variables that it is given have values of its own, others are shared."""
+    """Given variables have values of the scope, others are shared."""
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """See `keras.StatelessScope`; of most it is the variable itself."""
+        """See `keras.StatelessScope`; most variables have their own value."""
         value = super().get_current_value(variable)
         return attributes.value_of(variable) if value is None else value
 

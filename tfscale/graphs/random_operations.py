@@ -1,6 +1,6 @@
 """Operations of TensorFlow that draw random numbers, in one table."""
 
-# They draw from a `tf.random.Generator`, those below from hidden state.
+# These draw from a `tf.random.Generator`, those below from hidden state.
 _OF_GENERATORS = (
     *("RngReadAndSkip", "RngSkip", "StatefulRandomBinomial"),
     *("StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform"),
@@ -10,10 +10,10 @@ _OF_STATE = (
     *("RandomGamma", "RandomPoisson", "RandomShuffle", "RandomStandardNormal"),
     *("RandomUniform", "SampleDistortedBoundingBox", "TruncatedNormal"),
 )
-# Draw from a seed; but for control flow, nothing else is called so.
+# Draw from a seed; beside control flow, nothing else has this prefix.
 _SEEDED = "Stateless"
 _CONTROL_FLOW = ("StatelessCase", "StatelessIf", "StatelessWhile")
-# Each element is drawn by itself.
+# Each element is drawn separately.
 ELEMENTWISE = frozenset(
     (
         *("RandomStandardNormal", "RandomUniform", "TruncatedNormal"),

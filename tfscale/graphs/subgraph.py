@@ -1,4 +1,4 @@
-"""Some operations of a graph, cut out to be a function of their own."""
+"""Operations of a graph, cut out as a separate function."""
 
 import dataclasses
 from collections.abc import Collection
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 
-# They call a Python function, which only the process that made it knows.
+# They call a Python function, which exists in one process only.
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 
 
@@ -39,8 +39,8 @@ class Subgraph:
     ) -> list[tf.Tensor]:
         """Adds the operations to the current graph; returns those of `fetches`.
 
-        `tensors` are put for placeholders, by name; `devices` for those that
-        operations were traced on.
+        `tensors` replace placeholders, by name; `devices` replace those of the
+        trace.
         """
         graph_def = tf.compat.v1.GraphDef(
             library=self.graph_def.library, versions=self.graph_def.versions
@@ -105,8 +105,8 @@ def extract(
 ) -> Subgraph:
     """Cuts operations out of their graph.
 
-    Nothing else gets in, whatever control dependencies there are. `feeds` come
-    from other operations; `side_effects` are those that have to run.
+    Control dependencies on other operations are dropped. `feeds` come from
+    other operations; `side_effects` are operations that have to run.
     """
     graph_def = tf.compat.v1.GraphDef(
         library=original.library, versions=original.versions
@@ -171,15 +171,15 @@ def extract(
 
 
 def _device(node, devices):
-    """The device of an operation, or none if it is that of its stage."""
+    """The device of an operation, or none for the device of its stage."""
     if node.op in _OF_PYTHON:
-        # TensorFlow says which process has the function, stages or no stages.
+        # TensorFlow names the process of the function with or without stages.
         return f"{node.device}/device:CPU:0"
     return devices.get(node.device, "")
 
 
 def _input_name(tensor):
-    """As Grappler wants it: `name:0` it takes for another node."""
+    """The form that Grappler needs: `name:0` would be another node."""
     return tensor.name.removesuffix(":0")
 
 

@@ -1,4 +1,4 @@
-"""Ways through a graph: back to what tensors are made of, and forward."""
+"""Walks through a graph, backward and forward."""
 
 from collections.abc import Callable
 from collections.abc import Container
@@ -14,7 +14,7 @@ _Node = TypeVar("_Node", bound=Hashable)
 def reachable(
     start: Iterable[_Node], neighbours: Callable[[_Node], Iterable[_Node]]
 ) -> dict[_Node, None]:
-    """The nodes that can be reached from some, and these, as they are found."""
+    """The nodes that can be reached from some nodes, and these, in order."""
     found = dict.fromkeys(start)
     stack = list(found)
     while stack:
@@ -30,7 +30,7 @@ def ancestors(
     stop: Container[tf.Operation] = (),
     control_inputs: bool = False,
 ) -> dict[tf.Operation, None]:
-    """Some operations and what they depend on, but for `stop` and before."""
+    """Operations and their dependencies, without `stop` and those before it."""
 
     def inputs(op):
         before = [tensor.op for tensor in op.inputs]
@@ -44,7 +44,7 @@ def ancestors(
 def descendants(
     operations: Iterable[tf.Operation], stop: Container[tf.Operation] = ()
 ) -> dict[tf.Operation, None]:
-    """Some operations and what depends on them, but for `stop` and after."""
+    """Operations and their dependents, without `stop` and those after it."""
 
     def consumers(op):
         for tensor in op.outputs:

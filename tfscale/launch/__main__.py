@@ -4,8 +4,8 @@
     python -m tfscale.launch --hosts=a:2222,b:2222 train.py     (on a and on b)
     srun python -m tfscale.launch train.py                      (Slurm)
 
-The program finds out about the cluster by `tfscale.initialize()`, and runs
-unchanged without the launcher.
+The program joins the cluster by `tfscale.initialize()`, and runs unchanged
+without the launcher.
 """
 
 import contextlib
@@ -190,7 +190,7 @@ def _cluster_of_several_machines():
 def _cluster_of_hosts(hosts):
     jobs = {"worker": hosts}
     try:
-        Cluster(jobs, "worker", 0)  # Says what is wrong with an address.
+        Cluster(jobs, "worker", 0)  # Explains what is wrong with an address.
         index = HOST_INDEX.value
         if index is None:
             index = _index_of_this_host(hosts)
@@ -217,7 +217,7 @@ def _index_of_this_host(addresses):
 
 
 def _is_local_address(host):
-    """Whether a socket can be bound to it, which it can to one's own only."""
+    """Whether a socket can be bound to it: only to an address of this host."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
         for family, kind, _, _, address in found:

@@ -7,9 +7,8 @@
       SIGTERM, SIGINT: passed on; processes that outlive the grace are killed
       SIGHUP: passed on as SIGTERM
 
-With parameter servers each process stands for itself: a worker that fails is
-started again alone, the program is over when its chief is, and workers and
-servers, which serve for ever, are ended then.
+With parameter servers a worker that fails is restarted alone. The program is
+over when its chief is; workers and servers, which never exit, are ended then.
 """
 
 import dataclasses
@@ -103,7 +102,7 @@ class Launcher:
         handlers = {
             number: signal.signal(number, self._note_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-            # Of `nohup` say.
+            # Set by `nohup`, say.
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         self._warden = Warden()
@@ -202,7 +201,7 @@ class Launcher:
         return None if None in codes.values() else 0
 
     def _look_by_one(self):
-        """The same with parameter servers, where each process fails alone."""
+        """The exit code with parameter servers: each process fails alone."""
         now = time.monotonic()
         for task in [t for t, at in self._due.items() if at <= now]:
             del self._due[task]
@@ -228,7 +227,7 @@ class Launcher:
             elif code:
                 output.say("no worker is left")
                 return _as_exit_code(code)
-        # On a machine of its own a server ends well, and the chief is not here.
+        # Without the chief on this machine, a server that ends has ended well.
         return None if self._children or self._due else 0
 
     def _report(self, task, code):

@@ -1,4 +1,4 @@
-"""Output of the launcher, which goes on when no reader is left."""
+"""Output of the launcher, which works without a reader."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Kills workers, and what they have started, when their launcher is killed.
+"""Kills workers and their children when the launcher is killed.
 
 Loaders of data, say, are in the process group of their worker, unless they left
 it by setsid(2).
@@ -32,7 +32,7 @@ class Warden:
         self._tell(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """To be called when a group is gone: its number may be another's."""
+        """Stops watching a group that is gone: its number may be used again."""
         self._tell(f"-{group}")
 
     def end(self) -> None:

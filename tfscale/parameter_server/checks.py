@@ -1,4 +1,4 @@
-"""Refuses what cannot be trained on parameter servers, before any work."""
+"""Refuses models and data that cannot train on parameter servers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -32,7 +32,7 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuses what is no model, and a model that is not on the servers."""
+    """Refuses an object that is no model, or a model not on the servers."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"`model` must be a Keras model. Received: {type(model).__name__}."
@@ -90,8 +90,8 @@ def check_steps(run_eagerly: bool, jit_compile: Any) -> None:
 def check_optimizer(model: keras.Model) -> None:
     """Refuses an optimizer that would be wrong.
 
-    One that counts on each step to follow the one before, that was made
-    outside of the scope, or that looks at whole tables which are in shards.
+    It may rely on the order of steps, be created outside of the scope, or use
+    whole tables that are sharded.
     """
     optimizer = model.optimizer
     if optimizer is None:
@@ -136,7 +136,7 @@ def _check_no_shards(model, optimizer):
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuses callbacks that go by steps one after the other."""
+    """Refuses callbacks that rely on the order of steps."""
     for callback in keras.tree.flatten(callbacks or []):
         if isinstance(callback, _OF_STEPS):
             raise ValueError(
@@ -149,7 +149,7 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def check_no_class_weight(class_weight: Any) -> None:
-    """Refuses weights of classes where workers make data of their own."""
+    """Refuses weights of classes if workers create their data."""
     if class_weight is not None:
         raise ValueError(
             "Keras weights the classes of a dataset, and not of a function of "
@@ -185,7 +185,7 @@ def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
 
 
 def check_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Refuses metrics that cannot be added up from steps by themselves."""
+    """Refuses metrics that are no sums over steps."""
     for metric in metrics:
         for variable in metric.variables:
             if np.any(variable.numpy()):

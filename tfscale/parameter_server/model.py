@@ -40,15 +40,14 @@ class ParameterServerModel(ParameterServerTrainer):
 
     With one worker the numbers are those of one device. With several, weights
     and slots are those of asynchronous training (see the strategy);
-    moving statistics of `BatchNormalization` are those of whichever worker
-    wrote last, and workers may draw the same dropout masks, for batches of
-    their own.
+    moving statistics of `BatchNormalization` are those of the last worker to
+    write, and workers may draw the same dropout masks for different batches.
 
-    A worker that is lost is gone on without; its step is made again by another
-    one, and may have changed the variables twice then. One that comes back, at
-    the same address, is taken in again, and begins its data anew; of several
-    that were lost, once all are back. A parameter server that is lost ends the
-    training with a `ConnectionError`.
+    Training continues without a lost worker; another one runs its step again,
+    which may then have changed the variables twice. A worker that comes back at
+    the same address joins again, and begins its data again; several lost ones
+    join once all are back. A parameter server that is lost ends the training
+    with a `ConnectionError`.
 
     Args:
         model: A built Keras model of any kind, made in the scope of the
@@ -92,7 +91,7 @@ class ParameterServerModel(ParameterServerTrainer):
             optimizer=model.optimizer,
             steps_per_execution=model.steps_per_execution,
             jit_compile=False,
-            auto_scale_loss=False,  # it has been, if it was to be
+            auto_scale_loss=False,  # built already, if it can be
         )
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +121,7 @@ class ParameterServerModel(ParameterServerTrainer):
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.predict`; several workers take part."""
-        # So many batches are handed to the function below at a time.
+        # The number of batches of one call of the function below.
         before = self.steps_per_execution
         self.steps_per_execution = 2 * self.distribute_strategy.num_workers
         try:

@@ -1,4 +1,4 @@
-"""Steps under way on the workers, and the sums of what they hand over."""
+"""The running steps of the workers, and the sums of their results."""
 
 import collections
 import contextlib
@@ -17,17 +17,17 @@ from tfscale._internals import symbols
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.liveness import ports
 
-# Steps that wait for each worker. Few, so that callbacks of steps are not far
-# ahead of the steps; some, so that no worker waits for the chief.
+# Steps queued for each worker: few, so that callbacks are not far ahead of
+# steps; enough, so that no worker waits for the chief.
 _STEPS_PER_WORKER = 8
-# How long a step may wait for a worker that comes back.
+# Seconds that a step may wait for a lost worker to come back.
 _SECONDS_WITHOUT_WORKERS = 600.0
 # Seconds of waiting for one step after which lost workers are logged.
 _SECONDS_WITHOUT_WORDS = 15.0
 
 
 class StepQueue:
-    """Hands steps to whichever worker is free."""
+    """Hands steps to free workers."""
 
     def __init__(self, strategy):
         self._coordinator = strategy.coordinator
@@ -35,21 +35,21 @@ class StepQueue:
         self._most = _STEPS_PER_WORKER * strategy.num_workers
         self._under_way = collections.deque()
         self._sums = None
-        # If not, TensorFlow would say so of the next step.
+        # Otherwise TensorFlow would report this error for the next step.
         self._all_went_well = True
 
     @property
     def sums(self) -> list[np.ndarray] | None:
-        """The sums of the results of steps that are over."""
+        """The sums of the results of finished steps."""
         return self._sums
 
     def put(self, function: Callable[..., Any], *args: Any) -> None:
-        """Has a step run; waits while there are many that have not."""
+        """Queues a step; waits while too many are queued."""
         self._all_went_well = False
         with explained(self._cluster):
             result = self._coordinator.schedule(function, args=args)
         self._under_way.append(result)
-        # The first one of all is waited for, to have something to tell.
+        # The first step is awaited, so that there are results to report.
         while self._sums is None or len(self._under_way) > self._most:
             self._add_up()
 
@@ -66,13 +66,13 @@ class StepQueue:
         return outputs
 
     def join(self) -> None:
-        """Returns when all steps are over, and added up."""
+        """Returns when all steps are finished and their results summed."""
         while self._under_way:
             self._add_up()
         self._all_went_well = True
 
     def reset(self) -> None:
-        """Begins at zero; of steps that failed nothing is left."""
+        """Starts again at zero, without failed steps."""
         if not self._all_went_well:
             self._under_way.clear()
             with contextlib.suppress(tf.errors.OpError):
@@ -132,7 +132,7 @@ class StepQueue:
 
 @contextlib.contextmanager
 def explained(cluster: Cluster) -> Iterator[None]:
-    """Says what failed, where TensorFlow says what it met.
+    """Explains the failure behind an error of TensorFlow.
 
     Raises:
         ConnectionError: If a parameter server is lost.
@@ -161,7 +161,7 @@ def _lost_server(cluster, error):
     for index, address in enumerate(cluster.jobs["ps"]):
         if not ports.answers(address):
             return f"ps {index} at {address}"
-    # One may have been started again in the meantime, without the variables.
+    # A server may have been restarted in the meantime, without the variables.
     found = re.search(r"target /job:ps/replica:0/task:(\d+)", str(error))
     kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
     return f"ps {found[1]}" if found and isinstance(error, kinds) else None

@@ -17,12 +17,12 @@ _SECONDS_FOR_THE_OTHERS = 60.0
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """Has variables on parameter servers and steps on workers.
 
-    What is made in its scope lies on the servers, in turn. A model is wrapped
-    in a `tfscale.ParameterServerModel`, whose steps run on the workers, each
-    at its own pace: a worker reads the variables, computes gradients of a
+    Variables of its scope are placed on the servers, in turn. A model is
+    wrapped in a `tfscale.ParameterServerModel`, whose steps run on the workers,
+    each at its own pace: a worker reads the variables, computes gradients of a
     batch of its own and has the servers apply them, while other workers do the
-    same. So a gradient may be that of weights which are some steps old. With
-    one worker the numbers are those of one device.
+    same. So a gradient may belong to weights that are some steps old. With one
+    worker the numbers are those of one device.
 
     The program is the same in all processes. In workers and servers
     `tfscale.initialize()` does not return; in the chief it goes on to here.
@@ -57,7 +57,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __init__(self, cluster: Cluster | None = None):
         cluster = _checked(cluster or cluster_from_environment())
-        ports.listen(cluster.address).close()  # TensorFlow's error says less
+        ports.listen(cluster.address).close()  # clearer than TensorFlow's
         meet_parameter_servers(cluster, _SECONDS_FOR_THE_OTHERS)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             cluster_spec(cluster),
@@ -100,7 +100,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     ) -> Any:
         """The batches of a dataset, dealt out to workers, for Keras.
 
-        Within a function that runs on a worker it is what TensorFlow makes.
+        In a function that runs on a worker it is TensorFlow's result.
         """
         if tf.inside_function() or options is not None:
             return super().experimental_distribute_dataset(dataset, options)

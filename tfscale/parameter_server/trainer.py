@@ -20,7 +20,7 @@ from tfscale.parameter_server.worker_scope import WorkerScope
 class ParameterServerTrainer(WrappedModel):
     """The steps of a `ParameterServerModel`, which Keras' loops call."""
 
-    # Called by Keras' loops, made by the methods below.
+    # Called by Keras' loops, created by the methods below.
     train_function: Any
     test_function: Any
     predict_function: Any
@@ -29,7 +29,7 @@ class ParameterServerTrainer(WrappedModel):
     def __init__(self, model: keras.Model):
         super().__init__(name=model.name, dtype=model.dtype_policy)
         self.model = model
-        # No list: Keras would take its variables for the wrapper's own.
+        # No list, because Keras would track the variables as the wrapper's.
         self._check_variables = functools.partial(
             checks.check_variables, model, model.weights
         )
@@ -65,7 +65,7 @@ class ParameterServerTrainer(WrappedModel):
         return self.model.test_step(data)
 
     def predict_step(self, data: Any) -> Any:
-        """Predictions for a batch, by the model inside; on a worker."""
+        """The inner model's predictions for a batch; on a worker."""
         return self.model.predict_step(data)
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -167,7 +167,7 @@ class ParameterServerTrainer(WrappedModel):
         ]
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """See `keras.Model`; without a batch, which would be on a worker."""
+        """See `keras.Model`; without a batch, which is on a worker."""
         spec = data_batch
         if iterator is not None:
             spec = fitting.element_spec_of(iterator)

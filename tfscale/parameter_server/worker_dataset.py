@@ -81,12 +81,12 @@ class WorkerIterator:
 
     @functools.cached_property
     def on_workers(self) -> Any:
-        """For each worker an iterator over its part of the dataset."""
+        """For each worker an iterator over its shard of the dataset."""
         coordinator = self._strategy.coordinator
         count = self._strategy.num_workers
         with _created_after_the_strategy():
-            # Each is made on all workers, which costs little until a
-            # batch is taken; TensorFlow has no public way to make it on one.
+            # Each is created on all workers, which costs little until a batch
+            # is read; TensorFlow has no public way to create it on one.
             iterators = [
                 iter(
                     coordinator.create_per_worker_dataset(

@@ -2,7 +2,7 @@
 
 Several workers run a step at the same time. A variable that is read, changed
 and written back has lost what another worker did in between. For weights and
-slots that is what asynchronous training is; for what is counted it is wrong.
+slots that is asynchronous training; for counters and metrics it is wrong.
 
     metrics               begin at zero in each step, which hands over what it
                           adds; the chief adds it up
@@ -28,7 +28,7 @@ class WorkerScope(WrittenAtOnce):
         counters: Iterable[keras.Variable],
     ):
         self._metrics = list(metrics)
-        # Read once: what others add in the meantime is not this step's.
+        # Read once: increments of other workers do not belong to this step.
         self._counters = [
             (v, tf.identity(attributes.value_of(v))) for v in counters
         ]
@@ -36,7 +36,7 @@ class WorkerScope(WrittenAtOnce):
         super().__init__([*zeros, *self._counters], collect_losses=True)
 
     def finish(self) -> list[tf.Tensor]:
-        """Adds counters up; to be called in the step, after the scope.
+        """Adds up counters; called in the step, after the scope.
 
         Returns:
             What the step adds to each variable of metrics.

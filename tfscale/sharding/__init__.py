@@ -1,3 +1,3 @@
-"""What a device has of a variable: one object says so, and all ask it."""
+"""The sharding of a variable over devices, as one object."""
 
 __all__ = []

@@ -38,7 +38,7 @@ class Need(NamedTuple):
 
 
 def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
-    """Which needs gather a weight, and what these gathers wait for.
+    """Which needs gather a weight, and what each gather waits for.
 
     A gather that waits for the uses that are named here, and for the gather
     before it, runs when no more than `limit` bytes are alive, its own included.

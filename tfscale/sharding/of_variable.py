@@ -18,7 +18,7 @@ def sharding_of(variable) -> Sharding:
 def state_sharding_of(variable) -> Sharding:
     """How the optimizer's states of a variable are sharded.
 
-    As the variable, and with `zero_stage=1` over the data axis too.
+    As the variable's, and with `zero_stage=1` over the data axis too.
     """
     value = _value_of(variable)
     return getattr(value, "state_sharding", None) or _whole(variable)

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-    """What each replica and model rank has of a variable.
+    """The shard of a variable on each replica and model rank.
 
-    The model ranks of a replica divide a variable along one dim; what a rank
-    has, its shard, the replicas divide along a dim of it, where they divide
-    optimizer states (ZeRO):
+    The model ranks of a replica divide a variable along one dim; where replicas
+    shard optimizer states (ZeRO), they divide a rank's shard again along a dim:
 
         device    replica 0, rank 0   replica 0, rank 1   replica 1, rank 0
         has       part 0 of shard 0   part 0 of shard 1   part 1 of shard 0
 
-    A variable that is not sharded has one too.
+    A variable that is not sharded has a `Sharding` too.
 
     Attributes:
         shape: Of the whole variable.
@@ -45,7 +44,7 @@ class Sharding:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a device has less than the whole."""
+        """Whether a device has less than the whole variable."""
         return self.model_dim is not None or self.data_dim is not None
 
     @property
@@ -90,7 +89,7 @@ class Sharding:
         )
 
     def slices(self, replica: int, rank: int) -> tuple[slice, ...]:
-        """Which part of the whole a device has, one slice for each dim."""
+        """The slice of each dim that a device has."""
         starts = [0] * len(self.shape)
         if self.model_dim is not None:
             starts[self.model_dim] += rank * self.shard_shape[self.model_dim]
@@ -102,7 +101,7 @@ class Sharding:
         )
 
     def over_data(self) -> "Sharding":
-        """The same, sharded over the data axis too, as optimizer states are.
+        """The same sharding, also over the data axis, as for optimizer states.
 
         Along the first dim that the replicas divide, whose slices lie together
         in memory as far as that goes; unchanged if there is none, or if the

@@ -8,7 +8,7 @@ from tfscale.sharding.sharding import Sharding
 
 
 def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
-    """What one device has of a value; no gradient is needed."""
+    """The shard of a value on one device; without a gradient."""
     if not sharding.is_sharded:
         return value
     slices = sharding.slices(replica, rank)
@@ -16,10 +16,10 @@ def shard(value, sharding: Sharding, replica: int, rank: int) -> tf.Tensor:
 
 
 def shards(value, sharding: Sharding) -> list[tf.Tensor]:
-    """What each device has of a value, in the order of `sharding.coordinates`.
+    """The shards of a value, in the order of `sharding.coordinates`.
 
-    In a buffer of its own: a slice shares that of the value, and a variable
-    that is created from one, and then changed in place, would keep all.
+    Each has its own buffer: a slice shares that of the value, and a variable
+    that is created from a slice, and changed in place, would keep the whole.
     """
     made = {}
     for device in sharding.coordinates:
@@ -32,7 +32,7 @@ def shards(value, sharding: Sharding) -> list[tf.Tensor]:
 
 
 def unshard(shards: Sequence[tf.Tensor], sharding: Sharding) -> tf.Tensor:
-    """The value that shards make up, in the order of `sharding.coordinates`."""
+    """The whole value, from shards in the order of `sharding.coordinates`."""
     count = sharding.num_ranks
     of_ranks = [
         _concat(shards[rank::count], sharding.data_dim) for rank in range(count)
@@ -41,7 +41,7 @@ def unshard(shards: Sequence[tf.Tensor], sharding: Sharding) -> tf.Tensor:
 
 
 def _key(sharding, device):
-    """Equal for devices that have the same."""
+    """A key that is equal for devices with the same shard."""
     return tuple((s.start, s.stop) for s in sharding.slices(*device))
 
 

@@ -1,8 +1,8 @@
-"""Workers know at once, and in words, that one of them is gone.
+"""Tells workers at once, in words, that one of them is gone.
 
-TensorFlow notices after seven seconds, and says so in a traceback of pages.
-Here each worker has a connection with worker 0, which the kernel closes when
-either ends, however that is; worker 0 passes on what it learns:
+TensorFlow notices after seven seconds, with a traceback of pages. Here each
+worker has a connection with worker 0, which the kernel closes when either ends;
+worker 0 informs the others:
 
     worker 0          worker 1          worker 2
        │  "bye 57" ◄─ ends, having met the others 57 times
@@ -10,12 +10,12 @@ either ends, however that is; worker 0 passes on what it learns:
     says who       ◄── "lost c:2222"
                       says who
 
-It is said once in the log, and again in place of the traceback if TensorFlow's
-error of it ends the program.
+The loss is logged once, and replaces the traceback if TensorFlow's error ends
+the program.
 
-Nobody but Python knows with which code a program exits. But one that ends while
-others are in a 58th meeting, by `sys.exit(3)` say, is missed: they say so, and
-it need not wait for them.
+Only Python knows the exit code of a program. But a worker that ends, by
+`sys.exit(3)` say, while others are in a 58th collective is missed: they say so,
+and it does not wait for them.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
 
-# How TensorFlow says that a worker is gone.
+# TensorFlow's messages that a worker is gone.
 _OF_LOSS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.UnavailableError,
 )
-# Where all fail in the same way, what each one says is enough.
+# If all fail in the same way, each worker's own error is enough.
 _SECONDS_TO_END_TOO = 1.0
 # TensorFlow's connections may close before these, on a busy machine by seconds.
 _SECONDS_TO_KNOW = 5.0
@@ -52,10 +52,10 @@ _STOOD_STILL = "(this one) stood still for so long that the others have ended"
 _DOES_NOT_ANSWER = (
     "does not answer any more (it stands still, or its machine or the network)"
 )
-# How TensorFlow says that a task stands still, whose connections are open.
+# TensorFlow's message that a task with open connections stands still.
 _TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
 _SILENT = r"stopped sending heartbeats\):\n((?:/job:\S+\n)+)"
-# The service of worker 0, which the others call.
+# The service of worker 0.
 _SERVICE = "/tensorflow.CoordinationService/"
 # TensorFlow says that shapes or dtypes of a "collective instance" differ.
 _DIFFERENT = (
@@ -107,7 +107,7 @@ class FailureDetector:
         self._say_at_the_end(sys.excepthook)
 
     def leave(self) -> None:
-        """Says that this worker ends now; well, unless an error ends it."""
+        """Tells the others that this worker ends, well or by an error."""
         self._ends.set()
         if getattr(sys, "last_value", None) is None:
             self._tell(f"bye {self.num_collectives()}")
@@ -123,7 +123,7 @@ class FailureDetector:
 
     def _tell(self, words):
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # It may be gone already.
+            with contextlib.suppress(OSError):  # It may be gone.
                 connection.sendall(words.encode() + b"\n")
 
     def _listen(self, address, connection):
@@ -137,12 +137,12 @@ class FailureDetector:
                 elif word == "bye" and self._is_awaited(int(found)):
                     self._note(address, _HAS_ENDED)
         except OSError:
-            words = ""  # Its machine is gone.
+            words = ""  # The machine is gone.
         if not words.startswith("bye "):
             self._note(address)
 
     def _is_awaited(self, num_collectives):
-        """Whether a worker that has ended after so many is waited for here."""
+        """Whether this worker waits for one that has ended."""
         while not self._ends.wait(_SECONDS_BETWEEN_COUNTS):
             if self.num_collectives() > num_collectives:
                 return True

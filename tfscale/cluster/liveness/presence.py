@@ -1,8 +1,8 @@
 """Connections from the chief to all other processes, which tell who is alive.
 
-When a process ends, the kernel closes its connections, however it ended; when
-a machine is gone, the kernel of the other side asks a few times (TCP's keep
-alive) and gives up. Neither needs a thread that must not be late:
+When a process ends, the kernel closes its connections; when a machine is gone,
+the kernel of the other side asks a few times (TCP's keep alive) and gives up.
+Neither needs a thread with deadlines:
 
     chief                          another process
     "chief WORD b:2222" ─────────► listens at its own port, before TensorFlow
@@ -15,8 +15,8 @@ alive) and gives up. Neither needs a thread that must not be late:
     closed without a word ───────► the chief was killed: an error too
     calls again   ◄─────────────── closed: that process is lost
 
-The chief calls, since a process that is started again has its port for itself,
-where the chief's has been TensorFlow's for long.
+The chief calls, since a restarted process has a free port, while TensorFlow
+uses the chief's.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from tfscale.cluster.reception import read_line
 # Seconds after which a machine that is gone is noticed, and of its keep alive.
 _SILENCE, _IDLE, _BETWEEN = 10, 4, 2
 _SECONDS_TO_ANSWER = 2.0
-# Longer than the chief waits for an answer: it has then let go, or has it.
+# Longer than the chief waits for an answer.
 _SECONDS_TO_HEAR = 10.0
 _SECONDS_TO_GET_READY = 60.0
 _SECONDS_BETWEEN_CALLS = 0.1
@@ -170,8 +170,7 @@ class Roster:
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that this process ends now, and how.
 
-        One that was lost a moment ago may be starting again: it is waited for,
-        for as long as that takes.
+        A process that was just lost may be starting again, and is waited for.
         """
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         words = f"failed {first_line[:1000].rstrip('.')}" if error else "end"
@@ -195,7 +194,7 @@ class Roster:
 
 
 class Presence:
-    """Another process' end of its connection with the chief, see `Roster`.
+    """The other end of a connection with the chief, see `Roster`.
 
     The port of the process is free again afterwards.
 
@@ -235,22 +234,22 @@ class Presence:
         _keep_alive(self.connection, silence)
 
     def _greet(self, connection):
-        # Strangers, and the chief's TensorFlow, call here as well.
+        # Strangers and the chief's TensorFlow call this port too.
         words = read_line(connection, _SECONDS_TO_ANSWER, beginning=b"chief ")
         if words != self._words:
             return None
         connection.sendall(b"here\n")
-        # A chief that has waited too long has let go, and calls again.
+        # A chief that has waited too long closes and calls again.
         heard = read_line(connection, _SECONDS_TO_HEAR)
         return self._chief if heard == "heard" else None
 
     def be_ready(self) -> None:
-        """Says that the chief may go on: what it needs of this process runs."""
-        with contextlib.suppress(OSError):  # Its end is noticed later.
+        """Tells the chief that this process serves."""
+        with contextlib.suppress(OSError):  # A loss is noticed later.
             self.connection.sendall(b"ready\n")
 
     def wait_for_end(self) -> None:
-        """Returns when the chief has ended well, and said before that it will.
+        """Returns when the chief has ended well, after its message.
 
         Raises:
             ConnectionError: If it has failed, or is gone without a word.
@@ -302,7 +301,7 @@ def _wait_for_close(connection):
 
 
 def _let_go():
-    """A forked child would keep open what ends with its parent."""
+    """A forked child would keep its parent's connection open."""
     for connection in list(_connections):
         connection.close()
 

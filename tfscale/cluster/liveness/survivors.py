@@ -1,4 +1,4 @@
-"""The workers that are left of a cluster, which all agree on.
+"""Finds the remaining workers of a cluster, by agreement.
 
 a   reaches b, and not c ──► with b, about {a, b} ──► goes on with b
 b   reaches a, and not c ──► with a, about {a, b} ──► goes on with a
@@ -22,7 +22,7 @@ def survivors(
     timeout: float = 60.0,
     say: Callable[[str], None] = logging.warning,
 ) -> Cluster:
-    """The cluster of those workers that are there, and know of each other.
+    """The cluster of the workers that have reached each other.
 
     Raises:
         ConnectionError: If too few are there, or others have found others.
