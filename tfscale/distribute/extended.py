@@ -22,14 +22,12 @@ from tfscale.distribute.reducer import Reducer
 from tfscale.distribute.reducer import is_of_threads
 from tfscale.distribute.reducer import is_per_replica
 from tfscale.distribute.reducer import of_first_ranks
-from tfscale.distribute.replica_function import are_per_replica
 from tfscale.distribute.replica_function import check_divides_weights
 from tfscale.distribute.replica_function import check_has_pipeline
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.replica_function import check_not_compiled
 from tfscale.distribute.replica_function import check_trains
 from tfscale.distribute.replica_function import draw_apart
-from tfscale.distribute.replica_function import with_input_dependencies
 from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable_creator import VariableCreator
 from tfscale.tensor_parallel import rank_state
@@ -204,7 +202,8 @@ class MeshExtended(symbols.MirroredExtended):
         return results
 
     def _call(self, fn, args, kwargs):
-        if attributes.predicts(fn) and not are_per_replica(args):
+        is_divided = whole_batch_step.are_per_replica(args)
+        if attributes.predicts(fn) and not is_divided:
             check_one_process(
                 self._container_strategy(),
                 "`predict_on_batch`, of which nobody knows whose rows it has,",
@@ -216,7 +215,9 @@ class MeshExtended(symbols.MirroredExtended):
             return tf.nest.map_structure(
                 lambda value: self._local_results(value)[0], results
             )
-        fn = whole_batch_step.checking_gradients(with_input_dependencies(fn))
+        fn = whole_batch_step.checking_gradients(
+            whole_batch_step.with_input_dependencies(fn)
+        )
         # A `tf.function` has a separate graph in each replica, in which
         # replicas cannot exchange values.
         if self._num_replicas_in_sync == 1 or isinstance(
@@ -225,7 +226,7 @@ class MeshExtended(symbols.MirroredExtended):
             return self._call_on_ranks(fn, args, kwargs)
         check_trains(fn)
         draw_apart(fn)
-        with whole_batch_step.prepared(fn, are_per_replica(args)) as step:
+        with whole_batch_step.prepared(fn, is_divided) as step:
             return self._call_on_ranks(step, args, kwargs)
 
     def _call_on_ranks(self, fn, args, kwargs):

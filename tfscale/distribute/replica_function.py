@@ -1,6 +1,5 @@
-"""The functions that a strategy runs on replicas, and their checks."""
+"""Checks of what a strategy is to run on replicas, before it runs."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,52 +11,6 @@ from tfscale._internals import symbols
 from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.whole_batch import step as whole_batch_step
-
-
-def are_per_replica(args: Any) -> bool:
-    """Whether arguments differ between replicas."""
-    return any(
-        isinstance(value, tf.distribute.DistributedValues)
-        for value in tf.nest.flatten(args)
-    )
-
-
-def with_input_dependencies(fn: Callable) -> Callable:
-    """A function whose operations all wait for its inputs.
-
-    At the end of a dataset whose batches have a static shape Keras takes one
-    more, which fails. Operations that only use its shape would still run: the
-    optimizer would count a step, and metrics a batch without a loss.
-
-    In `predict` TensorFlow may know that a replica has no rows, for which
-    layers are not written (Keras adds a tensor without rows as a bias).
-    """
-    if tf.executing_eagerly() or isinstance(
-        fn, tf.types.experimental.PolymorphicFunction
-    ):
-        return fn
-
-    @functools.wraps(fn)
-    def run(*args, **kwargs):
-        data = tf.nest.flatten((args, kwargs), expand_composites=True)
-        if any(map(_has_no_rows, data)):
-            args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
-        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
-            return fn(*args, **kwargs)
-
-    return run
-
-
-def _has_no_rows(value):
-    return tf.is_symbolic_tensor(value) and value.shape[:1] == [0]
-
-
-def _of_any_rows(value):
-    """A tensor whose number of rows TensorFlow does not know."""
-    if not _has_no_rows(value):
-        return value
-    shape = [None, *value.shape[1:]]
-    return tf.compat.v1.placeholder_with_default(value, shape)
 
 
 def check_has_pipeline(extended: Any, fn: Callable) -> None:
