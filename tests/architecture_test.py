@@ -324,7 +324,8 @@ class LayersTest(absltest.TestCase):
                     self.assertIn(file, PURE, f"{path} imports {file}")
 
     def test_the_mesh_knows_nothing_of_strategies(self):
-        with open(os.path.join(REPOSITORY, "tfscale/mesh.py")) as file:
+        path = os.path.join(REPOSITORY, "tfscale/mesh.py")
+        with open(path) as file:
             self.assertNotIn("tf.distribute", file.read())
 
     def test_private_symbols_come_through_one_door(self):
