@@ -9,8 +9,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tfscale.pipeline.running import microbatches
-from tfscale.pipeline.tracing import keys
+from tfscale.whole_batch import microbatches
 
 RANDOM = np.random.RandomState(0)
 X = np.maximum(RANDOM.normal(size=(11, 4)), 0).astype("float32")
@@ -99,11 +98,9 @@ class AnyDataTest(parameterized.TestCase):
     def test_rows_of_any_type_that_microbatches_do_not_divide(self, dtype):
         # "Unimplemented: Tile" of the kinds of integers that few use.
         rows = tf.cast(RANDOM.randint(0, 2, (1, 4)), dtype)
-        parts = microbatches.divide({"x": rows}, 3)
-        self.assertEqual(
-            [part[keys.Rows()].numpy() for part in parts], [1, 0, 0]
-        )
-        for part in parts:
+        parts = microbatches.Microbatches({"x": rows}, 3).split()
+        self.assertEqual([count.numpy() for count, _ in parts], [1, 0, 0])
+        for _, part in parts:
             self.assertEqual(part["x"].dtype, dtype)
             np.testing.assert_array_equal(part["x"], rows)
 

@@ -8,7 +8,7 @@ enter one loop, which calls each of them:
                        ├─ loop            ├───┤
     replica 1   trial ─┘   └─ microbatch ─┘   └─ update
 
-For XLA there may be two loops, one after the other: see `Batch`.
+For XLA there may be two loops, one after the other: see `Microbatches`.
 """
 
 import itertools

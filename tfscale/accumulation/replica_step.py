@@ -22,7 +22,6 @@ import tensorflow as tf
 from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale.accumulation import checks
-from tfscale.accumulation.batch import Batch
 from tfscale.accumulation.gradient_capture import GradientCapture
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.distribute.optimizers.gradient_noise import squared_norms
@@ -33,6 +32,7 @@ from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import layer_state
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.batch_shard import BatchShard
+from tfscale.whole_batch.microbatches import Microbatches
 
 
 class ReplicaStep:
@@ -57,7 +57,7 @@ class ReplicaStep:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         # Several replicas have different, unknown numbers of rows.
         is_compiled = model.jit_compile and replicas == 1
-        self.batch = Batch(data, num_microbatches, is_compiled)
+        self.batch = Microbatches(data, num_microbatches, is_compiled)
         self.sums: list[tf.Tensor] = []
         self._model = model
         self._train_step = train_step
@@ -132,7 +132,7 @@ class ReplicaStep:
     ) -> list[tf.Tensor]:
         """Runs one microbatch; adds its results to `sums`.
 
-        See `Batch.microbatch` for the other arguments.
+        See `Microbatches.microbatch` for the other arguments.
         """
         data = self.batch.microbatch(index, count, more_rows)
         totals = iter(self._totals)

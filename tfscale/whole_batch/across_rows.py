@@ -23,10 +23,12 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfscale import _version
 from tfscale.graphs import walks
 from tfscale.tensor_parallel.propagation import moving_rules
 from tfscale.tensor_parallel.propagation import operation_rules
 from tfscale.tensor_parallel.propagation.placements import NoRule
+from tfscale.whole_batch import batch_norm
 
 _WITHOUT_VALUES = frozenset(
     ["OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"]
@@ -36,10 +38,10 @@ _LAYERS_OF_KERAS = os.path.join(_KERAS, "src", "layers", "")
 # Every call of a layer passes through this function.
 _ANY_LAYER = os.path.join(_LAYERS_OF_KERAS, "layer.py")
 # Called by the rule of a layer that is divided over ranks, too.
-_BATCH_NORM = os.path.join(os.path.dirname(__file__), "batch_norm.py")
+_BATCH_NORM = batch_norm.__file__
 _PASSED_OVER = (
     os.path.dirname(tf.__file__),
-    os.path.dirname(os.path.dirname(__file__)),
+    os.path.dirname(_version.__file__),
     os.path.join(_KERAS, "src", "backend"),
     os.path.join(_KERAS, "src", "ops"),
     os.path.join(_KERAS, "src", "utils"),

@@ -55,20 +55,26 @@ class BatchShard:
         self.is_divided = False
         self.changes: layer_state.Changes | None = None
         self._total = total
+        self._all_rows = all_rows
         self._share = None
-        if all_rows is not None:
-            self._share = tf.math.divide_no_nan(rows, all_rows)
         self._layers = layers
         self.graph = tf.compat.v1.get_default_graph()
+
+    # No `functools.cached_property`: one lock for all threads, and the first
+    # replica to hold it waits for the others in `total`.
+
+    @property
+    def all_rows(self) -> tf.Tensor:
+        """Number of rows of all shards, a scalar."""
+        if self._all_rows is None:
+            self._all_rows = self.total(self.rows)
+        return self._all_rows
 
     @property
     def share(self) -> tf.Tensor:
         """Share of the rows of the batch, a scalar; 0 without rows."""
-        # Not a `functools.cached_property`: one lock for all threads, and the
-        # first replica to hold it waits for the others in `total`.
         if self._share is None:
-            total = self.total(self.rows)
-            self._share = tf.math.divide_no_nan(self.rows, total)
+            self._share = tf.math.divide_no_nan(self.rows, self.all_rows)
         return self._share
 
     def totals(self, numbers: tf.Tensor) -> tf.Tensor:
@@ -76,11 +82,10 @@ class BatchShard:
 
         The number of rows is summed with it.
         """
-        if self._share is not None:
+        if self._all_rows is not None:
             return self.total(numbers)
         with_rows = tf.concat([numbers, [self.rows]], axis=0)
-        *totals, rows = tf.unstack(self.total(with_rows))
-        self._share = tf.math.divide_no_nan(self.rows, rows)
+        *totals, self._all_rows = tf.unstack(self.total(with_rows))
         return tf.stack(totals)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:

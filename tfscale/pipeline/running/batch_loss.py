@@ -1,20 +1,19 @@
 """How much each microbatch counts in the loss of the global batch."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.whole_batch import losses
+from tfscale.whole_batch.batch_shard import BatchShard
 
 
 class BatchLoss:
     """The loss of the global batch, from those of a replica's microbatches.
 
     See whole_batch/losses.py for what each counts by; what layers gave to
-    `add_loss` counts by rows. `all_sum` sums a tensor over the replicas.
+    `add_loss` counts by rows. `shard` is what the replica has of the batch.
     """
 
     def __init__(
@@ -22,15 +21,13 @@ class BatchLoss:
         program: Program,
         tensors: Tensors,
         device: str,
-        all_rows: tf.Tensor,
-        all_sum: Callable[[tf.Tensor], tf.Tensor],
+        shard: BatchShard,
     ):
         self._program = program
         self._losses = program.stages[-1].losses
         self._tensors = tensors
         self._device = device
-        self._all_rows = all_rows
-        self._all_sum = all_sum
+        self._shard = shard
         self._shares: list[tf.Tensor] = []
 
     def weigh(self, loss_scale) -> None:
@@ -42,7 +39,7 @@ class BatchLoss:
             self._shares = self._find_shares()
         is_vector = tf.constant([x.is_vector for x in self._losses], tf.bool)
         for microbatch, share in zip(self._tensors.microbatches, self._shares):
-            share_of_rows = microbatch[keys.Rows()] / self._all_rows
+            share_of_rows = microbatch[keys.Rows()] / self._shard.all_rows
             microbatch[keys.AddedScale()] = loss_scale * share_of_rows
             if self._losses:
                 # What is not reduced is minimised as a sum.
@@ -59,7 +56,7 @@ class BatchLoss:
                 single.append(
                     tf.math.multiply_no_nan(microbatch[keys.Losses()], share)
                 )
-            share_of_rows = microbatch[keys.Rows()] / self._all_rows
+            share_of_rows = microbatch[keys.Rows()] / self._shard.all_rows
             for stage in range(len(self._program.stages)):
                 added = microbatch.get(keys.AddedLoss(stage))
                 if added is not None:
@@ -85,10 +82,10 @@ class BatchLoss:
             count * microbatch[keys.Divisors()]
             for count, microbatch in zip(counts, microbatches)
         ]
-        total = self._all_sum(tf.add_n(divisors))
+        total = self._shard.totals(tf.add_n(divisors))
         for microbatch in microbatches:
             microbatch[keys.Totals()] = total
-            microbatch[keys.AllRows()] = self._all_rows
+            microbatch[keys.AllRows()] = self._shard.all_rows
         return [
             losses.shares(self._losses, divisor, total, count)
             for count, divisor in zip(counts, divisors)

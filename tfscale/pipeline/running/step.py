@@ -18,13 +18,14 @@ from tfscale.distribute.optimizers.gradient_reduction import sum_over_replicas
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
-from tfscale.pipeline.running.microbatches import divide
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch.batch_shard import BatchShard
 from tfscale.whole_batch.losses import num_rows
+from tfscale.whole_batch.microbatches import Microbatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +60,13 @@ class Batch:
 
     Attributes:
         inputs: Flat inputs of the model.
-        rows: How many rows this replica has.
-        all_rows: How many all replicas have.
+        shard: The rows that this replica has of the batch of all.
         tensors: Those of the step, with the microbatches of the batch.
         loss: Its loss.
     """
 
     inputs: list[tf.Tensor]
-    rows: tf.Tensor
-    all_rows: tf.Tensor
+    shard: BatchShard
     tensors: Tensors
     loss: BatchLoss
 
@@ -160,23 +159,28 @@ class PipelineStep:
         }
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         size = self._plan.schedule.microbatches_per_batch
-        own = divide(batch, size)
+        own: list[dict[Hashable, Any]] = [
+            {keys.Rows(): rows, **dict(zip(batch, tensors))}
+            for rows, tensors in Microbatches(
+                list(batch.values()), size
+            ).split()
+        ]
         tensors.microbatches.extend(own)
         of_batch = dataclasses.replace(tensors, microbatches=own)
-        rows = num_rows(inputs)
-        all_rows = self.all_sum(rows)
-        loss = BatchLoss(
-            self._program, of_batch, self.devices[-1], all_rows, self.all_sum
+        shard = BatchShard(
+            num_rows(inputs), self.all_sum, self._strategy.num_replicas_in_sync
         )
-        return Batch(inputs, rows, all_rows, of_batch, loss)
+        loss = BatchLoss(self._program, of_batch, self.devices[-1], shard)
+        return Batch(inputs, shard, of_batch, loss)
 
     def _result(self, batch, gradients, states):
         loss, losses = batch.total()
-        to_mean = tf.math.divide_no_nan(batch.all_rows, batch.rows)
+        shard = batch.shard
+        to_mean = tf.math.divide_no_nan(shard.all_rows, shard.rows)
         return StepResult(
             loss=loss * to_mean,
             losses=[each * to_mean for each in losses],
-            share=batch.rows / batch.all_rows,
+            share=shard.share,
             outputs=self._outputs(batch.tensors, batch.inputs),
             gradients=gradients,
             states=states,

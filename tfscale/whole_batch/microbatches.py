@@ -1,12 +1,14 @@
-"""A batch that is cut into microbatches by rows, within a step."""
+"""A batch of a replica in microbatches: all at once, or each by its index."""
 
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.whole_batch import losses
 
-class Batch:
+
+class Microbatches:
     """The rows of a replica, cut into microbatches.
 
     Of N rows in M microbatches each has N // M, the first N % M one more.
@@ -18,7 +20,10 @@ class Batch:
     """
 
     def __init__(
-        self, data: Any, num_microbatches: int | None, is_compiled: bool
+        self,
+        data: Any,
+        num_microbatches: int | None,
+        is_compiled: bool = False,
     ):
         self._structure = data
         self._tensors = [_tensor(each) for each in keras.tree.flatten(data)]
@@ -50,6 +55,32 @@ class Batch:
         if not rows or number is None or rows % number:
             return None
         return rows // number
+
+    def split(self) -> list[tuple[tf.Tensor, Any]]:
+        """All microbatches, each with how many of its rows count, a scalar.
+
+        Of a batch with fewer rows than there are microbatches, some get a row
+        that counts nothing, because many operations fail on no rows.
+        """
+        count, size = self._num_microbatches or 1, self._even_size
+        if size is not None:
+            sizes = [size] * count
+            parts = [tf.split(each, count) for each in self._tensors]
+        else:
+            more = tf.cast(tf.range(count) < self.num_rows % count, tf.int32)
+            sizes = tf.unstack(self.num_rows // count + more)
+            some = [tf.maximum(size, 1) for size in sizes]
+            parts = [
+                tf.split(_with_rows(each, count), some)
+                for each in self._tensors
+            ]
+        return [
+            (
+                tf.cast(rows, losses.precision()),
+                keras.tree.pack_sequence_as(self._structure, tensors),
+            )
+            for rows, *tensors in zip(sizes, *parts)
+        ]
 
     def microbatch(
         self, index: tf.Tensor, count: tf.Tensor, more_rows: int | None
@@ -96,3 +127,21 @@ def _rows(tensor, begin, size):
     rows = tf.slice(tensor, [begin, *[0] * rest], [size, *[-1] * rest])
     known = size if isinstance(size, int) else None
     return tf.ensure_shape(rows, [known, *tensor.shape[1:]])
+
+
+def _with_rows(tensor, num_rows):
+    """The tensor with at least some number of rows; new ones count nothing.
+
+    They are copies of the first row, or ones where a replica has no row.
+    """
+    sizes = tf.shape(tensor)
+    one = tf.zeros if tensor.dtype == tf.string else tf.ones
+    row = one(tf.concat([[1], tf.maximum(sizes[1:], 1)], axis=0), tensor.dtype)
+    row = tf.concat([tensor[:1], row], axis=0)[:1]
+    # To repeat it is not implemented for all types.
+    more = tf.gather(
+        row, tf.zeros([tf.maximum(num_rows - sizes[0], 0)], "int32")
+    )
+    return tf.ensure_shape(
+        tf.concat([tensor, more], axis=0), [None, *tensor.shape[1:]]
+    )
