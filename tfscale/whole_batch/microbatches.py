@@ -65,12 +65,12 @@ class Microbatches:
         count, size = self._num_microbatches or 1, self._even_size
         if size is not None:
             sizes = [size] * count
-            parts = [tf.split(each, count) for each in self._tensors]
+            divided = [tf.split(each, count) for each in self._tensors]
         else:
             more = tf.cast(tf.range(count) < self.num_rows % count, tf.int32)
             sizes = tf.unstack(self.num_rows // count + more)
             some = [tf.maximum(size, 1) for size in sizes]
-            parts = [
+            divided = [
                 tf.split(_with_rows(each, count), some)
                 for each in self._tensors
             ]
@@ -79,7 +79,7 @@ class Microbatches:
                 tf.cast(rows, losses.precision()),
                 keras.tree.pack_sequence_as(self._structure, tensors),
             )
-            for rows, *tensors in zip(sizes, *parts)
+            for rows, *tensors in zip(sizes, *divided)
         ]
 
     def microbatch(
