@@ -119,7 +119,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         model = self.model
         fit = Fit(model)
         accumulates = any(
-            getattr(callback, "num_microbatches", 1) > 1
+            getattr(callback, "num_microbatches", 1) != 1
             for callback in fit.callbacks.callbacks
         )
         self._check(model, accumulates)

@@ -1,0 +1,34 @@
+import subprocess
+import tempfile
+
+from absl.testing import absltest
+
+from tests import forked_python
+from tests.source_files import REPOSITORY
+
+
+class TrainLargeBatchTest(absltest.TestCase):
+    def test_it_says_what_was_found(self):
+        process = subprocess.run(
+            [
+                *forked_python.after_python("-m", "examples.train_large_batch"),
+                *("--num_epochs=2", "--batch_sizes=16,32"),
+                "--files=bisect.py",
+                f"--backup_dir={tempfile.mkdtemp()}",
+            ],
+            capture_output=True,
+            cwd=REPOSITORY,
+            text=True,
+        )
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertRegex(
+            process.stdout,
+            r"epoch 0: loss \d\.\d+, batches of 16 rows in \d+ microbatches, "
+            r"noise scale \d+ rows\n"
+            r"epoch 1: loss \d\.\d+, batches of (16|32) rows in \d+ "
+            r"microbatches, noise scale",
+        )
+
+
+if __name__ == "__main__":
+    absltest.main()
