@@ -23,13 +23,30 @@ class TracedStepsTest(tf.test.TestCase):
 
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", loss)
-        self.assertIsNone(attributes.step_function(model))
+        self.assertIsNone(attributes.step_function(model.train_function))
         model.fit(X, X[:, :1], verbose=0)
-        function = attributes.step_function(model)
+        function = attributes.step_function(model.train_function)
         (concrete,) = attributes.concrete_functions(function)
         found = list(attributes.variables_used_by(concrete))
         self.assertTrue(any(each is used for each in found))
         self.assertFalse(any(each is other for each in found))
+
+    def test_a_captured_iterator_is_known_by_its_handle(self):
+        iterator = iter(tf.data.Dataset.range(2))
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+        variable = tf.Variable(1)
+
+        @tf.function
+        def step():
+            key = next(iterator)
+            return table.lookup(key) + tf.cast(variable, tf.int64)
+
+        captured = step.get_concrete_function().graph.external_captures
+        found = [
+            tensor for tensor in captured if attributes.is_iterator(tensor)
+        ]
+        self.assertLen(captured, 4)  # and the value that a table has not
+        self.assertLen(found, 1)
 
     @holds("BaseResourceVariable.__init__", "_unique_id")
     def test_variables_are_numbered_as_they_are_created(self):

@@ -4,6 +4,7 @@ A global variable, or one of a closure, was lost without a word.
 """
 
 import logging
+import typing
 
 import keras
 import numpy as np
@@ -38,6 +39,44 @@ class InPython(keras.layers.Layer):
     def call(self, x):
         y = tf.numpy_function(np.negative, [x], x.dtype)
         return x + tf.stop_gradient(tf.ensure_shape(y, x.shape))
+
+
+class Counted(keras.Model):
+    """Counts in what no backup has, by a function for each kind of step."""
+
+    counts: typing.ClassVar[dict] = {}
+
+    def train_step(self, data):
+        self.counts.get("training", lambda: None)()
+        return super().train_step(data)
+
+    def test_step(self, data):
+        self.counts.get("validation", lambda: None)()
+        return super().test_step(data)
+
+
+def in_table():
+    table = tf.lookup.experimental.MutableHashTable("int64", "int64", 0)
+
+    def count():
+        key = tf.constant([1], "int64")
+        table.insert(key, table.lookup(key) + 1)
+
+    return count
+
+
+def in_iterator():
+    iterator = iter(tf.data.Dataset.range(9))
+    return lambda: next(iterator)
+
+
+def in_variable():
+    variable = tf.Variable(1.0, name="of_validation")
+    return lambda: variable.assign_add(1.0)
+
+
+def in_kernel():
+    return lambda: tf.debugging.assert_non_negative(tf.random.uniform(()))
 
 
 class OfGenerators(keras.layers.Layer):
@@ -166,6 +205,46 @@ class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_step_that_is_not_traced_is_said(self):
         (said,) = self.messages_of_fit(run_eagerly=True)
         self.assertIn("run_eagerly=True", said)
+
+    def messages_of_counts(self, **counts):
+        inputs = keras.Input((2,))
+        model = Counted(inputs, keras.layers.Dense(2)(inputs))
+        model.counts = counts
+        model.compile("sgd", "mse")
+        path = self.create_tempdir().full_path
+        with self.assertLogs(level="WARNING") as logs:
+            logging.warning("One is needed.")
+            model.fit(
+                *(X, X),
+                verbose=0,
+                validation_data=(X, X),
+                callbacks=[BackupAndRestore(path)],
+            )
+        return [line for line in logs.output if "BackupAndRestore" in line]
+
+    @parameterized.parameters(
+        (in_table, "LookupTableInsertV2 at "),
+        (in_iterator, "an iterator that the step calls `next` on"),
+    )
+    def test_what_changes_and_is_no_variable_is_named(self, make, words):
+        # A second dataset that a step reads began again without a word.
+        (said,) = self.messages_of_counts(training=make())
+        self.assertIn(words, said)
+
+    @parameterized.parameters(
+        (in_table, "LookupTableInsertV2 at "),
+        (in_kernel, "RandomUniform at "),
+        (in_variable, "'of_validation:0'"),
+    )
+    def test_what_only_a_validation_uses_is_named(self, make, words):
+        (said,) = self.messages_of_counts(validation=make())
+        self.assertIn(words, said)
+
+    def test_what_training_and_validation_use_is_saved(self):
+        count = in_variable()
+        self.assertEmpty(self.messages_of_counts(training=count))
+        said = self.messages_of_counts(training=count, validation=count)
+        self.assertEmpty(said)
 
     def test_nothing_is_said_of_generators_that_are_saved(self):
         layers = keras.layers.Dropout(0.5), OfGenerators()

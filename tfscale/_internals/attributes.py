@@ -293,12 +293,12 @@ def choose_worker_values(values: list[Any]) -> Any:
 # --- steps that were traced ------------------------------------------------
 
 
-def step_function(model: keras.Model) -> Any:
-    """The `tf.function` that a model's train function calls.
+def step_function(function: Any) -> Any:
+    """The `tf.function` that the train or test function of a model calls.
 
-    None of an eager model, and of a train function that is not Keras'.
+    None of an eager model, and of a function that is not Keras'.
     """
-    function = inspect.unwrap(model.train_function)
+    function = inspect.unwrap(function)
     if not inspect.isfunction(function):
         return None
     found = inspect.getclosurevars(function).nonlocals.get(
@@ -323,6 +323,15 @@ def variables_used_by(concrete: Any) -> Iterator[tf.Variable]:
         variable = reference()
         if variable is not None:
             yield variable
+
+
+def is_iterator(tensor: tf.Tensor) -> bool:
+    """Whether an eager tensor is the handle of an iterator over a dataset."""
+    return (
+        tensor.dtype == tf.resource
+        and not tf.is_symbolic_tensor(tensor)
+        and "::IteratorResource" in str(tensor)
+    )
 
 
 def whole_of(variable: tf.Variable) -> tf.Variable:

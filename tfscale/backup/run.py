@@ -85,7 +85,7 @@ class Run:
         self._identity = identity.identity(
             model, self._epochs, self._callbacks, self._data
         )
-        self._is_looked_at = False
+        self._is_looked_at = self._validation_is_looked_at = False
         # A backup, and keys of it whose variables the first step creates.
         self._not_created: tuple[Any, list[str]] | None = None
         self._backup = self._newest()
@@ -144,7 +144,7 @@ class Run:
         self._report.step_ended(count, self._num_steps)
         if not self._is_looked_at:
             self._is_looked_at = True
-            traced_step.warn_of_unsaved(self._model)
+            traced_step.warn_of_unsaved(self._model, self._model.train_function)
 
     def on_test_begin(self) -> None:
         """Counts iterators over the validation data of this `fit`."""
@@ -160,8 +160,12 @@ class Run:
 
     def on_test_batch_end(self, batch: int) -> None:
         """See `keras.callbacks.Callback`."""
-        if self._validation is not None:
-            self._validation.ended(batch)
+        if self._validation is None:
+            return
+        self._validation.ended(batch)
+        if not self._validation_is_looked_at:
+            self._validation_is_looked_at = True
+            variables.warn_of_unsaved_in_validation(self._model)
 
     def on_epoch_end(self, logs: dict[str, Any] | None) -> None:
         """Gives an epoch without a step left the logs of the steps before."""

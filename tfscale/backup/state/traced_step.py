@@ -1,7 +1,7 @@
-"""State that only the traced step of a `fit` leads to.
+"""State that only the traced steps of a `fit` and its validation lead to.
 
-Global variables and those of closures are captured when Keras traces the step.
-State in operations and Python functions of the step cannot be saved.
+Global variables and those of closures are captured when Keras traces a step.
+State in operations and Python functions of a step cannot be saved.
 """
 
 import logging
@@ -17,19 +17,28 @@ from tfscale.adapters.function import only_traced
 
 # Variables of callbacks, which save their own state.
 _OF_TFSCALE = "tfscale/"
+# Operations that change what is in no variable.
+_CHANGES = (
+    *("LookupTableImport", "LookupTableInsert", "LookupTableRemove"),
+    *("QueueDequeue", "QueueEnqueue", "StackPop", "StackPush"),
+)
 _COPIES = re.compile(r"\b(replica_\d+|while)/")
 
 
 def captured_variables(
-    model: keras.Model, known: set[int]
+    function: Any, known: set[int]
 ) -> Iterator[tuple[str, tf.Variable]]:
-    """The variables that the step captured, with a name for each.
+    """The variables that a step captured, with a name for each.
 
     A program that runs again creates them in the same order, also on another
     mesh: variables of one name are numbered.
+
+    Args:
+        function: `train_function` or `test_function` of a model.
+        known: The ids of handles of variables that are left out.
     """
     found = {}
-    for concrete in _traced(model):
+    for concrete in _traced(function):
         for variable in attributes.variables_used_by(concrete):
             if id(variable.handle) not in known:
                 variable = attributes.whole_of(variable)
@@ -44,7 +53,7 @@ def captured_variables(
 
 def trace(model: keras.Model, iterator: Any) -> None:
     """Traces the step as a call with this iterator would; does not run it."""
-    function = attributes.step_function(model)
+    function = attributes.step_function(model.train_function)
     kinds = (tf.data.Iterator, tf.distribute.DistributedIterator)
     if function is None or not isinstance(iterator, kinds):
         return
@@ -52,8 +61,22 @@ def trace(model: keras.Model, iterator: Any) -> None:
         model.train_function(iterator)
 
 
-def warn_of_unsaved(model: keras.Model) -> None:
-    """Names state of the step in operations and in Python."""
+def warn_of_unsaved_variables(model: keras.Model, known: set[int]) -> None:
+    """Names variables that only the step of a validation leads to."""
+    found = captured_variables(model.test_function, known)
+    names = {repr(variable.name): None for _, variable in found}
+    if names:
+        logging.warning(
+            "BackupAndRestore saves no variables that only the step of a "
+            "validation uses and that are no attributes: after an interruption "
+            "they start again. Received: %s. Make what changes an attribute "
+            "of the model.",
+            _few(names),
+        )
+
+
+def warn_of_unsaved(model: keras.Model, function: Any) -> None:
+    """Names state of a step in operations and in Python."""
     if model.run_eagerly:
         logging.warning(
             "BackupAndRestore saves the variables that a traced step uses. "
@@ -62,7 +85,10 @@ def warn_of_unsaved(model: keras.Model) -> None:
         )
     random: dict[str, None] = {}
     python: dict[str, None] = {}
-    for concrete in _traced(model):
+    held: dict[str, None] = {}
+    for concrete in _traced(function):
+        if any(map(attributes.is_iterator, concrete.graph.external_captures)):
+            held["an iterator that the step calls `next` on"] = None
         for node in _nodes(concrete.graph.as_graph_def()):
             name = repr(_COPIES.sub("", node.name))
             # Kernels of stateful random operations count what they draw.
@@ -70,6 +96,8 @@ def warn_of_unsaved(model: keras.Model) -> None:
                 random[f"{node.op} at {name}"] = None
             elif node.op in ("EagerPyFunc", "PyFunc"):
                 python[name] = None
+            elif node.op.startswith(_CHANGES):
+                held[f"{node.op} at {name}"] = None
     if random:
         logging.warning(
             "BackupAndRestore does not save where random operations without a "
@@ -86,11 +114,19 @@ def warn_of_unsaved(model: keras.Model) -> None:
             "`tf.Variable`.",
             _few(python),
         )
+    if held:
+        logging.warning(
+            "BackupAndRestore saves no iterators, tables and queues of a step: "
+            "after an interruption they start again. Received: %s. Pass all "
+            "data to `fit` in one dataset (`tf.data.Dataset.zip`), and keep "
+            "state in a `tf.Variable`.",
+            _few(held),
+        )
 
 
-def _traced(model):
-    function = attributes.step_function(model)
-    return [] if function is None else attributes.concrete_functions(function)
+def _traced(function):
+    step = attributes.step_function(function)
+    return [] if step is None else attributes.concrete_functions(step)
 
 
 def _nodes(graph_def):

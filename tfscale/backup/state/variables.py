@@ -25,6 +25,7 @@ from tfscale._internals import symbols
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.state import random_states
+from tfscale.backup.state import traced_step
 from tfscale.backup.state.traced_step import captured_variables
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.sharding.sharding import Sharding
@@ -121,11 +122,23 @@ def variables_of(model: keras.Model) -> list[Entry]:
             seen.add(id(variable))
             key = f"{HELD}/{path}" + (f"/{number}" if number else "")
             entries.append(Entry(key, path, variable, False))
-    handles = {id(each.handle) for e in entries for each in e.components}
-    handles.update(map(id, random_states.handles()))
-    for path, variable in captured_variables(model, handles):
+    handles = _handles(entries)
+    for path, variable in captured_variables(model.train_function, handles):
         entries.append(Entry(f"{HELD}/{path}", path, variable, False))
     return entries
+
+
+def warn_of_unsaved_in_validation(model: keras.Model) -> None:
+    """Names state that only the step of a validation leads to."""
+    traced_step.warn_of_unsaved(model, model.test_function)
+    known = _handles(variables_of(model))
+    traced_step.warn_of_unsaved_variables(model, known)
+
+
+def _handles(entries):
+    """The ids of the handles of all that is saved."""
+    found = {id(each.handle) for e in entries for each in e.components}
+    return found.union(map(id, random_states.handles()))
 
 
 def _is_state(value):
