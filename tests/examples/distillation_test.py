@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -19,10 +20,20 @@ def net(width, **options):
     return keras.Sequential(
         [
             keras.Input((6,)),
-            keras.layers.Dense(width, "tanh", **options),
-            keras.layers.Dense(3),
+            keras.layers.Dense(width, "tanh", name="hidden", **options),
+            keras.layers.Dense(3, name="logits"),
         ]
     )
+
+
+def mesh(**axes):
+    """The strategy of a mesh, which divides `net` over model ranks."""
+    device_mesh = tfscale.device_mesh(**axes)
+    layout_map = keras.distribution.LayoutMap(device_mesh)
+    if "model" in axes:
+        layout_map[".*hidden/kernel"] = (None, "model")
+        layout_map[".*logits/kernel"] = ("model", None)
+    return tfscale.MeshStrategy(device_mesh, layout_map)
 
 
 def by_hand(teacher, student, temperature):
@@ -47,8 +58,8 @@ def distilled(strategy=None, alpha=0.5, offline=False, **fit):
         if offline:
             soft = teacher.predict(X, verbose=0)
             model = distillation.with_logits(student)
-        if getattr(strategy, "mesh", None) and "pipeline" in (
-            strategy.mesh.axis_names
+        if isinstance(strategy, tfscale.MeshStrategy) and (
+            len(strategy.device_rows[0]) > 1
         ):
             model = tfscale.PipelineModel(model, 2)
         model.compile(
@@ -80,12 +91,25 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(loss(np.zeros(5), both), expected)
         self.assertAllClose(loss(TEACHER, TEACHER), 0.0)
 
-    @parameterized.parameters(dict(data=2), dict(pipeline=2))
-    def test_as_on_one_device(self, **axes):
+    @parameterized.parameters(
+        (dict(pipeline=2),),
+        (dict(data=2),),
+        (dict(model=2),),
+        (dict(data=1), 2),
+        (dict(data=2, pipeline=2, model=2),),
+        (dict(data=2, model=2), 2),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_as_on_one_device(self, axes, num_microbatches=1):
         weights = {n: RANDOM.uniform(size=24) for n in ("hard", "soft")}
-        strategy = tfscale.MeshStrategy(tfscale.device_mesh(**axes))
         expected = distilled(sample_weight=weights)
-        found = distilled(strategy, sample_weight=weights)
+        found = distilled(
+            mesh(**axes),
+            sample_weight=weights,
+            callbacks=[tfscale.callbacks.GradientAccumulation(num_microbatches)]
+            if num_microbatches > 1
+            else None,
+        )
         for a, b in zip(found, expected):
             same_numbers.assert_close(a, b)
 
@@ -110,7 +134,10 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
             distiller = keras.distillation.Distiller(
                 net(4), net(4), keras.distillation.LogitsDistillation()
             )
-            with self.assertRaisesRegex(ValueError, "one functional model"):
+            with self.assertRaisesRegex(
+                ValueError,
+                "Distiller.*teacher and a student are one functional",
+            ):
                 tfscale.PipelineModel(distiller, 2)
 
 
@@ -126,25 +153,51 @@ class KerasDistillerTest(tf.test.TestCase, parameterized.TestCase):
         right = kind(temperature=3.0, loss=loss).compute_loss(TEACHER, STUDENT)
         self.assertAllClose(right, expected)
 
-    def student(self, regularizer=None, **fit):
+    def student(self, strategy=None, fit=None, loss=None, y=Y, **options):
         keras.utils.set_random_seed(0)
-        student = net(4, kernel_regularizer=regularizer)
-        distiller = keras.distillation.Distiller(
-            net(16), student, keras.distillation.LogitsDistillation()
+        with (strategy or tf.distribute.get_strategy()).scope():
+            student = net(4, **options)
+            distiller = keras.distillation.Distiller(
+                net(16), student, keras.distillation.LogitsDistillation()
+            )
+            distiller.compile(
+                keras.optimizers.SGD(0.1),
+                loss
+                or keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        distiller.fit(
+            X, y, batch_size=8, shuffle=False, verbose=0, **(fit or {})
         )
-        distiller.compile(
-            keras.optimizers.SGD(0.1),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        distiller.fit(X, Y, batch_size=8, shuffle=False, verbose=0, **fit)
-        return student.get_weights()
+        return [keras.ops.convert_to_numpy(v) for v in student.weights]
 
     @parameterized.parameters(
-        dict(sample_weight=np.arange(24.0)), dict(regularizer="l2")
+        dict(fit=dict(sample_weight=np.arange(24.0))),
+        dict(kernel_regularizer="l2"),
+        dict(activity_regularizer="l2"),  # by `add_loss`
     )
     def test_what_is_ignored(self, **arguments):
         for a, b in zip(self.student(), self.student(**arguments)):
             self.assertAllEqual(a, b)
+
+    def test_mirrored_does_not_divide_losses_by_name(self):
+        by_name = dict(loss="mse", y=np.eye(3)[Y])
+        mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        ours = self.student(mesh(data=2), **by_name)
+        theirs = self.student(mirrored, **by_name)
+        expected = self.student(**by_name)
+        for a, b in zip(ours, expected):
+            same_numbers.assert_close(a, b)
+        self.assertNotAllClose(theirs[0], expected[0], rtol=0.01, atol=0.01)
+
+    @parameterized.parameters(
+        (dict(model=2),), (dict(data=2),), (dict(data=2), 2)
+    )
+    @pytest.mark.crossing(every=3)
+    def test_on_meshes_it_is_that_of_one_device(self, axes, microbatches=1):
+        callbacks = [tfscale.callbacks.GradientAccumulation(microbatches)]
+        fit = dict(callbacks=callbacks) if microbatches > 1 else {}
+        for a, b in zip(self.student(mesh(**axes), fit), self.student()):
+            same_numbers.assert_close(a, b)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,12 @@ _OWN_STEPS = (
     "metrics",
 )
 _OWN_PREDICTIONS = ("predict_step", "make_predict_function")
+_TEACHER_AND_STUDENT = (
+    "A teacher and a student are one functional model, `keras.Model(x, "
+    '{"hard": student(x), "soft": keras.ops.stack([student(x), teacher(x)], 1)'
+    "})` with `teacher.trainable = False`, compiled with a loss for each "
+    "output, as in examples/distillation.py."
+)
 
 
 def check_arguments(
@@ -109,16 +115,14 @@ def _refuse_own(model, names):
             "Predict with the model inside: `model.model.predict(...)`, which "
             "runs it without a pipeline."
         )
-    elif own[0] in ("train_step", "test_step") or isinstance(
-        model, keras.distillation.Distiller
-    ):
+    elif isinstance(model, keras.distillation.Distiller):
+        advice = _TEACHER_AND_STUDENT
+    elif own[0] in ("train_step", "test_step"):
         advice = (
             "A `compute_loss` of its own is called: put there what the step "
-            "does with outputs and targets. A teacher and a student are one "
-            "functional model for that, `Distiller(x, [student(x), "
-            "teacher(x)])` with `teacher.trainable = False`. What else needs "
-            "several forwards in a step cannot be a pipeline; train the model "
-            "itself under `MeshStrategy`."
+            f"does with outputs and targets. {_TEACHER_AND_STUDENT} What else "
+            "needs several forwards in a step cannot be a pipeline; train the "
+            "model itself under `MeshStrategy`."
         )
     else:
         advice = (
