@@ -17,6 +17,7 @@ calls the same three methods: `get_weights`, `fit`, `set_weights`.
 """
 
 import os
+import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -48,6 +49,7 @@ DROPOUT = flags.DEFINE_float(
 LOCAL_LEARNING_RATE = flags.DEFINE_float(
     "local_learning_rate", 0.1, "Of the clients' SGD.", lower_bound=0.0
 )
+WIDTH = flags.DEFINE_integer("width", 32, "Neurons of a layer.", lower_bound=8)
 ONE_STEP = flags.DEFINE_boolean(
     "one_step", False, "One step on all rows of a client, which is SGD."
 )
@@ -71,7 +73,7 @@ def build(strategy):
     """The model of a client, the same for each."""
     with strategy.scope():
         keras.utils.set_random_seed(mlp.SEED.value)
-        model = mlp.in_stages(mlp.build(32))
+        model = mlp.in_stages(mlp.build(WIDTH.value))
         model.compile(
             keras.optimizers.SGD(LOCAL_LEARNING_RATE.value),
             mlp.hard_loss(),
@@ -108,6 +110,26 @@ def average(parts, sizes):
     ]
 
 
+def fingerprint(weights):
+    """A number of the shapes of weights, in their order."""
+    return zlib.crc32(repr([value.shape for value in weights]).encode())
+
+
+def check_fingerprints(found):
+    """Refuses clients whose weights have no mean.
+
+    Raises:
+        ValueError: If the fingerprints of the clients are not the same.
+    """
+    others = [client for client, x in enumerate(found) if x != found[0]]
+    if others:
+        raise ValueError(
+            "All clients must have the same model. Received: weights of other "
+            f"shapes in clients {others} than in client 0. Start all of them "
+            "with the same flags."
+        )
+
+
 def take_turns(strategy):
     """The rounds of all clients in this process; yields common weights."""
     weights = values(build(strategy))
@@ -139,6 +161,11 @@ def be_a_client():
 
         return sums.run(add)
 
+    # Sums of tensors of different shapes would hang: this is asked first.
+    own = np.zeros(num_clients, "int64")
+    own[client] = fingerprint(weights)
+    [found] = sum_over_clients([tf.constant(own)])
+    check_fingerprints(found.numpy().tolist())
     for number in range(NUM_ROUNDS.value):
         size = len(x) if takes_part(client, number) else 0
         part = weights
@@ -159,7 +186,7 @@ def main(argv):
     rounds = be_a_client() if is_client else take_turns(mlp.make_strategy())
     test = mlp.clusters(1024, mlp.SEED.value)
     for number, weights in enumerate(rounds):
-        plain = mlp.build(32)
+        plain = mlp.build(WIDTH.value)
         plain.set_weights(weights)
         logits = keras.ops.convert_to_numpy(plain(test[0]))
         found = np.mean(logits.argmax(-1) == test[1])

@@ -28,6 +28,21 @@ class FederatedTest(absltest.TestCase):
             for a, b in zip(found, self.federated.values(model)):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
+    def test_clients_of_different_models_are_refused(self):
+        alone = tf.distribute.get_strategy()
+        found = []
+        for width in (8, 8, 16):
+            with flagsaver.flagsaver(width=width):
+                model = self.federated.build(alone)
+            found.append(
+                self.federated.fingerprint(self.federated.values(model))
+            )
+        self.federated.check_fingerprints(found[:2])
+        with self.assertRaisesRegex(
+            ValueError, r"clients \[2\] than in client"
+        ):
+            self.federated.check_fingerprints(found)
+
     def test_clients_that_drop_out_do_not_count(self):
         parts = [[np.ones(2)], [np.full(2, 4.0)]]
         [found] = self.federated.average(parts, [1, 2])
