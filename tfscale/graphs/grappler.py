@@ -90,6 +90,23 @@ def _control_flow(graph_def):
                 yield node
 
 
+def outermost(function, context):
+    """A function that runs without Grappler and within a context.
+
+    It is the one that Keras calls, once for one or several steps.
+    """
+    if getattr(function, "is_outermost", False):
+        return function
+
+    @functools.wraps(function)
+    def call(iterator):
+        with context(), no_grappler():
+            return function(iterator)
+
+    call.is_outermost = True
+    return call
+
+
 @contextlib.contextmanager
 def no_grappler():
     """Within it, this thread calls functions without Grappler."""

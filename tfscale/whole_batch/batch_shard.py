@@ -1,6 +1,7 @@
 """The rows of a batch that a thread works on: a replica's or a microbatch's."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfscale import step_context
 from tfscale.tensor_parallel import layer_losses
 from tfscale.whole_batch import layer_state
+from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
 
 
@@ -59,6 +61,17 @@ class BatchShard:
         self._share = None
         self._layers = layers
         self.graph = tf.compat.v1.get_default_graph()
+
+    @classmethod
+    def of_replica(cls, data, layers=()) -> "BatchShard":
+        """The shard of this replica, whose rows are counted."""
+        context = tf.distribute.get_replica_context()
+        count = context.num_replicas_in_sync
+        reduce = functools.partial(
+            context.all_reduce, tf.distribute.ReduceOp.SUM
+        )
+        total = reduce if count > 1 else tf.identity
+        return cls(losses.num_rows(data), total, count, layers)
 
     # No `functools.cached_property`: one lock for all threads, and the first
     # replica to hold it waits for the others in `total`.

@@ -14,7 +14,6 @@ from tfscale.adapters.metric import adapted_metrics
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
 from tfscale.whole_batch import layer_state
-from tfscale.whole_batch import losses
 from tfscale.whole_batch import model_loss
 from tfscale.whole_batch.batch_shard import BatchShard
 
@@ -76,14 +75,9 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
     data = keras.tree.flatten((args, kwargs))
     if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
         return fn(*args, **kwargs)
-    context = tf.distribute.get_replica_context()
-    batch_shard = BatchShard(
-        losses.num_rows(data),
-        functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
-        context.num_replicas_in_sync,
-        attributes.flatten_layers(model),
-    )
-    if replica_data is not None and context.num_replicas_in_sync > 1:
+    layers = attributes.flatten_layers(model)
+    batch_shard = BatchShard.of_replica(data, layers)
+    if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
     with batch_shard.entered():
         logs = fn(*args, **kwargs)

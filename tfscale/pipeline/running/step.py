@@ -24,7 +24,6 @@ from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch.batch_shard import BatchShard
-from tfscale.whole_batch.losses import num_rows
 from tfscale.whole_batch.microbatches import Microbatches
 
 
@@ -167,9 +166,7 @@ class PipelineStep:
         ]
         tensors.microbatches.extend(own)
         of_batch = dataclasses.replace(tensors, microbatches=own)
-        shard = BatchShard(
-            num_rows(inputs), self.all_sum, self._strategy.num_replicas_in_sync
-        )
+        shard = BatchShard.of_replica(inputs)
         loss = BatchLoss(self._program, of_batch, self.devices[-1], shard)
         return Batch(inputs, shard, of_batch, loss)
 

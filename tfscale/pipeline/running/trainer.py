@@ -16,7 +16,7 @@ from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.distribute.optimizers.gradient_reduction import shard_gradient
-from tfscale.graphs.grappler import no_grappler
+from tfscale.graphs.grappler import outermost
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
@@ -251,17 +251,9 @@ class PipelineTrainer(WrappedModel):
         super()._maybe_symbolic_build(iterator, data_batch)
 
     def _outermost(self, function):
-        """The function that Keras calls once per step, or per several."""
-        if getattr(function, "is_outermost", False):
-            return function
-
-        @functools.wraps(function)
-        def call(iterator):
-            with failures.explained(self._plan.stages), no_grappler():
-                return function(iterator)
-
-        call.is_outermost = True
-        return call
+        return outermost(
+            function, lambda: failures.explained(self._plan.stages)
+        )
 
     def _check_built(self):
         parts = [self._compile_metrics]
