@@ -75,7 +75,6 @@ def accumulating(
 
 @contextlib.contextmanager
 def _capturing(model):
-    """Within it, gradients of a model's optimizers can be captured."""
     with contextlib.ExitStack() as stack:
         for optimizer in checks.optimizers_of(model):
             stack.enter_context(adapted_optimizer(optimizer))

@@ -214,7 +214,6 @@ def _at_replica_index(scalar):
 
 
 def _sums_over_replicas(scalars):
-    """The sums of vectors and scalars, in one all-reduce."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return scalars
@@ -233,7 +232,6 @@ def _times(tensor, weight):
 
 
 def _results_of_metrics(model, scope):
-    """The names of results of metrics that were updated in a scope."""
     names = set()
     for metric in model.metrics:
         if any(id(v) in scope.state_mapping for v in metric.variables):
@@ -243,7 +241,6 @@ def _results_of_metrics(model, scope):
 
 
 def _flat(logs):
-    """Names and tensors of the results of `train_step`."""
     if isinstance(logs, dict):
         return [
             (name, tf.convert_to_tensor(value))

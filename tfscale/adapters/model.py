@@ -54,7 +54,6 @@ class MeshModel(MeshLayer):
 
 
 def _check_writes(model, filepath):
-    """Raises if another worker writes to the path: all run one program."""
     extended = getattr(model.distribute_strategy, "extended", None)
     if not getattr(extended, "has_workers", False):
         return

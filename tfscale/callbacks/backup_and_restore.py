@@ -201,7 +201,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._leave()
 
     def _is_over(self):
-        """Whether its `fit` has ended, also by an error."""
         return not self._fit.is_running
 
     def _leave(self):

@@ -155,7 +155,6 @@ class LayerFreezing(keras.callbacks.Callback):
         return 1.0 if optimizer is None else float(optimizer.learning_rate)
 
     def _freeze(self, num_frozen):
-        """Freezes the first candidates; the next steps are traced again."""
         if num_frozen == self._num_frozen:
             return
         for index, layer in enumerate(self._candidates):

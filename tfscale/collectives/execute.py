@@ -113,7 +113,6 @@ class _Held:
         return results
 
     def _sent(self, device, chunk):
-        """A chunk that a device sends, on that device."""
         if not self._is_here[device, chunk]:
             with tf.device(self._devices[device]):
                 value = tf.identity(self._values[device, chunk])
@@ -122,7 +121,6 @@ class _Held:
         return self._values[device, chunk]
 
     def _cut(self, device, tensor):
-        """A tensor in chunks, by index, on the current device."""
         count = self._plan.num_chunks
         if self._plan.operation == "reduce_scatter":
             return dict(enumerate(tf.split(tensor, count, axis=self._dim)))
@@ -134,7 +132,6 @@ class _Held:
         return dict(enumerate(tf.split(rows, _sizes(rows, count))))
 
     def _joined(self, device):
-        """The tensor of the current device, joined from its chunks."""
         plan = self._plan
         if plan.operation == "reduce_scatter":
             return self._sent(device, device)
@@ -157,7 +154,6 @@ def _is_dynamic(tensor):
 
 
 def _row_length(tensor):
-    """The number of elements of a row into which a tensor is cut."""
     aligned = _ALIGNED_BYTES // tensor.dtype.size
     size = tensor.shape.num_elements()
     return aligned if size is not None and size % aligned == 0 else 1

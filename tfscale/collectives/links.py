@@ -54,7 +54,6 @@ def costs(devices: tuple[str, ...]) -> Costs | None:
 
 @functools.lru_cache(maxsize=64)
 def _measured(devices):
-    """Seconds of a latency and bytes per second of a link between devices."""
     small = _seconds(devices, 4, rounds=1)
     # Both contain the time of a call.
     latency = (_seconds(devices, 4, rounds=3) - small) / (2 * len(devices))
@@ -63,7 +62,6 @@ def _measured(devices):
 
 
 def _seconds(devices, num_bytes, rounds):
-    """The time of a message that goes from device to device in a circle."""
 
     @tf.function(autograph=False)
     def send(x):

@@ -101,7 +101,6 @@ class Workers:
         return self._participants[device]
 
     def _device_of(self, tensor):
-        """The device of a tensor; by default the host."""
         spec = tf.DeviceSpec.from_string(tensor.device or "")
         if spec.device_type is None:
             return self._default

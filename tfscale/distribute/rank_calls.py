@@ -72,7 +72,6 @@ class RankCalls:
         )
 
     def _to_ranks(self, value):
-        """Gives a replica's value to each of its ranks."""
         num_ranks = self._config.num_model_ranks
         if not is_per_replica(value, self._config.num_replicas):
             return value

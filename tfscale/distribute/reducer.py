@@ -116,7 +116,6 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         )
 
     def _of_groups(self, collective, value):
-        """A collective of all replicas here, for each model rank."""
         tensors = _tensors(value)
         groups = same_ranks(len(tensors), self._num_ranks)
         return _mirrored(operations.in_groups(collective, tensors, groups))
@@ -161,7 +160,6 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         return sums if self._workers is None else self._workers.all_reduce(sums)
 
     def _have_mean(self, tensors):
-        """Whether the tensors of a batch can be averaged."""
         first = tensors[0]
         if not isinstance(first, tf.Tensor):  # sparse or ragged
             return False
@@ -231,7 +229,6 @@ def _first_with_rows(tensors):
 
 
 def _of_sum(reduce_op, total, count):
-    """The sum, or the mean, on its device."""
     if reduce_op != tf.distribute.ReduceOp.MEAN:
         return total
     with tf.device(total.device):

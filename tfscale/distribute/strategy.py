@@ -256,7 +256,6 @@ def _check_divides_weights(mesh, grid):
 
 
 def _check_is_alone():
-    """Raises if other processes wait for this one."""
     cluster = cluster_from_environment()
     if coordinated() or cluster is None or len(cluster.addresses) == 1:
         return

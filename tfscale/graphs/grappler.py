@@ -82,7 +82,6 @@ def _cluster():
 
 
 def _control_flow(graph_def):
-    """Yields the loops and branches of a graph and of its functions."""
     bodies = [function.node_def for function in graph_def.library.function]
     for nodes in (graph_def.node, *bodies):
         for node in nodes:

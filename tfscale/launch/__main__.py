@@ -277,7 +277,6 @@ def _task(cluster, local_rank):
 
 
 def _free_ports(count):
-    """Different ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -141,7 +141,6 @@ class ParameterServerTrainer(WrappedModel):
         return function
 
     def _adapted(self):
-        """Within it a step is traced with the adapted optimizer."""
         if self.optimizer is None:
             return contextlib.nullcontext()
         return adapted_rows(self.optimizer)

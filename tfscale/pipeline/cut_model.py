@@ -120,7 +120,6 @@ def _run(stage, tensors):
 
 
 def _check_boundary(graph, first, second, layer):
-    """Refuses a cut that other tensors cross than one of the prefix."""
     makers = {v: call.name for call in first.calls for v in call.outputs}
     makers.update(zip(graph.inputs, (x.name for x in graph.functional.inputs)))
     boundary = [makers[value] for value in second.inputs]

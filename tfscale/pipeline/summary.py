@@ -196,7 +196,6 @@ def _not_cut(plan):
 
 
 def _tied(plan):
-    """The variables that several stages use."""
     for number, variable in enumerate(plan.variables):
         users = plan.users(variable)
         if len(users) > 1:

@@ -41,7 +41,6 @@ def unshard(shards: Sequence[tf.Tensor], sharding: Sharding) -> tf.Tensor:
 
 
 def _key(sharding, device):
-    """A key that is equal for devices with the same shard."""
     return tuple((s.start, s.stop) for s in sharding.slices(*device))
 
 

@@ -51,7 +51,6 @@ def attach(
 
 
 def _seed_here(generator, seed):
-    """The seed of this replica, and of this rank where it draws a shard."""
     if step_context.current().update is not None:
         return seed  # all replicas make the same update
     seed = _of_replica(seed)

@@ -113,7 +113,6 @@ def _extended(model):
 
 
 def _analyse(model, num_ranks):
-    """Analyses models as their first call on ranks would."""
     if isinstance(model, symbols.Functional | keras.Sequential):
         if any(call.rule for call in analysis.sharded_calls(model)):
             analysis.ensure_analysed(model, num_ranks)

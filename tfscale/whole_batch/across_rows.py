@@ -160,7 +160,6 @@ def _may_merge_rows(op):
 
 
 def _frame_of(op):
-    """The innermost frame of the code that created an operation."""
     for frame in reversed(op.traceback):
         if frame.filename != _ANY_LAYER and not frame.filename.startswith(
             _PASSED_OVER

@@ -223,7 +223,6 @@ def _summed(step, all_reduce, tensors, moments):
 
 
 def _by_layer(calls):
-    """The indices of the calls of each layer."""
     found: dict[int, list[int]] = {}
     for index, (averages, _) in enumerate(calls):
         found.setdefault(id(averages.layer), []).append(index)

@@ -127,7 +127,6 @@ def _inputs_of(ref):
 
 
 def _adds_rows(value, data):
-    """Whether it adds the number of rows, which may be a constant."""
     while value.op.type in ("Cast", "Identity"):
         (value,) = value.op.inputs
     rows = data[0].shape[0]

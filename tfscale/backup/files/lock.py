@@ -67,7 +67,6 @@ def _open(path):
 
 
 def _is_at(file, path):
-    """Whether an open file is the one at a path."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -70,7 +70,6 @@ def write_shards(prefix: str, shards: list[TensorShard]) -> None:
 
 
 def _write(prefix, shards, count):
-    """Writes the last `count` of the shards."""
     chunk = [shards.pop() for _ in range(count)]
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(

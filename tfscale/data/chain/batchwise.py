@@ -124,7 +124,6 @@ def _comes_in_batches(source):
 
 
 def _compare(recipe, batched):
-    """Refuses a function that does not give the bits of single records."""
     records = recipe.source.sample(_TRIED)
     want = next(iter(recipe.map_parsed(records).batch(_TRIED)))
     for size in (_TRIED, 3):  # nothing may depend on the batch
@@ -194,7 +193,6 @@ def _on_batches(function, raw):
 
 
 def _check(operation, of_records):
-    """Refuses an operation that may be wrong on a batch."""
     kind = operation.type
     if kind not in _ON_BATCHES:
         raise _NotOnBatchesError(f"it uses {kind}")
@@ -223,7 +221,6 @@ def _check(operation, of_records):
 
 
 def _run(operation, inputs, numbers):
-    """The outputs of an operation for a batch of its inputs."""
     if operation.type == "Reshape":
         size = tf.shape(inputs[0])[:1]
         return [tf.reshape(inputs[0], tf.concat([size, inputs[1]], 0))]

@@ -84,7 +84,6 @@ def _raw_records(recipe, position):
 
 
 def _parsed_batches(recipe, position):
-    """Reads, parses and caches batches."""
     gathered = isinstance(recipe.source, IndexedSource)
 
     def work(keys, *raw):
@@ -143,7 +142,6 @@ def _augment(recipe, key, record):
 
 
 def _mapped(recipe, records):
-    """Reads, parses, caches and augments records in one parallel map."""
     # A gap in the order names a failed record.
     order_ = {"deterministic": True} if recipe.names_failed else {}
     return records.map(

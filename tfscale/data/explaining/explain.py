@@ -105,7 +105,6 @@ def _explained(pipeline, model, seconds):
 
 
 def _stage_times(pipeline, seconds):
-    """Times of the stages, and the throughput of the whole."""
     prefixes = stages_lib.prefixes(pipeline)
     # The last prefix is the whole pipeline.
     datasets = [prefix for _, prefix in prefixes[:-1]] + [pipeline]

@@ -140,7 +140,6 @@ def _dtype(name, dtype):
 
 
 def _columns(texts, delimiter):
-    """Names of the columns, the same in all files."""
     headers = {tuple(text.columns(delimiter)) for text in texts}
     if len(headers) > 1:
         raise ValueError(

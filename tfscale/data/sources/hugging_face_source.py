@@ -255,7 +255,6 @@ def _image(name, feature, column, number):
 
 
 def _stored(column):
-    """The storage of a column of one of Hugging Face's array types."""
     import pyarrow
 
     if isinstance(column.type, pyarrow.ExtensionType):

@@ -150,7 +150,6 @@ def _decode(contents, num_channels):
 
 
 def _is_jpeg(contents):
-    """Whether a file begins and ends as a whole JPEG file does."""
     last = tf.maximum(tf.strings.length(contents) - 2, 0)
     ends = tf.strings.substr(contents, tf.stack([0, last]), [2, 2])
     # ITU-T T.81, table B.1: start and end of image.

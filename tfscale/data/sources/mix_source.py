@@ -202,7 +202,6 @@ def _position_of(number, which, pattern, counts):
 
 
 def _stretches(sizes, weights, exhausted):
-    """The stretches of an epoch, and its length."""
     pattern, before, counts = _pattern(weights)
     drawn = np.zeros(len(sizes), np.int64)
     first = _Stretch(0, pattern, before, drawn)

@@ -82,7 +82,6 @@ def source_of_files(
 
 @contextlib.contextmanager
 def _named(path):
-    """Names the file that pyarrow cannot read."""
     import pyarrow
 
     try:
@@ -260,7 +259,6 @@ def _lines(path):
 
 
 def _parsed(lines, fields=None):
-    """A table of lines, of given columns or of all."""
     import pyarrow
     from pyarrow import json as pyarrow_json
 

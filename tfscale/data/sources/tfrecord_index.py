@@ -182,7 +182,6 @@ _CRC_TABLE = _table()
 
 
 def _match(rows: np.ndarray) -> np.ndarray:
-    """Which headers' lengths match their CRC."""
     crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in range(8):
         crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ rows[:, column]) & 0xFF]

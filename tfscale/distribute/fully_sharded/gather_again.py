@@ -95,7 +95,6 @@ def gather_again() -> None:
 
 
 def _uses(gathers, graph, order):
-    """All uses of weights, in the order of the graph."""
     found = []
     for gather in gathers:
         forward = []

@@ -144,7 +144,6 @@ def squared_norms(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
 
 
 def _over_ranks(local_squares, gradients, variables):
-    """The sum over ranks of the squared norms of their shards."""
     given = [v for g, v in zip(gradients, variables) if g is not None]
     sharded = np.array([is_sharded(v) for v in given])
     if not sharded.any():

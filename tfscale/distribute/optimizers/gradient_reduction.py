@@ -91,13 +91,11 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
 
 
 def _is_local_shard(states, gradient, variable):
-    """Whether a gradient is a shard of this worker's sum already."""
     local_shape = states.sharding_of(variable).local_shape
     return zero.is_divided(variable) or gradient.shape == local_shape
 
 
 def _sums(strategy, *values):
-    """Sums over the replicas; outside of branches."""
     return strategy.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
     )

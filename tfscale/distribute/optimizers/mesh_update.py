@@ -92,7 +92,6 @@ class MeshUpdate:
         return result
 
     def _whole_gradients(self, optimizer, grads, variables, are_sums):
-        """Gradients for Keras' `apply`: summed and clipped."""
         extended = self.extended
         if self.is_sharded:
             optimizer_checks.check(optimizer, variables, extended)

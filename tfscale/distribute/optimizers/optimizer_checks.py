@@ -110,7 +110,6 @@ def check_draws(
 
 
 def _nodes(graph_def):
-    """The nodes of a graph, and of the functions that they call."""
     library = {f.signature.name: f.node_def for f in graph_def.library.function}
 
     def called(nodes):

@@ -66,7 +66,6 @@ def is_elementwise(
 
 
 def _updates(optimizer, values, gradients):
-    """The variables after each step, a list of lists of arrays."""
     config = optimizer.get_config()
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):
         config.pop(name, None)

@@ -94,7 +94,6 @@ class ShardedVariable(MeshVariable):
         return self._sharding.data_dim is not None and not self._is_state
 
     def _is_shard_of_rank(self):
-        """Whether layers use the shard of a model rank."""
         return (
             self._is_divided_weight()
             and collectives.reads_shards()
@@ -125,7 +124,6 @@ class ShardedVariable(MeshVariable):
         )
 
     def _gathered(self):
-        """The value, gathered by this replica."""
         value = super()._dense_var_to_tensor()
         sharding = self._sharding
         if self._is_divided_weight():

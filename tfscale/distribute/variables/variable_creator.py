@@ -154,7 +154,6 @@ class VariableCreator:
         return variable
 
     def _devices(self, colocate_with):
-        """The device of each component."""
         if colocate_with is not None:
             return attributes.devices_of(colocate_with)
         rank = self._pipeline_rank
@@ -168,7 +167,6 @@ class VariableCreator:
         return [host_of(device) for device in devices]
 
     def _sharding(self, callers, path, initial, colocate_with, kwargs):
-        """How a new variable is sharded."""
         like = colocate_with
         if like is None:
             like = self._made_like
@@ -223,12 +221,10 @@ def _callers_and_path(name, initial_value, **_):
 
 
 def _is_layer(callers):
-    """Whether a layer creates the variable."""
     return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
 
 
 def _is_optimizer(callers):
-    """Whether an optimizer creates the variable."""
     return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
 
 
@@ -247,7 +243,6 @@ def _declared_dim(callers, name):
 
 
 def _prepare_layers(callers, extended, is_found):
-    """Prepares the layers that create a sharded variable to run on shards."""
     apply_decision = functools.partial(
         sequence_model.apply_decision, extended.num_model_ranks
     )

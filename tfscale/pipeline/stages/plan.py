@@ -348,7 +348,6 @@ def parameters(graph: Graph) -> list[int]:
 
 
 def _layer_memory(graph, rows):
-    """The memory of each call, as `partition` takes it."""
     memory = memory_lib.call_memory(graph, rows)
     kept = set().union(*(each.values for each in memory))
     counted, result = set(), []

@@ -49,7 +49,6 @@ def _axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
 def _split_dim_of(
     pattern: str, axes: tuple[str | None, ...], sizes: Mapping[str, int]
 ) -> int | None:
-    """The dim that the model axis divides, or None if there is none."""
     for axis in axes:
         if isinstance(axis, tuple | list):
             raise ValueError(

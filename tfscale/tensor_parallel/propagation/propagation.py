@@ -181,6 +181,5 @@ def sharded_generators(
 
 
 def _origins(tensors):
-    """Names of the placeholders that tensors are made from."""
     operations = walks.ancestors([tensor.op for tensor in tensors])
     return {op.outputs[0].name for op in operations if op.type == "Placeholder"}

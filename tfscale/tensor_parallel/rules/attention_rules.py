@@ -143,7 +143,6 @@ class _Attention(rules.Rule):
         return 2 * layers.num_attention_axes(self.layer)
 
     def _with_layer_mask(self, args, kwargs):
-        """The arguments, with this rank's masks of heads."""
         call = self.layer.__class__.call
         given = inspect.signature(call).bind(self.layer, *args, **kwargs)
         mask = given.arguments.get("attention_mask")
@@ -242,7 +241,6 @@ class _GroupedAttention(_Attention):
 
 
 def _heads_dim(dense):
-    """The dim of the kernel that has the heads."""
     _, kernel, output = dense_rules.subscripts(dense)
     return kernel.index(output[_HEADS])
 

@@ -85,7 +85,6 @@ def apply_decision(num_ranks: int, rule) -> None:
 
 
 def _warn_of_custom_call(rule):
-    """Warns once for each model that overrides `call`."""
     called = [*attributes.name_scope_callers(), rule.layer][0]
     if called not in _warned:
         _warned.add(called)
