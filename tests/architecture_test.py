@@ -463,6 +463,25 @@ class ContributingTest(absltest.TestCase):
             )
 
 
+class TestsTest(absltest.TestCase):
+    def test_a_test_of_a_module_is_where_the_module_is(self):
+        folders = {}
+        for path in _package_files():
+            folder, name = os.path.split(path.removeprefix("tfscale/"))
+            folders.setdefault(name.removesuffix(".py"), []).append(folder)
+        for path in source_files.python_files():
+            if path.startswith("tests/") and path.endswith("_test.py"):
+                folder, name = os.path.split(path.removeprefix("tests/"))
+                package = folder.split("/")[0]
+                of_module = [
+                    f
+                    for f in folders.get(name.removesuffix("_test.py"), ())
+                    if f.split("/")[0] == package
+                ]
+                if of_module:
+                    self.assertIn(folder, of_module, path)
+
+
 class BuildFileTest(absltest.TestCase):
     def test_every_file_is_in_a_target(self):
         # BUILD is written in a part of Python: it runs with stand-ins.

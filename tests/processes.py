@@ -34,7 +34,7 @@ from tests import forked_python
 _FIRST = (
     "tests/backup/kill_matrix_test.py",
     "tests/distribute/workers_test.py",
-    "tests/tensor_parallel/sequence_test.py",
+    "tests/tensor_parallel/sequence_parallel/sequence_test.py",
     "tests/data/contract_test.py",
     "tests/whole_batch/every_layer_test.py",
     "tests/backup/workers_test.py",

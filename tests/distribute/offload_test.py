@@ -16,8 +16,8 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tests.backup import jobs
-from tests.distribute import zero_test
 from tests.distribute.fully_sharded import fully_sharded_test
+from tests.distribute.variables import zero_test
 from tests.pipeline.running.placement_test import HOST
 from tests.pipeline.running.placement_test import executed_functions
 from tests.pipeline.running.placement_test import short

@@ -14,8 +14,8 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tests.distribute import zero_test
 from tests.distribute.fully_sharded import fully_sharded_test
+from tests.distribute.variables import zero_test
 from tests.tensor_parallel import optimizer_test
 
 

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 
 import tfscale
 from tests import same_numbers
-from tests.distribute import zero_test
+from tests.distribute.variables import zero_test
 from tests.tensor_parallel import optimizer_test
 from tests.tensor_parallel import same_numbers_test
 from tfscale.distribute.fully_sharded import weight_gather
