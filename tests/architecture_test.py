@@ -481,6 +481,16 @@ class TestsTest(absltest.TestCase):
                 if of_module:
                     self.assertIn(folder, of_module, path)
 
+    def test_a_marker_is_below_the_parameters(self):
+        # Above them it is lost: all cases ran always.
+        for path in source_files.python_files():
+            if path.startswith("tests/") and path.endswith("_test.py"):
+                for node in ast.walk(source_files.parse(path)):
+                    if isinstance(node, ast.FunctionDef):
+                        names = map(ast.unparse, node.decorator_list)
+                        is_marker = [n.startswith("pytest.mark") for n in names]
+                        self.assertEqual(is_marker, sorted(is_marker), path)
+
 
 class BuildFileTest(absltest.TestCase):
     def test_every_file_is_in_a_target(self):

@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -53,6 +54,7 @@ class OtherInputsTest(tf.test.TestCase, parameterized.TestCase):
         dict(microbatches=4),
         dict(data=2, microbatches=2),
     )
+    @pytest.mark.crossing(every=2)
     def test_train_as_on_one_device(self, microbatches=None, **axes):
         expected, callbacks, strategy = fit(), [], None
         if microbatches:

@@ -64,8 +64,8 @@ class AfterTrainingTest(parameterized.TestCase):
         ]
         self.assertLess(max(sizes[1:]), 0.35 * sizes[0])
 
-    @pytest.mark.crossing(every=2)
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_clients_in_turn_or_as_processes(self, launched):
         flags = ("--num_clients=2", "--num_rounds=2", "--one_step")
         in_turn = numbers(r"sum (\S+)", run("train_federated", *flags))

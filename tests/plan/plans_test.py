@@ -3,6 +3,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -45,6 +46,7 @@ class PlanTest(parameterized.TestCase):
         ),
         Settings(data=4, num_microbatches=2, recompute=True),
     )
+    @pytest.mark.crossing(every=2)
     def test_any_plan_trains_with_the_numbers_of_one_device(self, settings):
         (plan,) = (p for p in _plans() if p.settings == settings)
         x = np.random.default_rng(0).normal(size=(16, WIDTH)).astype("float32")

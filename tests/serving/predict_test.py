@@ -79,8 +79,8 @@ def data_of(num_rows):
 
 
 class PredictTest(tf.test.TestCase, parameterized.TestCase):
-    @pytest.mark.crossing(every=24)
     @parameterized.product(axes=AXES, rows=tuple(NUM_ROWS))
+    @pytest.mark.crossing(every=24)
     def test_rows_and_metrics_of_one_device(self, axes, rows):
         tokens, targets, weights = data_of(NUM_ROWS[rows])
 

@@ -134,6 +134,7 @@ def integers(seed, num_replicas, num_ranks, columns):
 
 class CollectivesTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(name=list(OPERATORS), size=SIZES)
+    @pytest.mark.crossing(every=4)
     def test_forward_and_backward(self, name, size):
         operator, forward, backward = OPERATORS[name]
         num_replicas, num_ranks = size

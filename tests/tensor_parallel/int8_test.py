@@ -182,7 +182,6 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual(num_products(one, TOKENS), 12)
 
-    @pytest.mark.crossing(every=4)
     @parameterized.parameters(
         ("untied", dict(model=2)),
         ("mlp", dict(data=2, model=2)),
@@ -191,10 +190,10 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         ("gpt", dict(data=2, model=2)),
         ("gpt", dict(pipeline=2, model=2)),
     )
+    @pytest.mark.crossing(every=4)
     def test_in_each_combination(self, name, axes):
         self.assertSameAsOneDevice(name, **axes)
 
-    @pytest.mark.crossing(every=3)
     @parameterized.named_parameters(
         # Rounding hides sums in another order, of what is not quantized.
         ("weights_only", {"activation_quantizer": None}, 1e-6),
@@ -205,6 +204,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
             0.0,
         ),
     )
+    @pytest.mark.crossing(every=3)
     def test_quantizers_of_a_config(self, quantizers, tolerance):
         config = keras.quantizers.Int8QuantizationConfig(**quantizers)
         self.assertSameAsOneDevice("mlp", config, tolerance, model=2)
@@ -244,8 +244,8 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
             model.quantize("int8")
         self.assertEqual(int8_paths(model), ["down/kernel"])
 
-    @pytest.mark.crossing(every=2)
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_saved_and_loaded_across_meshes(self, is_sharded):
         file = os.path.join(self.create_tempdir(), "int8.keras")
         saved = int8("mlp", **({"model": 2} if is_sharded else {}))
@@ -256,8 +256,8 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(int8_paths(loaded), int8_paths(saved))
         self.assertAllEqual(loaded.predict(X, verbose=0), expected)
 
-    @pytest.mark.crossing(every=2)
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_weights_saved_and_loaded_across_meshes(self, is_sharded):
         file = os.path.join(self.create_tempdir(), "int8.weights.h5")
         saved = int8("gpt", **({"model": 2} if is_sharded else {}))
@@ -281,12 +281,12 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "4 objects could not be load"):
             keras.models.load_model(file)
 
-    @pytest.mark.crossing(every=6)
     @parameterized.parameters(
         ("mlp", dict(model=2)),
         ("mlp", dict(data=2, pipeline=2, model=2)),
         ("gpt", dict(model=2)),
     )
+    @pytest.mark.crossing(every=6)
     def test_lora_is_trained_on_int8(self, name, axes):
         x = MODELS[name][1]
 

@@ -7,6 +7,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -65,6 +66,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(
         make=(tf.distribute.get_strategy, mesh), is_distributed=(False, True)
     )
+    @pytest.mark.crossing(every=2)
     def test_fits_of_some_steps_go_on_with_the_next_batches(
         self, make, is_distributed
     ):

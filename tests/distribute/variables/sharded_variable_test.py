@@ -4,6 +4,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -184,6 +185,7 @@ class ShardedVariableTest(tf.test.TestCase, parameterized.TestCase):
         name=("w.weights.h5", "m.keras"),
         sizes=(((1, 2), (1, 3)), ((2, 2), (1, 4))),
     )
+    @pytest.mark.crossing(every=4)
     def test_weights_are_saved_whole(self, name, sizes):
         path = os.path.join(self.create_tempdir(), name)
         (_, source), expected = on_mesh(*sizes[0]), None

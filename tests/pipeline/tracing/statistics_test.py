@@ -147,6 +147,7 @@ class StatisticsTest(parameterized.TestCase):
     @parameterized.parameters(
         (3, 3, 1, False), (3, 3, 1, True), (2, 2, 2, False), (1, 2, 1, False)
     )
+    @pytest.mark.crossing(every=2)
     def test_moving_averages_are_those_of_the_whole_batch(
         self, num_stages, num_microbatches, num_replicas, recompute
     ):
