@@ -26,7 +26,10 @@ def main():
         (tokens[:, :-1], tokens[:, 1:])
     ).repeat()
     # Of one microbatch it is plain Keras.
-    callback = tfscale.callbacks.GradientAccumulation(config["microbatches"])
+    limit = config.get("limit")
+    callback = tfscale.callbacks.GradientAccumulation(
+        config["microbatches"], memory_limit=limit and limit << 20
+    )
 
     def fit(steps):
         model.fit(
@@ -42,7 +45,14 @@ def main():
         seconds = (time.process_time() - start) / config["steps"]
         peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
         print(
-            json.dumps({"seconds": seconds, "bytes": peak - before}),
+            json.dumps(
+                {
+                    "seconds": seconds,
+                    "bytes": peak - before,
+                    "peak": peak,
+                    "number": callback.found_num_microbatches,
+                }
+            ),
             flush=True,
         )
 
