@@ -34,7 +34,7 @@ class CasesTest(parameterized.TestCase):
                 np.prod(list(options["mesh"].values())), num_devices, name
             )
         self.assertContainsSubset(
-            [f"pipeline, {schedule}" for schedule in SCHEDULES], names
+            [f"pipeline, {name}" for name in (*SCHEDULES, "pipedream")], names
         )
         self.assertLen(set(names), len(names))
 
@@ -42,7 +42,7 @@ class CasesTest(parameterized.TestCase):
 class MainTest(absltest.TestCase):
     def test_what_works_is_as_near_as_it_says(self):
         all_cases = dict(selfcheck.cases(4))
-        names = ["pipeline, zb_v", "all axes"]
+        names = ["pipeline, zb_v", "pipeline, pipedream", "all axes"]
         code, out = _main(
             lambda _: ((name, all_cases[name]) for name in names), "--json"
         )

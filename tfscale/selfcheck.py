@@ -79,7 +79,8 @@ def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
         "model, sequence_parallel",
         {"mesh": model, "sequence_parallel": True},
     )
-    for schedule in (*SCHEDULES, "auto"):
+    # A window of one batch of PipeDream is one device.
+    for schedule in (*SCHEDULES, "auto", "pipedream"):
         yield (
             f"pipeline, {schedule}",
             {"mesh": pipeline, "pipeline": {"schedule": schedule}},
@@ -198,6 +199,8 @@ def use_devices() -> tuple[str, int]:
 
 def report() -> dict[str, Any]:
     """All that is found out, as JSON has it."""
+    # Each check has functions of its own: no news that these are traced.
+    tf.get_logger().setLevel("ERROR")
     tf.config.experimental.enable_tensor_float_32_execution(False)
     kind, number = use_devices()
     device = measure_device(number, memory=1.0)

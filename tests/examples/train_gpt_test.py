@@ -12,6 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from examples import gpt
+from tests import forked_python
 from tests.source_files import REPOSITORY
 
 # What TensorFlow says before it has read which level is wanted.
@@ -116,6 +117,25 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         )
         # What was saved is what was trained.
         self.assertLess(float(keras.ops.mean(loss)), 2.0)
+
+    def test_the_mesh_can_be_planned(self):
+        folder = self.create_tempdir()
+        folder.create_file("0.txt", "what comes next? " * 40)
+        model_file = os.path.join(folder.full_path, "gpt.keras")
+        process = forked_python.run(
+            [
+                *("-m", "examples.train_gpt", "--mesh=auto"),
+                f"--text_files={folder.full_path}/*.txt",
+                *("--num_blocks=1", "--width=16", "--num_heads=2"),
+                *("--sequence_length=8", "--batch_size=4", "--num_epochs=1"),
+                *("--steps_per_epoch=2", "--validation_steps=1"),
+                *("--sample_length=1", f"--model_file={model_file}"),
+            ],
+            REPOSITORY,
+        )
+        self.assertEqual(process.returncode, 0, process.stderr)
+        self.assertIn("Plans: gpt with", process.stdout)
+        self.assertIn("Saved ", process.stdout)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         (adam, dict(pipeline=2), 4, dict(microbatches=4)),
         (adam, dict(data=2, pipeline=2), 4, {}),
         (momentum, dict(pipeline=2), 4, dict(make=build_with_norm)),
+        (adam, dict(pipeline=4), 4, {}),
+        (momentum, dict(pipeline=3), 4, {}),
     )
     @pytest.mark.crossing(every=3)
     def test_the_gradient_of_a_batch_is_of_its_versions(
@@ -220,8 +222,15 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         text = text.getvalue()
         self.assertIn("Schedule: pipedream, 1 microbatches", text)
         self.assertIn("Window: 8 batches (`steps_per_execution`)", text)
-        self.assertIn("Weights of stage 0: up to 2 updates old", text)
-        self.assertIn("Weights of stage 1: up to 1 updates old", text)
+        # 8 x 16 + 16 and 16 x 16 + 16 numbers; 2 x (16 x 16 + 16).
+        self.assertIn(
+            "Weights of stage 0: up to 2 updates old, 3.25 KB of older ones",
+            text,
+        )
+        self.assertIn(
+            "Weights of stage 1: up to 1 updates old, 2.12 KB of older ones",
+            text,
+        )
         self.assertNotIn("Weights of stage 2", text)
         with self.assertRaisesRegex(ValueError, "must change no variable"):
             model.timelines(X[:8], Y[:8])
@@ -248,6 +257,16 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
 
         with self.assertRaisesRegex(ValueError, "kernel.* in several stages"):
             wrap(momentum, 4, pipeline=2, make=tied)
+
+    def test_weights_that_neighbours_share_are_in_one_stage(self):
+        def tied():
+            dense = keras.layers.Dense(8)
+            others = [keras.layers.Dense(8, "relu") for _ in range(3)]
+            layers = [others[0], dense, dense, *others[1:]]
+            return keras.Sequential([keras.Input((8,)), *layers])
+
+        model = wrap(momentum, 4, pipeline=2, make=tied)
+        self.assertLen(model.plan.stages[1].trainable, 4)
 
     def test_versions_that_do_not_fit_are_refused(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))

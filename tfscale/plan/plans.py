@@ -88,14 +88,9 @@ def plan(
     most = device.devices_per_machine
     ranks = [n for n in divisors(num_devices) if n <= most]
     table = trace_table(build_model, ranks)
-    plans = (
-        Plan(
-            *(p.settings, p.seconds, p.memory, p.traffic, p.mfu),
-            *(p.examples_per_second, p.tokens_per_second, build_model),
-        )
-        for p in rank(table, num_devices, batch_size, device)
-    )
-    return Plans(tuple(plans), table, batch_size, device)
+    ranked = rank(table, num_devices, batch_size, device)
+    plans = tuple(Plan(**vars(p), build_model=build_model) for p in ranked)
+    return Plans(plans, table, batch_size, device)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from tfscale.plan.cost import Settings
 from tfscale.plan.device import Device
 from tfscale.plan.layers import ModelTable
 
-# Name, and stages of a device. GPipe and breadth-first schedules are left out:
-# they take as long as 1F1B and the interleaved one, and hold more.
+# Name, and stages of a device. Each of the others, with up to two, takes as
+# long as one of these, and holds no less.
 _SCHEDULES = (
     *(("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)),
     *(("interleaved", 2), ("interleaved", 4)),

@@ -9,7 +9,7 @@ import keras
 
 from tfscale.pipeline.planning.named_schedules import one_f_one_b
 from tfscale.pipeline.stages import memory
-from tfscale.pipeline.stages.plan import cut_bytes
+from tfscale.pipeline.stages.call_costs import cut_bytes
 from tfscale.pipeline.stages.plan import make_plan
 from tfscale.plan.layers import Layer
 from tfscale.plan.layers import ModelTable

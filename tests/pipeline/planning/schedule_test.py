@@ -561,7 +561,7 @@ class GetScheduleTest(parameterized.TestCase):
     @parameterized.parameters("GPipe", None, [["F0.0"]])
     def test_an_unknown_name_is_refused(self, name):
         with self.assertRaisesRegex(
-            ValueError, "'gpipe', '1f1b', .*'dualpipev'. Received: "
+            ValueError, "'pipedream', .*, '1f1b', .*'dualpipev'. Received: "
         ):
             get_schedule(name, 2, 4)
 

@@ -11,8 +11,8 @@ from tfscale.pipeline.planning.named_schedules import pipedream
 from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import simulate
 from tfscale.pipeline.running import measure
+from tfscale.pipeline.stages.call_costs import parameters
 from tfscale.pipeline.stages.plan import make_plan
-from tfscale.pipeline.stages.plan import parameters
 
 
 def _chain(*widths):

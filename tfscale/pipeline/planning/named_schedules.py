@@ -197,7 +197,7 @@ def get_schedule(
     if schedule not in tuple(SCHEDULES):
         raise ValueError(
             "`schedule` must be a `tfscale.pipeline.Schedule`, 'auto' or one "
-            f"of {', '.join(map(repr, SCHEDULES))}. Received: "
+            f"of {', '.join(map(repr, ASYNCHRONOUS | SCHEDULES))}. Received: "
             f"schedule={schedule!r}."
         )
     make = SCHEDULES[schedule]

@@ -1,16 +1,13 @@
 """Decisions before a step runs: stages, homes of variables, schedule."""
 
-import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale.pipeline.planning.balance import LayerMemory
 from tfscale.pipeline.planning.balance import partition
 from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.planning.named_schedules import fastest
@@ -18,7 +15,12 @@ from tfscale.pipeline.planning.schedule import Schedule
 from tfscale.pipeline.planning.simulate import Simulation
 from tfscale.pipeline.planning.simulate import peak_in_flight
 from tfscale.pipeline.planning.simulate import simulate
-from tfscale.pipeline.stages import memory as memory_lib
+from tfscale.pipeline.stages.call_costs import CallCosts
+from tfscale.pipeline.stages.call_costs import counted_costs
+from tfscale.pipeline.stages.call_costs import cut_bytes
+from tfscale.pipeline.stages.call_costs import layer_memory
+from tfscale.pipeline.stages.call_costs import parameters
+from tfscale.pipeline.stages.call_costs import tied_weights
 from tfscale.pipeline.stages.graph import Graph
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model
@@ -41,8 +43,8 @@ class PipelinePlan:
         stages: The stages.
         schedule: The schedule.
         flops: Forward FLOPs of each call of the model, for one example.
-        call_costs: For each call, the cost of F, of B and W together, and of W
-            alone: FLOPs for one example, or measured seconds of a microbatch.
+        call_costs: Of each call: FLOPs for one example, or measured seconds of
+            a microbatch.
         recompute: Whether backwards compute their forwards again.
         microbatch_size: Rows of a microbatch that memory is estimated for.
         length: The size that unknown sizes of inputs have, see `trace_costs`.
@@ -53,7 +55,7 @@ class PipelinePlan:
     stages: tuple[Stage, ...]
     schedule: Schedule
     flops: tuple[int, ...]
-    call_costs: tuple[Sequence[float], Sequence[float], Sequence[float]]
+    call_costs: CallCosts
     recompute: bool
     microbatch_size: int = 1
     length: int | None = None
@@ -106,10 +108,9 @@ class PipelinePlan:
         )
 
     @functools.cached_property
-    def stage_costs(self) -> tuple[list, list, list]:
-        """The costs of `call_costs`, of each stage."""
-        forward, backward, weight = map(self.stage_sums, self.call_costs)
-        return forward, backward, weight
+    def stage_costs(self) -> CallCosts:
+        """The sums of `call_costs`, of each stage."""
+        return CallCosts(*map(self.stage_sums, self.call_costs))
 
     def stage_sums(self, of_calls) -> list:
         """Sums over the calls of each stage of one number per call."""
@@ -152,14 +153,14 @@ def make_plan(
             f"{model.name!r} with {len(graph.calls)} layers. Use a mesh with "
             f"pipeline={len(graph.calls)} or less."
         )
-    call_costs = traced.flops, *_backward_flops(graph, traced.flops)
-    flops = costs = _training_costs(call_costs)
+    call_costs = counted_costs(graph, traced.flops)
+    flops = costs = call_costs.training
     allowed_cuts = None
     if balance == "params":
         costs = parameters(graph)
     elif balance == "time":
-        call_costs = tuple(zip(*measure(graph), strict=True))
-        costs = _training_costs(call_costs)
+        call_costs = CallCosts(*zip(*measure(graph), strict=True))
+        costs = call_costs.training
     elif isinstance(balance, (list, tuple)):
         names = [call.name for call in graph.calls]
         allowed_cuts = cuts_from_names(names, balance, num_stages)
@@ -168,10 +169,10 @@ def make_plan(
             "`balance` must be 'params', 'flops', 'time' or a list of layer "
             f"names. Received: balance={balance!r}."
         )
-    limits = {}
+    limits: dict[str, Any] = {}
     if memory_limit is not None:
         limits = {
-            "memory": _layer_memory(graph, microbatch_size),
+            "memory": layer_memory(graph, microbatch_size),
             # Of a device that stages share, each gets its part.
             "memory_limit": int(
                 memory_limit * schedule.num_devices / num_stages
@@ -196,7 +197,7 @@ def make_plan(
         stage_devices=schedule.stage_devices,
         tied=[
             (layers, num_bytes * per_byte)
-            for layers, num_bytes in _tied(graph).items()
+            for layers, num_bytes in tied_weights(graph).items()
             if per_byte
         ],
         **limits,
@@ -218,10 +219,7 @@ def make_plan(
     fits = None
     if memory_limit is not None:
         fits = functools.partial(_fits, plan, limits["memory"], memory_limit)
-    forward, backward, weight = plan.stage_costs
-    schedule = fastest(
-        schedule, forward=forward, backward=backward, weight=weight, fits=fits
-    )
+    schedule = fastest(schedule, fits=fits, **plan.stage_costs._asdict())
     return dataclasses.replace(plan, schedule=schedule)
 
 
@@ -241,65 +239,6 @@ def _fits(plan, memory, memory_limit, schedule):
     for device, num_bytes in zip(schedule.stage_devices, fixed, strict=True):
         needed[device] += num_bytes
     return max(needed) <= memory_limit
-
-
-def _training_costs(call_costs):
-    """What each call costs in training."""
-    forward, backward, _ = call_costs
-    return [f + b for f, b in zip(forward, backward, strict=True)]
-
-
-def _tied(graph):
-    """Bytes of weights that several calls share, and of their gradients."""
-    variables, users = {}, collections.defaultdict(dict)
-    for index, call in enumerate(graph.calls):
-        for variable in call.variables:
-            variables[id(variable)] = variable
-            users[id(variable)][index] = None
-    tied = collections.Counter()
-    for key, calls in users.items():
-        if len(calls) > 1:
-            weights, gradients, _ = memory_lib.training_bytes([variables[key]])
-            tied[tuple(calls)] += weights + gradients
-    return tied
-
-
-def _backward_flops(graph, flops):
-    """FLOPs of the backward of each call, and those of them that are W.
-
-    The gradients of inputs, and those of weights, take as much as the forward.
-    Without trainable layers before it a call needs no gradient of its inputs;
-    it counts where its weights are trained, as the first layer is small.
-    """
-    reached, backward, weight = set(), [], []
-    for call, forward in zip(graph.calls, flops, strict=True):
-        variables = call.variables
-        trains = any(variable.trainable for variable in variables)
-        passes = any(value in reached for value in call.inputs)
-        if trains or passes:
-            reached.update(call.outputs)
-        # Both operands of a product of activations have a gradient.
-        times = 2 if trains or not variables else 1
-        backward.append(times * forward if trains or passes else 0)
-        weight.append(forward if trains else 0)
-    return backward, weight
-
-
-def cut_bytes(graph):
-    """Bytes that cross a cut just before each call, unknown sizes as 1."""
-    last_use = {value: len(graph.calls) for value in graph.outputs}
-    for index, call in reversed(list(enumerate(graph.calls))):
-        for value in call.inputs:
-            last_use.setdefault(value, index)
-    totals = [0] * (len(graph.calls) + 1)
-    for index, call in enumerate(graph.calls):
-        for value in call.outputs:
-            spec = graph.specs[value]
-            sizes = (size or 1 for size in spec.shape)
-            size = math.prod(sizes) * tf.as_dtype(spec.dtype).size
-            for cut_before in range(index + 1, last_use.get(value, index) + 1):
-                totals[cut_before] += size
-    return totals[: len(graph.calls)]
 
 
 def _layers_of(calls):
@@ -335,41 +274,3 @@ def _check_stateful(calls, num_microbatches):
                 f"stateful=True, num_microbatches={num_microbatches}. Use "
                 "stateful=False, or num_microbatches=1."
             )
-
-
-def parameters(graph: Graph) -> list[int]:
-    """Parameters of each call's layer; of a layer called twice, once."""
-    seen, counts = set(), []
-    for call in graph.calls:
-        new = [v for v in call.variables if id(v) not in seen]
-        seen.update(map(id, new))
-        counts.append(sum(math.prod(v.shape) for v in new))
-    return counts
-
-
-def _layer_memory(graph, rows):
-    memory = memory_lib.call_memory(graph, rows)
-    kept = set().union(*(each.values for each in memory))
-    counted, result = set(), []
-    for call, kept_by_call in zip(graph.calls, memory):
-        variables = [v for v in call.variables if id(v) not in counted]
-        counted.update(map(id, variables))
-        # A tensor that several calls keep belongs to the one that makes it;
-        # what is fed to the model, to the first that keeps it.
-        values = {*call.outputs, *kept_by_call.values} & kept
-        kept -= values
-        activation = kept_by_call.internal
-        activation += memory_lib.value_bytes(graph, values, rows)
-        if call is graph.calls[-1]:
-            # The loss keeps as much as it is given.
-            activation += memory_lib.value_bytes(graph, graph.outputs, rows)
-        result.append(
-            LayerMemory(
-                fixed=sum(memory_lib.training_bytes(variables)),
-                activation=activation,
-                stage_input=memory_lib.value_bytes(
-                    graph, set(call.inputs), rows
-                ),
-            )
-        )
-    return result

@@ -1,0 +1,125 @@
+"""What each call of a model costs: work, memory, and what it shares."""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfscale.pipeline.planning.balance import LayerMemory
+from tfscale.pipeline.stages import memory as memory_lib
+from tfscale.pipeline.stages.graph import Graph
+
+
+class CallCosts(NamedTuple):
+    """One number for each call, or stage, of a model.
+
+    Args:
+        forward: Cost of F.
+        backward: Cost of B and W together.
+        weight: Cost of W.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weight: Sequence[float]
+
+    @property
+    def training(self) -> list[float]:
+        """The cost of all three."""
+        return [f + b for f, b in zip(self.forward, self.backward, strict=True)]
+
+
+def counted_costs(graph: Graph, flops: Sequence[int]) -> CallCosts:
+    """Costs in FLOPs, given those of the forwards.
+
+    The gradients of inputs, and those of weights, take as much as the forward.
+    Without trainable layers before it a call needs no gradient of its inputs;
+    it counts where its weights are trained, as the first layer is small.
+    """
+    reached, backward, weight = set(), [], []
+    for call, forward in zip(graph.calls, flops, strict=True):
+        variables = call.variables
+        trains = any(variable.trainable for variable in variables)
+        passes = any(value in reached for value in call.inputs)
+        if trains or passes:
+            reached.update(call.outputs)
+        # Both operands of a product of activations have a gradient.
+        times = 2 if trains or not variables else 1
+        backward.append(times * forward if trains or passes else 0)
+        weight.append(forward if trains else 0)
+    return CallCosts(flops, backward, weight)
+
+
+def cut_bytes(graph: Graph) -> list[int]:
+    """Bytes that cross a cut just before each call, unknown sizes as 1."""
+    last_use = {value: len(graph.calls) for value in graph.outputs}
+    for index, call in reversed(list(enumerate(graph.calls))):
+        for value in call.inputs:
+            last_use.setdefault(value, index)
+    totals = [0] * (len(graph.calls) + 1)
+    for index, call in enumerate(graph.calls):
+        for value in call.outputs:
+            spec = graph.specs[value]
+            sizes = (size or 1 for size in spec.shape)
+            size = math.prod(sizes) * tf.as_dtype(spec.dtype).size
+            for cut_before in range(index + 1, last_use.get(value, index) + 1):
+                totals[cut_before] += size
+    return totals[: len(graph.calls)]
+
+
+def parameters(graph: Graph) -> list[float]:
+    """Parameters of each call's layer; of a layer called twice, once."""
+    seen, counts = set(), []
+    for call in graph.calls:
+        new = [v for v in call.variables if id(v) not in seen]
+        seen.update(map(id, new))
+        counts.append(sum(math.prod(v.shape) for v in new))
+    return counts
+
+
+def tied_weights(graph: Graph) -> dict[tuple[int, ...], int]:
+    """Bytes of the weights, and gradients, that each set of calls shares."""
+    variables: dict[int, keras.Variable] = {}
+    users: dict[int, dict[int, None]] = collections.defaultdict(dict)
+    for index, call in enumerate(graph.calls):
+        for variable in call.variables:
+            variables[id(variable)] = variable
+            users[id(variable)][index] = None
+    tied: collections.Counter[tuple[int, ...]] = collections.Counter()
+    for key, calls in users.items():
+        if len(calls) > 1:
+            weights, gradients, _ = memory_lib.training_bytes([variables[key]])
+            tied[tuple(calls)] += weights + gradients
+    return tied
+
+
+def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
+    """The memory of each call, as `partition` takes it."""
+    memory = memory_lib.call_memory(graph, rows)
+    kept = set().union(*(each.values for each in memory))
+    counted, result = set(), []
+    for call, kept_by_call in zip(graph.calls, memory):
+        variables = [v for v in call.variables if id(v) not in counted]
+        counted.update(map(id, variables))
+        # A tensor that several calls keep belongs to the one that makes it;
+        # what is fed to the model, to the first that keeps it.
+        values = {*call.outputs, *kept_by_call.values} & kept
+        kept -= values
+        activation = kept_by_call.internal
+        activation += memory_lib.value_bytes(graph, values, rows)
+        if call is graph.calls[-1]:
+            # The loss keeps as much as it is given.
+            activation += memory_lib.value_bytes(graph, graph.outputs, rows)
+        result.append(
+            LayerMemory(
+                fixed=sum(memory_lib.training_bytes(variables)),
+                activation=activation,
+                stage_input=memory_lib.value_bytes(
+                    graph, set(call.inputs), rows
+                ),
+            )
+        )
+    return result
