@@ -240,6 +240,15 @@ class ExportTest(parameterized.TestCase):
     def test_several_replicas_are_refused(self):
         self.refuse(ValueError, "process of its own.*data=2", on_mesh(data=2))
 
+    def test_an_export_of_shards_for_one_device_names_both_exports(self):
+        model = on_mesh(pipeline=2, model=2)
+        with self.assertRaisesRegex(
+            ValueError,
+            r"'(up|down)/(kernel|bias)', in 2 parts.*`tfscale.export\(model, "
+            r"path\)`.*one device, save it with `model.save\(path\)`",
+        ):
+            model.export(self.path, verbose=False)
+
     def test_a_model_on_no_mesh_is_refused(self):
         keras.utils.clear_session()
         self.refuse(ValueError, r"Use `model.export\(path\)`", build())

@@ -136,6 +136,13 @@ class WrappedModelTest(tf.test.TestCase, parameterized.TestCase):
         model = pipeline()
         model.quantize("int8", filters="^[ab]$")
         self.assertEqual(model.get_layer("b").quantization_mode, "int8")
+        path = os.path.join(self.create_tempdir(), "model.tflite")
+        litert = dict(format="litert", verbose=False)
+        with self.assertRaisesRegex(ValueError, "layer 'a' Keras.*to int8"):
+            model.export(path, **litert)
+        # When this does not fail, Keras or TensorFlow has mended it.
+        with self.assertRaisesRegex(Exception, "fully_connected"):
+            model.model.export(path, **litert)
 
     def test_it_can_be_compiled_from_what_it_was_compiled_with(self):
         model = pipeline()

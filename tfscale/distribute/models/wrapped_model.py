@@ -158,12 +158,31 @@ class WrappedModel(keras.Model):
         else:
             loading.load_all_or_nothing(load_weights, filepath, **kwargs)
 
-    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def export(
+        self, filepath: Any, format: str = "tf_saved_model", **kwargs: Any
+    ) -> None:
         """Exports the plain Keras model, for one device.
 
         See `keras.Model.export`. `tfscale.export` keeps the devices.
+
+        Raises:
+            ValueError: If weights are sharded, or if the format is "litert"
+                and Keras has quantized the model, which TensorFlow's converter
+                cannot read.
         """
-        self.model.export(filepath, *args, **kwargs)
+        quantized = [
+            layer
+            for layer in attributes.flatten_layers(self.model)
+            if getattr(layer, "quantization_mode", None)
+        ]
+        if format == "litert" and quantized:
+            raise ValueError(
+                "LiteRT's converter must quantize by itself. Received: "
+                f"{self.name!r}, whose layer {quantized[0].path!r} Keras has "
+                f"quantized to {quantized[0].quantization_mode}. Export the "
+                "float model, with `optimizations=[tf.lite.Optimize.DEFAULT]`."
+            )
+        self.model.export(filepath, format=format, **kwargs)
 
     def to_json(self, **kwargs: Any) -> str:
         """The plain Keras model as JSON, see `keras.Model.to_json`."""
