@@ -281,6 +281,27 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "4 objects could not be load"):
             keras.models.load_model(file)
 
+    @parameterized.parameters("mlp", "gpt")
+    @pytest.mark.crossing(every=2)
+    def test_lora_on_int8_predicts(self, name):
+        x = MODELS[name][1]
+
+        def predict(**axes):
+            with scope_of(name, **axes):
+                model = MODELS[name][0]()
+                quantize(model)
+                for layer in attributes.flatten_layers(model):
+                    if (layer.path or "").endswith(LORA):
+                        layer.enable_lora(2)
+            random = np.random.RandomState(5)
+            for variable in model.trainable_variables:
+                if "lora" in variable.path:
+                    variable.assign(random.normal(size=variable.shape))
+            return model.predict(x, batch_size=4, verbose=0)
+
+        found, expected = predict(model=2), predict()
+        self.assertAllEqual(found, expected)
+
     @parameterized.parameters(
         ("mlp", dict(model=2)),
         ("mlp", dict(data=2, pipeline=2, model=2)),

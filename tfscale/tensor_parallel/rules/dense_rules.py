@@ -166,7 +166,7 @@ class _Row(rules.Rule):
         return x if layer.activation is None else layer.activation(x)
 
     def _int8_sum(self, inputs):
-        """The sum of all ranks' products, of integers, and then of LoRA's."""
+        """The sum of all ranks' products of integers, and LoRA's product."""
         layer = self.layer
         kernel = rules.shard_of(layers.weight_of(layer))
         scale = tf.convert_to_tensor(layer.kernel_scale)
@@ -197,9 +197,13 @@ class _Row(rules.Rule):
 
         x = product(inputs)
         if layer.lora_enabled:
-            a, b = rules.lora_shards(layer, "kernel")
-            added = keras.ops.matmul(_contract(layer, inputs, a), b)
-            added = collectives.reduce_from_ranks(added)
+            # Of whole inputs: floats of ranks add up to other last bits.
+            dim = inputs.shape.rank + self._input_dim
+            inputs = collectives.gather_from_ranks(inputs, dim)
+            a = tf.convert_to_tensor(layer.lora_kernel_a)
+            added = keras.ops.matmul(
+                _contract(layer, inputs, a), layer.lora_kernel_b
+            )
             scaling = layer.lora_alpha / layer.lora_rank
             x = keras.ops.cast(
                 keras.ops.add(x, scaling * added), layer.compute_dtype
