@@ -142,10 +142,10 @@ class ServeTest(absltest.TestCase):
                     rtol=1e-6,
                     atol=1e-6,
                 )
-            self.assertTwoReplicasAnswer(port, process, log)
+            self.assertReplicasFollowRequests(port, process, log)
 
-    def assertTwoReplicasAnswer(self, port, process, log):
-        """More requests at a time than one should have: another is made."""
+    def assertReplicasFollowRequests(self, port, process, log):
+        """There are two while each would have too many requests; then one."""
         is_over = threading.Event()
 
         def ask():
@@ -153,20 +153,21 @@ class ServeTest(absltest.TestCase):
                 status, _ = post(port, {"instances": [[1, 2, 3]]})
                 self.assertEqual(status, 200)
 
-        def has_grown():
+        def has_logged(text):
             with open(log) as file:
-                return (
-                    "Adding 1 replica" in file.read().partition("ready at")[2]
-                )
+                return text in file.read().partition("ready at")[2]
 
         with futures.ThreadPoolExecutor(8) as pool:
             clients = [pool.submit(ask) for _ in range(8)]
             try:
-                wait_for(has_grown, process, log)
+                wait_for(lambda: has_logged("Adding 1 replica"), process, log)
             finally:
                 is_over.set()
             for client in clients:
                 client.result(SECONDS)
+        wait_for(lambda: has_logged("Removing 1 replica"), process, log)
+        status, _ = post(port, {"instances": [[1, 2, 3]]})
+        self.assertEqual(status, 200)
 
     def test_answers_are_those_of_tensorflow_serving(self):
         outputs = {"a": np.array([[1], [2]]), "b": np.array([3, 4])}
