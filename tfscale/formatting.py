@@ -1,4 +1,4 @@
-"""How summaries are printed, in the style of `keras.Model.summary`."""
+"""Prints summaries in the style of `keras.Model.summary`."""
 
 import shutil
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from collections.abc import Callable
 import rich.console
 import rich.text
 
-# As `model.summary()` has it for models with branches.
+# The width of `model.summary()` for models with branches.
 _LINE_LENGTH = 108
-_WIDE = 10_000  # Tables and lines say themselves how wide they are.
+_WIDE = 10_000  # Tables and lines have their own widths.
 
 
 def colored(number) -> str:
-    """A number in the color that Keras gives numbers, as markup of rich."""
+    """A number in Keras' color of numbers, as rich markup."""
     return f"[color(34)]{number}[/]"
 
 

@@ -1,13 +1,13 @@
 """Puts a subclass in the place of an object's class.
 
-What an optimizer or a layer that Keras made has to do otherwise on a mesh is
-written down as a mixin with ordinary `super()` calls. The object is then of a
-class that begins with it, as a module is of `FSDPModule` in PyTorch's FSDP2:
+The methods in which an optimizer or a layer of Keras differs on a mesh are a
+mixin with ordinary `super()` calls. The object then has a class that begins
+with the mixin, like `FSDPModule` in PyTorch's FSDP2:
 
     type(x)       made here: named like Dense, bases MeshLayer and Dense
     x.__class__   Dense, by which Keras writes configs and makes copies
 
-So `isinstance` is true of both, and what is saved knows nothing of a mesh.
+So `isinstance` is true of both, and saved files do not depend on a mesh.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-# The class that an object is of, whatever it says of itself.
+# The real class of an object, whatever `__class__` says.
 _CLASS = object.__dict__["__class__"]
 
 
 class Mixin:
-    """The base of what is put in the place of a class."""
+    """The base of all mixins of this module."""
 
     def __reduce_ex__(self, protocol):
-        """See `object`: it is copied and pickled as a plain one."""
+        """See `object`: copies and pickles are plain objects."""
         kind, plain = type(self), self.__class__
         function, arguments, *rest = super().__reduce_ex__(protocol)
         if getattr(function, "__self__", None) is kind:
-            # As Keras has it: a method of the class makes the copy.
+            # As in Keras, a method of the class makes the copy.
             function = getattr(plain, function.__name__)
         arguments = tuple(plain if x is kind else x for x in arguments)
         return function, arguments, *rest
@@ -36,13 +36,12 @@ class Mixin:
 def put(instance: Any, mixin: type, **attributes: Any) -> None:
     """Gives an object the methods of a mixin, before those of its own class.
 
-    A second time, or of a mixin that is a base of one that is there, changes
-    nothing.
+    To put it again, or a base of a mixin that is there, changes nothing.
 
     Args:
         instance: The object.
         mixin: A class without a constructor.
-        **attributes: What its methods use, set on the object.
+        **attributes: Attributes for its methods, set on the object.
 
     Example:
 

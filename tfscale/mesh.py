@@ -23,7 +23,7 @@ def device_mesh(
     """Lays devices out as data replicas x pipeline stages x model ranks.
 
     Neighbours along the last axes are neighbours in `devices`, because they
-    talk most: model ranks in every layer, stages once per microbatch,
+    communicate most: model ranks in every layer, stages once per microbatch,
     replicas once per step.
 
     Args:
@@ -33,9 +33,9 @@ def device_mesh(
         model: Number of devices that each layer is split over.
         devices: Device names like `"GPU:3"` or
             `"/job:worker/task:1/device:GPU:0"`, as many as the axes need.
-            Defaults to the first logical accelerators, or CPUs where there
-            is no accelerator; behind `tfscale.initialize` to as many of each
-            process, one process after the other.
+            Defaults to the first logical accelerators, or CPUs without any;
+            after `tfscale.initialize` to as many of each process, one process
+            after the other.
 
     Returns:
         A `keras.distribution.DeviceMesh` of shape `(data, pipeline, model)`

@@ -1,4 +1,4 @@
-"""One physical device as several logical ones, to try things on."""
+"""One physical device as several logical ones, for experiments and tests."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ def use_virtual_devices(
 ) -> None:
     """Splits the first physical device into several logical ones.
 
-    It is how anything here is tried on a machine without accelerators, or
-    with one. To be called before TensorFlow starts its devices, that is before
-    the first tensor, variable or list of logical devices.
+    With it meshes run on a machine without accelerators, or with one. Call it
+    before TensorFlow starts its devices, that is before the first tensor,
+    variable or list of logical devices.
 
     Args:
         num_devices: Number of logical devices to make.
@@ -75,7 +75,7 @@ def use_virtual_devices(
 
 
 def check_sizes(**sizes: Any) -> tuple[int, ...]:
-    """Sizes as integers; raises a `TypeError` that names one that is none."""
+    """Sizes as integers, or a `TypeError` that names the wrong one."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             whole = isinstance(size, float) and size.is_integer()

@@ -1,6 +1,6 @@
 """Private attributes of objects of Keras and TensorFlow, read here only.
 
-Each is listed in the tables beside, with why.
+The tables beside list each, with why.
 """
 
 import collections
@@ -28,9 +28,9 @@ _OLD_FORMAT = "use_legacy_config"
 
 
 def name_scope_callers() -> list[Any]:
-    """The layers and optimizers that are open in this thread, outermost first.
+    """The layers and optimizers that run in this thread, outermost first.
 
-    What is inside of the last one is made or called by it.
+    The last one creates variables and calls layers now.
     """
     scopes = symbols.global_state.get_global_attribute("name_scope_stack") or ()
     return [scope.caller for scope in scopes]
@@ -45,7 +45,7 @@ def is_stateless() -> bool:
 
 @contextlib.contextmanager
 def variables_created_eagerly() -> Iterator[None]:
-    """Within it, variables are made even where Keras would wait."""
+    """Within it, variables are created even where Keras would wait."""
     state = symbols.global_state
     scope = state.get_global_attribute(_STATELESS_SCOPE)
     state.set_global_attribute(_STATELESS_SCOPE, None)
@@ -57,7 +57,7 @@ def variables_created_eagerly() -> Iterator[None]:
 
 
 def automatic_names() -> dict[str, int]:
-    """How often Keras has given each name, in this thread; to be changed."""
+    """How often Keras has given each name in this thread; a mutable dict."""
     return symbols.global_state.get_global_attribute(
         "object_name_uids",
         default=collections.defaultdict(int),
@@ -66,19 +66,19 @@ def automatic_names() -> dict[str, int]:
 
 
 def asks_for_xla(function: Any) -> bool:
-    """Whether it is a `tf.function` that was made with `jit_compile=True`."""
+    """Whether it is a `tf.function` with `jit_compile=True`."""
     return bool(getattr(function, "_jit_compile", False))
 
 
 def predicts(function: Any) -> bool:
-    """Whether it is what Keras has replicas run for a batch's predictions."""
+    """Whether it is the function that replicas run in `predict`."""
     function = getattr(function, "python_function", function)
     name = getattr(function, "__qualname__", "")
     return name.endswith("make_predict_function.<locals>.one_step_on_data")
 
 
 def obj_type(model: keras.Model) -> str:
-    """In which way Keras looks for what is to be saved of a model."""
+    """How Keras finds the attributes of a model to save."""
     return model._obj_type()
 
 
@@ -88,13 +88,13 @@ def writes_old_format() -> bool:
 
 
 def put_key_value(key: str, value: str) -> None:
-    """Tells all processes of a cluster something; the first one to do so."""
+    """Gives a value to all processes of a cluster; the first one counts."""
     with contextlib.suppress(tf.errors.AlreadyExistsError):
         symbols.eager_context.context().set_config_key_value(key, value)
 
 
 def get_key_value(key: str, timeout_in_ms: int) -> str | None:
-    """What a process of the cluster has told; None if nothing in that time."""
+    """The value of a process of the cluster; None if there is none in time."""
     context = symbols.eager_context.context()
     try:
         return context.get_config_key_value(key, timeout_in_ms)
@@ -103,7 +103,7 @@ def get_key_value(key: str, timeout_in_ms: int) -> str | None:
 
 
 def used_seed_generator() -> keras.random.SeedGenerator | None:
-    """The global seed generator of Keras, if somebody has used it."""
+    """The global seed generator of Keras, if it was used."""
     return symbols.global_state.get_global_attribute(
         symbols.GLOBAL_SEED_GENERATOR
     )
@@ -111,7 +111,7 @@ def used_seed_generator() -> keras.random.SeedGenerator | None:
 
 @contextlib.contextmanager
 def global_seeds(generator: Any) -> Iterator[None]:
-    """Within it, Keras draws from this where this thread has no generator."""
+    """Within it, Keras draws from `generator` if this thread has none."""
     state, name = symbols.global_state, symbols.GLOBAL_SEED_GENERATOR
     before = state.get_global_attribute(name)
     state.set_global_attribute(name, generator if before is None else before)
@@ -122,7 +122,7 @@ def global_seeds(generator: Any) -> Iterator[None]:
 
 
 def global_generator() -> tf.random.Generator | None:
-    """TensorFlow's global generator, if somebody has used it."""
+    """TensorFlow's global generator, if it was used."""
     return symbols.stateful_random_ops.global_generator
 
 
@@ -142,12 +142,12 @@ def direct_variables(layer: keras.Layer) -> list[keras.Variable]:
 
 
 def optimized_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """What an optimizer updates where nobody says what."""
+    """The variables that an optimizer updates by default."""
     return optimizer._trainable_variables
 
 
 def take_state(optimizer: keras.Optimizer, other: keras.Optimizer) -> None:
-    """Gives an optimizer all that another of its class has.
+    """Gives an optimizer the state of another of its class.
 
     It finds its slots by the variables of TensorFlow that it was built for.
     """
@@ -160,7 +160,7 @@ def direct_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
 
 
 def noted_losses(layer: keras.Layer) -> list[Any]:
-    """The list of what a layer gave to `add_loss`, the layer's own."""
+    """The layer's list of losses given to `add_loss`."""
     return layer._losses
 
 
@@ -170,7 +170,7 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def inputs_structure(functional: keras.Model) -> Any:
-    """The symbolic inputs of a model, in the structure that users feed."""
+    """The symbolic inputs of a model, in the structure of its data."""
     if isinstance(functional, keras.Sequential):
         return functional.inputs[0]
     return functional._inputs_struct
@@ -182,7 +182,7 @@ def outputs_structure(functional: keras.Model) -> Any:
 
 
 def standardize_inputs(functional: keras.Model, x: Any) -> list[tf.Tensor]:
-    """What a user feeds, one tensor for each input."""
+    """The data of a batch, one tensor for each input."""
     return functional._standardize_inputs(x)
 
 
@@ -205,9 +205,9 @@ def functional_in(model: keras.Model) -> keras.Model | None:
 
 
 def value_of(variable: keras.Variable) -> Any:
-    """What holds the value of a Keras variable, also where a scope hides it.
+    """The variable of TensorFlow in a Keras variable, also in a scope.
 
-    `variable.value` may be a tensor that stands for it in a trace.
+    `variable.value` may be a tensor of a trace.
     """
     return variable._value
 
@@ -215,8 +215,7 @@ def value_of(variable: keras.Variable) -> Any:
 def make_value_anew(variable: keras.Variable, value: Any) -> None:
     """Gives a Keras variable another variable of TensorFlow.
 
-    It is Keras' own method for a variable without a value, which asks the
-    strategy in scope for one.
+    Keras' method for a variable without a value asks the strategy in scope.
     """
     variable._initialize(value)
 
@@ -235,7 +234,7 @@ def devices_of(variable: Any) -> tuple[str, ...]:
 
 
 def compile_loss_of(model: keras.Model) -> Any:
-    """What Keras made of the losses given to `compile`, or None."""
+    """The `CompileLoss` of a model, or None."""
     return model._compile_loss
 
 
@@ -250,7 +249,7 @@ def with_flat_losses(losses: list[Any]) -> dict[str, Any]:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """What a compiled model was given by `compile`, by name."""
+    """The arguments of `compile` of a model, by name."""
     return dict(model._compile_config.config)
 
 
@@ -273,12 +272,12 @@ def with_losses(
 
 
 def keep_side_effects_of_branches(graph: tf.Graph) -> None:
-    """Has branches of a `tf.cond` in a graph keep assertions and prints."""
+    """Keeps assertions and prints in branches of a `tf.cond`."""
     graph._add_control_dependencies = True
 
 
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Has an operation read another tensor of its graph, of the same shape."""
+    """Replaces an operation's input by a tensor of the same shape."""
     op._update_input(index, tensor)
 
 
@@ -286,7 +285,7 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 
 def choose_worker_values(values: list[Any]) -> Any:
-    """Of the n-th of some `PerWorkerValues` that of worker n."""
+    """The value of worker n in the n-th of some `PerWorkerValues`."""
     return type(values[0])([v._values[n] for n, v in enumerate(values)])
 
 
@@ -309,15 +308,15 @@ def step_function(function: Any) -> Any:
 
 
 def concrete_functions(function: Any) -> list[Any]:
-    """What a `tf.function` was traced to, once for each kind of arguments."""
+    """The traces of a `tf.function`, one for each kind of arguments."""
     return list(function._list_all_concrete_functions())
 
 
 def variables_used_by(concrete: Any) -> Iterator[tf.Variable]:
     """The variables that a traced function reads or assigns, in no order.
 
-    Those of the functions that it calls too; of a variable of a strategy each
-    component. Those that nobody holds any more are left out.
+    Functions that it calls count too, and each component of a variable of a
+    strategy. Deleted variables are left out.
     """
     for reference in concrete.graph._weak_variables:
         variable = reference()
@@ -335,12 +334,12 @@ def is_iterator(tensor: tf.Tensor) -> bool:
 
 
 def whole_of(variable: tf.Variable) -> tf.Variable:
-    """The variable of a strategy that one is a component of, or itself."""
+    """The strategy's variable with this component, or the variable."""
     reference = getattr(variable.handle, "_distributed_container", None)
     container = None if reference is None else reference()
     return variable if container is None else container
 
 
 def creation_number(variable: tf.Variable) -> int:
-    """It grows from variable to variable, as a program creates them."""
+    """A number that grows with each variable that a program creates."""
     return int(variable._unique_id.rpartition("_")[-1])

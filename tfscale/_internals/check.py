@@ -1,8 +1,7 @@
 """Refuses a Keras or TensorFlow in which a name of the tables is missing.
 
-A method that is overridden here and called something else there is silently
-never called. So all names are looked up before anything uses one: importing
-this module makes the check.
+An overridden method that another release renames is silently never called. So
+all names are checked first, when this module is imported.
 """
 
 import functools
@@ -61,7 +60,7 @@ def check() -> None:
 def has(owner: str, name: str) -> bool:
     """Whether a module or class defines a name, or a function's code uses it.
 
-    A class that inherits it does not count: what it had of its own is gone.
+    An inherited name does not count: the class' own is gone.
     """
     try:
         found = resolve(owner)
@@ -69,7 +68,7 @@ def has(owner: str, name: str) -> bool:
         return False
     if isinstance(found, types.FunctionType):
         code = found.__code__
-        # A function that it makes is there as its code.
+        # Inner functions are constants of the code.
         made = [getattr(const, "co_name", const) for const in code.co_consts]
         return name in code.co_names or name in made
     return name in vars(found)

@@ -1,4 +1,4 @@
-"""What a dataset of tf.data holds: other datasets, functions and settings."""
+"""The contents of a dataset of tf.data: inputs, functions and settings."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ _NUMBERS = (tf.int64, tf.bool)
 def asked_of_python(
     function: Callable[[], int], dtype: tf.DType = tf.bool
 ) -> tf.Tensor:
-    """A scalar tensor that Python answers, each time; for tf.data.
+    """A scalar tensor that Python computes each time; for tf.data.
 
-    It makes no records: see `is_asked`.
+    It computes no records: see `is_asked`.
     """
     answer = tf.numpy_function(
         lambda: dtype.as_numpy_dtype(function()), [], dtype, name=_ASKED
@@ -34,7 +34,7 @@ def is_asked(node: Any) -> bool:
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The tensor that a dataset is."""
+    """The variant tensor of a dataset."""
     return dataset._variant_tensor
 
 
@@ -64,10 +64,10 @@ def functions_of(dataset: tf.data.Dataset) -> Iterator[Any]:
 
 
 class SharedIterator(DistributedIterator):
-    """One iterator, from which all replicas take batches, one by one.
+    """One iterator, from which replicas read batches in turn.
 
-    TensorFlow knows an ordinary iterator of tf.data for a worker with one
-    device. So there is a worker for each replica here, and all have the same.
+    TensorFlow uses an ordinary iterator of tf.data for a worker with one
+    device. So each replica is a worker here, and all share the iterator.
     """
 
     def __init__(self, iterator, is_ordinary):
@@ -91,10 +91,9 @@ class SharedIterator(DistributedIterator):
 
 
 class _SharedIteratorSpec(DistributedIteratorSpec):
-    """A function is handed the iterator once.
+    """A spec that passes the iterator to a function once.
 
-    As several arguments it would be several iterators to TensorFlow, which
-    are read in any order.
+    As several arguments TensorFlow would read them in any order.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What is private in a `fit` that runs: its epochs, and where it stands.
+"""Private state of a `fit` that runs: its epochs and its progress.
 
 Each name is listed in `keras_names`, with why.
 """
@@ -15,7 +15,7 @@ from tfscale._internals.symbols import CallbackList
 from tfscale._internals.symbols import EpochIterator
 from tfscale._internals.symbols import PerReplicaSpec
 
-# What callbacks of Keras keep for later steps, beside public attributes.
+# Private state that callbacks of Keras keep for later steps.
 MODEL_CHECKPOINT_COUNTERS = (
     "_batches_seen_since_last_saving",
     "_last_batch_seen",
@@ -32,7 +32,7 @@ TENSORBOARD_STEPS = (
 def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     """The epochs and the callbacks of the `fit` of a model in this thread.
 
-    They are local variables of `fit`: Keras gives callbacks no way to them.
+    They are local variables of `fit`, which callbacks cannot reach otherwise.
 
     Raises:
         RuntimeError: If no `fit` of the model runs in this thread.
@@ -48,13 +48,13 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
 
 
 def probing_model() -> keras.Model | None:
-    """The model for which Keras draws a batch only to see what it is like."""
+    """The model for which Keras draws a batch only to see its structure."""
     models = (call.model for call in calls() if call.purpose == "probe")
     return next(models, None)
 
 
 def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
-    """What Keras reads datasets for, and which; the innermost of calls first.
+    """The purpose and the datasets of Keras' running calls, innermost first.
 
     It is "fit", "evaluate", "predict", or "probe" at a batch.
     """
@@ -66,9 +66,9 @@ def data_keras_reads() -> list[tuple[str, list[tf.data.Dataset]]]:
 
 
 def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
-    """What Keras makes an iterator over a distributed dataset for, if it does.
+    """Why Keras iterates over a distributed dataset, if it does.
 
-    See `data_keras_reads`; and the epochs.
+    See `data_keras_reads`; with the epochs.
     """
     for purpose, _, epochs, _ in calls():
         is_read = purpose != "create" and epochs is not None
@@ -80,14 +80,14 @@ def reader_of(distributed: Any) -> tuple[str, EpochIterator] | None:
 def _datasets_of(source):
     if not isinstance(source, tf.distribute.DistributedDataset):
         return [source] if isinstance(source, tf.data.Dataset) else []
-    # Of a function, or else of a dataset.
+    # From a function, or else from a dataset.
     if hasattr(source, "_datasets"):
         return source._datasets
     return [source._original_dataset]
 
 
 def make_iterator(epochs: EpochIterator) -> Iterator[Any]:
-    """Makes an iterator as an epoch does, which moves seeds of shuffles on."""
+    """Creates an iterator as an epoch does, with new seeds of shuffles."""
     return iter(epochs._get_iterator())
 
 
@@ -100,17 +100,17 @@ def go_on_with(
 
 
 def known_batches(epochs: EpochIterator) -> int | None:
-    """Batches of the data as far as Keras knows, which learns it by the end."""
+    """Batches of the data, None until Keras has reached its end."""
     return epochs._num_batches
 
 
 def set_known_batches(epochs: EpochIterator, count: int | None) -> None:
-    """Tells it what an earlier process has learned."""
+    """Sets the number of batches that an earlier process has found."""
     epochs._num_batches = count
 
 
 def source_of(epochs: EpochIterator) -> tf.data.Dataset | None:
-    """The dataset that a user gave; of one that he distributed its source.
+    """The dataset that a user gave, or the source of a distributed one.
 
     None for arrays, a `PyDataset` or a generator.
     """
@@ -127,7 +127,7 @@ def _given_to(epochs) -> Any:
 def give_data(
     epochs: EpochIterator, callbacks: CallbackList, dataset: tf.data.Dataset
 ) -> None:
-    """Has a `fit` go on with another dataset, before an epoch's first step."""
+    """Continues a `fit` with another dataset, before an epoch's first step."""
     begun = epochs._epoch_iterator
     type(epochs).__init__(
         epochs,
@@ -145,12 +145,12 @@ def give_data(
 
 
 def shuffles_arrays(epochs: EpochIterator) -> bool:
-    """Whether a user gave arrays, which Keras shuffles for him."""
+    """Whether the data are arrays that Keras shuffles."""
     return bool(getattr(epochs.data_adapter, "_shuffle", False))
 
 
 def rows_of_arrays(epochs: EpochIterator) -> list[str]:
-    """How arrays that a user gave are cut into batches, and put in order."""
+    """How arrays are cut into batches, and ordered."""
     data = epochs.data_adapter
     if not hasattr(data, "_shuffle"):
         return []
@@ -160,7 +160,7 @@ def rows_of_arrays(epochs: EpochIterator) -> list[str]:
 
 
 def element_spec_of(epochs: EpochIterator) -> Any:
-    """What a replica gets of a step, as `tf.TypeSpec`s."""
+    """The data of a replica in a step, as `tf.TypeSpec`s."""
 
     def of_one(spec):
         if isinstance(spec, PerReplicaSpec):
@@ -179,8 +179,8 @@ def validation_epochs(model: keras.Model) -> EpochIterator | None:
 def probes_data(model: keras.Model) -> bool:
     """Whether Keras draws a batch of a model's data before each validation.
 
-    It makes an iterator for that, to build what is not built, if the model was
-    made under a strategy. A `PipelineModel` knows when nothing is left.
+    It creates an iterator for that, to build layers, if the model was created
+    under a strategy. A `PipelineModel` knows when all are built.
     """
     method = model.__class__._maybe_symbolic_build
     is_overridden = method is not keras.Model._maybe_symbolic_build
@@ -188,15 +188,15 @@ def probes_data(model: keras.Model) -> bool:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Has the `fit` that begins start with an epoch; None: as it was called.
+    """Sets the first epoch of the `fit` that begins; None: its argument.
 
-    Keras keeps it for all later calls of `fit`, so it is to be put back.
+    Keras keeps it for all later calls of `fit`, so it has to be reset.
     """
     model._initial_epoch = epoch
 
 
 def build(model: keras.Model, element_spec: Any) -> None:
-    """Makes all variables of a compiled model, its metrics' among them."""
+    """Creates all variables of a compiled model and of its metrics."""
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=element_spec)
 
@@ -204,7 +204,7 @@ def build(model: keras.Model, element_spec: Any) -> None:
 def count_time_from(
     callbacks: CallbackList, steps: int, seconds_per_step: float
 ) -> None:
-    """Has the progress bar reckon with steps that were done before."""
+    """Lets the progress bar count steps of an earlier process."""
     for callback in callbacks.callbacks:
         bar = getattr(callback, "progbar", None)
         if isinstance(bar, keras.utils.Progbar):

@@ -1,7 +1,7 @@
-"""What an object of Keras holds, and the same object with something else.
+"""The state of an object of Keras, and altered views of it.
 
-Not by the names of attributes but by all that there are: Keras keeps them where
-Python does, which is relied on and has contracts.
+All attributes are read, not certain names: Keras keeps them where Python does,
+which has contracts.
 """
 
 import types
@@ -14,7 +14,7 @@ import keras
 
 _MAX_ITEMS = 10_000
 _PLAIN = (bool, int, float, str, bytes, type(None))
-# Whose objects hold what is theirs.
+# Packages whose objects are not searched.
 _PACKAGES = (
     *("builtins", "keras", "keras_hub", "numpy", "tensorflow", "tfscale"),
     *("collections", "threading", "weakref", "functools", "_thread"),
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 def attributes_of(instance: Any) -> dict[str, Any]:
-    """All that an object has of its own, by name: ours and a user's too."""
+    """All attributes of an object, by name."""
     return dict(vars(instance))
 
 
 def held_by(instance: Any) -> Iterator[Any]:
-    """The values of its attributes, and what is in those that are containers.
+    """The values of its attributes, and the contents of containers.
 
-    Those of a dict, list or tuple one by one; not what is further in.
+    Dicts, lists and tuples are opened once, not recursively.
     """
     for value in vars(instance).values():
         if isinstance(value, dict):
@@ -45,7 +45,7 @@ def held_by(instance: Any) -> Iterator[Any]:
 def reachable(
     instance: Any, is_wanted: Callable[[Any], bool]
 ) -> Iterator[tuple[str, Any]]:
-    """What is wanted of all that an object holds, with the way to it.
+    """The wanted objects that an object leads to, with their paths.
 
     Through attributes, containers, layers, losses and metrics, and objects of
     other classes than those of Keras, TensorFlow and the like. Not through
@@ -93,10 +93,10 @@ def altered(instance: T, **changed: Any) -> T:
 
 
 def view(instance: T, **members: Any) -> T:
-    """The same object, state and all, but for some members of its class.
+    """A view of an object with the same state and some other members.
 
-    The object itself must not change, not even for as long as it is called:
-    model ranks call it at the same time, one going on where another one waits.
+    The object itself must not change, even during a call: model ranks call it
+    at the same time, in turns.
     """
     kind: Any = type(instance)
     view = object.__new__(type(kind.__name__, (kind,), members))

@@ -1,4 +1,4 @@
-"""What layers of Keras and keras_hub have inside, for those that run by a rule.
+"""The internals of layers of Keras and keras_hub that run by a rule.
 
 Each name is listed in the tables beside, with why.
 """
@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 
-# What the `call` of an attention consists of, beside its projections.
+# The methods of an attention's `call`, beside its projections.
 ATTENTION_METHODS = ("_compute_attention", "_masked_softmax")
-# What the `call` of a BatchNormalization consists of.
+# The methods of a BatchNormalization's `call`.
 NORMALIZATION_METHODS = ("_moments",)
-# Methods that look at the shapes of what a layer has put in, and no more.
+# Methods that only read the shapes of a layer's inputs.
 METHODS_OF_SHAPES = ("_compute_attention_mask", "_compute_self_attention_mask")
 
 
@@ -25,8 +25,8 @@ class AttentionNames:
 
     Attributes:
         query, key, value, output: Its projections.
-        counts: Numbers of heads, or of entries for all heads, of which a rank
-            has a part.
+        counts: Numbers of heads, or of entries for all heads, which ranks
+            divide.
         repeats: How often keys and values are repeated for the queries.
     """
 
@@ -72,7 +72,7 @@ ATTENTIONS = {
 
 
 def weight_of(layer: keras.Layer, name: str = "kernel") -> keras.Variable:
-    """A kernel or a table itself, without what LoRA adds to it."""
+    """A kernel or a table itself, without LoRA."""
     return getattr(layer, f"_{name}")
 
 
@@ -98,12 +98,12 @@ def causal_padding(layer: keras.layers.Conv1D) -> Any:
 def moments(
     layer: keras.layers.BatchNormalization, x: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of a batch, as the layer takes them."""
+    """Mean and variance of a batch, as the layer computes them."""
     return layer._moments(x, mask)
 
 
 def is_of_keras(method: Any) -> bool:
-    """Whether a method is Keras' own, and not one of a user's class."""
+    """Whether a method is of Keras, and not of a user's class."""
     return getattr(method, "__module__", "").startswith("keras.src.")
 
 
@@ -132,5 +132,5 @@ def attention_gate(layer: keras.Layer) -> keras.Layer | None:
 
 
 def num_attention_axes(layer: keras.Layer) -> int:
-    """Over how many dims of its input an attention goes."""
+    """The number of input dims that an attention covers."""
     return len(getattr(layer, "_attention_axes", None) or (1,))

@@ -1,8 +1,8 @@
 """Which methods of Keras run: the only module that reads Python's call stack.
 
-What a callback, a strategy or a dataset has to know of the `fit` around it is
-in local variables of Keras' methods, which give no other way to it. Each name
-is listed in `keras_names`, with why.
+A callback, a strategy or a dataset finds the `fit` around it in local variables
+of Keras' methods: there is no other way. Each name is listed in `keras_names`,
+with why.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 @functools.cache
 def _purposes() -> dict[types.CodeType, tuple[str, str]]:
-    """By the code of a method: what for, and its variable for the epochs."""
+    """By a method's code: its purpose, and its variable for the epochs."""
     found = {
         TFEpochIterator.__init__.__code__: ("create", "self"),
         keras.Model._maybe_symbolic_build.__code__: ("probe", "iterator"),
@@ -47,7 +47,7 @@ def _purposes() -> dict[types.CodeType, tuple[str, str]]:
 
 def calls(thread: int | None = None) -> list[Call]:
     """The calls of Keras' methods in a thread, the innermost first."""
-    # Not its own frame, which would be in a cycle with its variables.
+    # Not this frame, which would be in a cycle with its variables.
     frame: types.FrameType | None = sys._getframe(1)
     if thread not in (None, threading.get_ident()):
         frame = sys._current_frames().get(thread)
@@ -64,9 +64,9 @@ def calls(thread: int | None = None) -> list[Call]:
 
 
 def calls_of_all_threads() -> list[Call]:
-    """Those of `calls`, for a function that tf.data calls.
+    """See `calls`; for a function that tf.data calls.
 
-    It is called by a thread of TensorFlow, while the one of Keras waits.
+    A thread of TensorFlow calls it, while Keras' thread waits.
     """
     return [
         call for thread in list(sys._current_frames()) for call in calls(thread)

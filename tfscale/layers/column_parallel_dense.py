@@ -1,4 +1,4 @@
-"""A dense layer that computes a part of its outputs on each model rank."""
+"""A dense layer that computes a shard of its outputs on each model rank."""
 
 from typing import Any
 from typing import ClassVar
@@ -15,12 +15,12 @@ class ColumnParallelDense(keras.layers.Dense):
 
     With T model ranks, `kernel` of shape `(input_dim, units)` and `bias` are
     sharded along the units: rank r computes units `r * units / T` and on, from
-    the whole input. No layout map is needed. With no strategy, or no model
-    axis, it is a plain `Dense`, and its weights are those of one.
+    the whole input. No layout map is needed. Without a strategy or model axis
+    it is a plain `Dense`, with the same weights.
 
-    A sharded output has to be taken by a `RowParallelDense`, after nothing but
-    what treats each unit apart (elementwise activations, dropout). In a
-    functional or sequential model that is checked.
+    A sharded output needs a `RowParallelDense` after it, with only elementwise
+    operations between them (activations, dropout). In a functional or
+    sequential model that is checked.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3;
     `ColumnParallelLinear` of Megatron-LM.

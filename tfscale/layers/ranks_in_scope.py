@@ -1,4 +1,4 @@
-"""How layers that shard their own variables are built in a scope."""
+"""Builds layers that shard their own variables in a scope."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ from tfscale._internals import attributes
 
 
 def num_ranks() -> int:
-    """Over how many devices variables are sharded that are created now."""
+    """The number of devices over which new variables are sharded."""
     extended = tf.distribute.get_strategy().extended
     return getattr(extended, "num_model_ranks", 1)
 

@@ -1,4 +1,4 @@
-"""A dense layer that takes a part of its inputs on each model rank."""
+"""A dense layer that takes a shard of its inputs on each model rank."""
 
 from typing import Any
 from typing import ClassVar
@@ -13,11 +13,11 @@ class RowParallelDense(keras.layers.Dense):
     """A `keras.layers.Dense` whose inputs are sharded over the model ranks.
 
     With T model ranks, `kernel` of shape `(input_dim, units)` is sharded along
-    its rows: from its part of the input, each rank computes a term of the
-    output, and the terms are added up over the ranks. The bias, which is whole
-    on all ranks, and the activation come after that. No layout map is needed.
-    With no strategy, or no model axis, it is a plain `Dense`, and its weights
-    are those of one.
+    its rows: from its shard of the input, each rank computes a term of the
+    output, and the terms are summed over the ranks. The bias, which is whole on
+    all ranks, and the activation come after that. No layout map is needed.
+    Without a strategy or model axis it is a plain `Dense`, with the same
+    weights.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3; `RowParallelLinear`
     of Megatron-LM.
@@ -25,7 +25,7 @@ class RowParallelDense(keras.layers.Dense):
     Args:
         units: Integer, size of the output.
         activation: As of `keras.layers.Dense`; any.
-        input_is_parallel: Boolean. If true, the input is this rank's part, as
+        input_is_parallel: Boolean. If true, the input is this rank's shard, as
             `ColumnParallelDense` leaves it. If false, it is whole, and sharded
             here.
         **kwargs: Other arguments of `keras.layers.Dense`.

@@ -13,13 +13,13 @@ from tfscale.pipeline.stages.stages import cut as cut_graph
 
 
 def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
-    """Cuts a model before a layer: a frozen prefix, and what is trained.
+    """Cuts a model before a layer: a frozen prefix and a trainable suffix.
 
     `prefix.predict` computes activations once for all epochs, and the suffix
-    is compiled and trained on them as any model. Both have the layers of the
-    model, not copies: `model.save` saves what the suffix has learned. Each
-    record must always have the same activations, so the prefix must be frozen,
-    see `tfscale.callbacks.LayerFreezing`, and have nothing random.
+    is compiled and trained on them as any model. Both share the layers of the
+    model, so `model.save` saves the trained suffix. Each record must always
+    have the same activations, so the prefix must be frozen, see
+    `tfscale.callbacks.LayerFreezing`, and have nothing random.
 
     Through `tfscale.data` activations and targets stay together by record,
     from memory or from a file: `tfscale.data.arrays((features, y))`, with

@@ -34,7 +34,7 @@ def print_summary(
     line_length: int | None = None,
     print_fn: Callable[[str], None] | None = None,
 ) -> None:
-    """Prints a table of the stages, and what is predicted of a step.
+    """Prints a table of the stages, and predictions for a step.
 
     See `PipelineModel.pipeline_summary`. Before the optimizer has slots, it is
     taken to have two for each variable, as Adam has.
@@ -157,7 +157,7 @@ def _short(device):
 
 
 def _length(plan):
-    """The length that unknown sizes are taken to be."""
+    """The length that stands for unknown sizes."""
     if plan.length is not None:
         yield "Unknown lengths", f"taken to be {colored(plan.length)}"
 

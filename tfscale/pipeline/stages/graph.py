@@ -1,8 +1,8 @@
 """A functional model as a flat list of layer calls, branch by branch.
 
 Nested models are opened, so that a cut may go through them; a layer that is
-called twice is there twice. Tensors are numbers ("values"): a cut needs to know
-only which calls make and use them.
+called twice has two calls. Tensors are numbers ("values"): a cut only needs the
+calls that make and use them.
 """
 
 import dataclasses
@@ -90,8 +90,8 @@ class Graph:
         outputs: One value per flattened output of the model.
         calls: In an order in which they can run.
         specs: Shape and dtype of every value, with `None` for the batch.
-        multiples: Rows of a value for each row of the batch, where that is not
-            one: if frames are folded into the batch, say.
+        multiples: Rows of a value for each row of the batch, if not one: with
+            frames folded into the batch, say.
     """
 
     functional: keras.Model
@@ -110,7 +110,7 @@ class Graph:
         return keras.KerasTensor((rows, *spec.shape[1:]), spec.dtype)
 
     def flatten_inputs(self, x) -> list[tf.Tensor]:
-        """One tensor per `inputs` from what a user feeds, as Keras takes it."""
+        """One tensor per input, from the structure that a user feeds."""
         return attributes.standardize_inputs(self.functional, x)
 
     def pack_outputs(self, outputs):
@@ -146,7 +146,7 @@ def flatten_model(model: keras.Model) -> Graph:
 
 
 def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
-    """The calls in another order: each after what its arguments need, in turn.
+    """The calls in another order: each after the calls that its arguments need.
 
     Keras goes by depth, through parallel branches at the same time, so that no
     cut is between them. Calls of one layer stay in their order, in which they
@@ -163,7 +163,7 @@ def _branch_by_branch(calls: list[Call], outputs: list[Value]) -> list[Call]:
         needed = [maker[value] for value in call.inputs if value in maker]
         needs.append([*needed, last_of.get(operation, index)])
         last_of[operation] = index
-    # The next one is the last; what leads to no output comes in the end.
+    # The next one is the last; calls that lead to no output come at the end.
     todo = [
         *reversed(range(len(calls))),
         *(maker[value] for value in reversed(outputs) if value in maker),
@@ -223,7 +223,7 @@ class _Flattener:
         return made
 
     def _opens(self, nested, args, kwargs):
-        """Whether Keras would give `args` to the nested model as they are.
+        """Whether Keras would pass `args` to the nested model unchanged.
 
         If not, or with more than inputs, masks and `training`, the nested
         model is one call like any other.

@@ -1,7 +1,7 @@
 """Memory that a stage keeps of a microbatch from its forward to its backward.
 
-Exactly, from functions that were traced; and before that estimated for each
-call of a model, so that a cut can be chosen.
+It is exact for traced functions, and an estimate for each call of a model, to
+choose a cut.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def training_bytes(
     trainable = [v for v in variables if v.trainable]
     return (
         sum(sharding_of(v).local_bytes for v in variables),
-        # Sums of gradients are never of less than float32.
+        # Sums of gradients have at least float32.
         sum(
             math.prod(sharding_of(v).local_shape)
             * max(sharding_of(v).itemsize, 4)

@@ -1,7 +1,7 @@
 """Checks where the numbers of microbatches differ from those of one device.
 
-What can be seen when stages are traced is said once: a layer that changes a
-variable of its own in every call does so once per microbatch.
+Differences that a trace shows are warned of once: a layer that changes a
+variable in every call does so once per microbatch.
 """
 
 import warnings
@@ -62,7 +62,7 @@ def _is_without_rows(shape, rows):
         return True
     if shape.rank is None or shape[0] is None or not rows:
         return False
-    # Something may be folded into the batch: then it has several for each.
+    # With frames folded into the batch there are several for each row.
     return shape[0] == 0 or shape[0] % rows != 0
 
 
@@ -96,7 +96,7 @@ def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
 
 
 def _expected(plan):
-    """Ids of variables that every call is to change: seeds, and metrics."""
+    """Ids of variables that every call should change: seeds and metrics."""
     variables = []
     for call in plan.graph.calls:
         if isinstance(call.operation, keras.layers.Layer):

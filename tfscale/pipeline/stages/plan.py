@@ -28,7 +28,7 @@ from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
 from tfscale.pipeline.stages.trace_costs import trace_costs
 
-# How many times the work of a stage a layer has to have, to be too large.
+# A layer with this many times the work of a stage is too large.
 LARGE = 1.25
 # Rows of a batch at least, as in `fit` by default.
 _BATCH_SIZE = 32
@@ -173,7 +173,7 @@ def make_plan(
     if memory_limit is not None:
         limits = {
             "memory": layer_memory(graph, microbatch_size),
-            # Of a device that stages share, each gets its part.
+            # Stages that share a device share its limit.
             "memory_limit": int(
                 memory_limit * schedule.num_devices / num_stages
             ),

@@ -84,7 +84,7 @@ def cut(graph: Graph, cuts: tuple[int, ...]) -> list[Stage]:
 
 
 def _unique(items):
-    # Keras variables are equal to what has equal values: by identity.
+    # Keras variables compare by value, so their ids are compared.
     return list(
         {
             id(x) if isinstance(x, keras.Variable) else x: x for x in items

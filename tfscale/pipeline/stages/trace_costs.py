@@ -42,9 +42,9 @@ class TracedCosts:
 def trace_costs(graph: Graph) -> TracedCosts:
     """Traces each call of a model; equal ones once.
 
-    Unknown sizes are taken to be `UNKNOWN_LENGTH`, or the `sequence_length` of
-    a layer if that is less: position embeddings of keras_hub have one. They
-    stay unknown if layers refuse that length.
+    Unknown sizes count as `UNKNOWN_LENGTH`, or as the `sequence_length` of a
+    layer if that is less: position embeddings of keras_hub have one. They stay
+    unknown if layers refuse that length.
     """
     if all(None not in graph.specs[v].shape[1:] for v in graph.inputs):
         return _trace_calls(graph, None)
@@ -118,7 +118,7 @@ def _traced(spec, shape):
 
 
 def _with_variables(graph):
-    """The calls; of a layer that is called twice, with what each call uses.
+    """The calls; those of a shared layer with the variables that each one uses.
 
     The table of an embedding and an untied head that the same layer computes
     should each live where it is used.

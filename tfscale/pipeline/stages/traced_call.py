@@ -99,7 +99,7 @@ def _trace(graph, call, rows, differentiable, grappler, weights_apart):
         TraceOptions(
             training=call.outputs[0] in differentiable,
             weights_apart=weights_apart,
-            # Functions for XLA are left as they are.
+            # Functions for XLA are not optimised.
             jit_compile=not grappler,
         ),
     )
@@ -108,7 +108,7 @@ def _trace(graph, call, rows, differentiable, grappler, weights_apart):
 
 
 def _differentiable(graph):
-    """The values that depend on something trainable."""
+    """The values that depend on trainable variables."""
     found = set()
     for call in graph.calls:
         if found.intersection(call.inputs) or any(
