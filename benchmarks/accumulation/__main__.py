@@ -55,11 +55,11 @@ def _find():
     print("|---|---|---|---|")
     for limit in map(int, _LIMITS.value):
         turn = _turn("auto", limit)
-        less = _turn(turn["number"] - 1) if turn["number"] > 1 else turn
-        print(
-            f"| {limit} MiB | {turn['number']} | {turn['peak'] / 2**20:.0f} MiB"
-            f" | {less['peak'] / 2**20:.0f} MiB |"
-        )
+        number, less = turn["number"], ""
+        if number > 1:
+            less = f"{_turn(number - 1)['peak'] / 2**20:.0f} MiB"
+        peak = turn["peak"] / 2**20
+        print(f"| {limit} MiB | {number} | {peak:.0f} MiB | {less} |")
 
 
 def main(argv):
