@@ -1,4 +1,8 @@
-"""Workers are saved together, stop at the same step, and go on together."""
+"""Workers are saved together, stop at the same step, and go on together.
+
+This process runs `workers_program.py`, which forks the workers, kills, stops
+and restarts them, and writes what they found; here that is compared.
+"""
 
 import json
 import os

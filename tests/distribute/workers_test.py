@@ -1,7 +1,14 @@
 """Real worker processes have the numbers of one process.
 
-One program runs all rows in two workers, and some in four; here each row is
-trained once more, alone.
+    this process              runs workers_program.py, then reads its files
+      workers_program.py      imports TensorFlow, forks 2 workers, then 4
+        worker 0, 1 of 2      all rows (workers_rows.py), then all cases
+                              (workers_cases.py): FOLDER/2_0, FOLDER/2_1
+        worker 0 to 3 of 4    the short rows: FOLDER/4_0 to FOLDER/4_3
+    this process              trains each row alone, and compares it with what
+                              all workers found; a subtest names row or case
+
+One row alone: `python -m tests.distribute.workers_program FOLDER ROW`.
 """
 
 import functools
