@@ -154,7 +154,9 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         decay = keras.optimizers.schedules.ExponentialDecay(1e-3, 2, 0.3)
         self.assertEqual(frozen(decay), [0] * EPOCHS)
 
-    def test_it_goes_on_after_an_interruption(self):
+    @parameterized.parameters((None,), (dict(pipeline=2),))
+    @pytest.mark.crossing(every=2)
+    def test_it_goes_on_after_an_interruption(self, axes):
         class Interrupt(keras.callbacks.Callback):
             left = 8
 
@@ -164,18 +166,25 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
                     raise KeyboardInterrupt
 
         folder = self.create_tempdir().full_path
+        strategy = mesh(**axes) if axes else tf.distribute.get_strategy()
 
-        def run():
-            model = build()
-            model.compile(sgd(), "mse")
+        def run(*callbacks):
+            with strategy.scope():
+                model = build()
+                if axes:
+                    model = tfscale.PipelineModel(model, 2)
+                model.compile(sgd(), "mse")
             freezing = LayerFreezing(0.9, 0.4)
-            backup = BackupAndRestore(folder, save_freq=1)
-            return model, fit(model, backup, freezing, Interrupt())
+            return model, fit(model, *callbacks, freezing, Interrupt())
 
-        one, expected = on_one_device()
+        def resumable():
+            return run(BackupAndRestore(folder, save_freq=1))
+
         with self.assertRaises(KeyboardInterrupt):
-            run()
-        model, found = run()
+            resumable()
+        model, found = resumable()
+        one, expected = run()
+        self.assertEqual(found["frozen_layers"], [0, 0, 4, 5, 5])
         self.assertEqual(found["frozen_layers"], expected["frozen_layers"])
         for a, b in zip(weights(model), weights(one), strict=True):
             self.assertAllEqual(a, b)
