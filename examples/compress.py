@@ -6,7 +6,7 @@
 fire: sensAI (Wang et al. 2021) leaves out what is zero for more than 73 % of
 the rows and has a mean below 0.01. `--subnets` makes one network for each
 class, of the neurons that fire for it. They need nothing of each other: with
-`--num_stages=2` half of them are on each device and no activation is sent. For
+`--num_stages=2` half of them are on each device, and only logits are sent. For
 layers in sequence; where neurons are added by skip connections, all that meet
 must keep the same ones.
 """
@@ -98,6 +98,20 @@ def report(title, strategy, model, test):
     print(f"{title}: {model.count_params()} parameters, accuracy {found:.3f}")
 
 
+def report_exchange(plan):
+    """Prints what each stage of a pipeline gets from the ones before it."""
+    for stage in plan.stages:
+        received = sum(
+            int(np.prod(plan.graph.specs[value].shape[1:]))
+            for value in stage.inputs
+            if value in plan.made
+        )
+        print(
+            f"stage {stage.index}: {stage.layers[0]} to {stage.layers[-1]}, "
+            f"receives {received} numbers a row"
+        )
+
+
 def main(argv):
     del argv
     strategy = mlp.make_strategy()
@@ -133,7 +147,7 @@ def main(argv):
     fitted = mlp.train(strategy, model, x, y, epochs=1)
     report("fine-tuned", strategy, model, test)
     if mlp.NUM_STAGES.value > 1:
-        fitted.pipeline_summary()
+        report_exchange(fitted.plan)
 
 
 if __name__ == "__main__":

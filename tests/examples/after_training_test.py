@@ -47,6 +47,10 @@ class AfterTrainingTest(parameterized.TestCase):
         self.assertGreater(tuned, base - 0.02)
         before, after, _ = numbers(r": (\d+) parameters", text)
         self.assertLess(after, before / 2)
+        if arguments[0].startswith("--flagfile"):
+            # Of networks of classes as stages only logits are sent.
+            received = numbers(r"receives (\d+) numbers", text)
+            self.assertEqual(received, [0, 2])
 
     def test_export_litert(self):
         folder = self.create_tempdir().full_path
