@@ -1,5 +1,7 @@
 """How much each microbatch counts in the loss of the global batch."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfscale.pipeline.running.executor import Tensors
@@ -13,22 +15,29 @@ class BatchLoss:
     """The loss of the global batch, from those of a replica's microbatches.
 
     See whole_batch/losses.py for what each counts by; what layers gave to
-    `add_loss` counts by rows. `shard` is what the replica has of the batch.
+    `add_loss` counts by rows.
+
+    Attributes:
+        inputs: Flat inputs of the model, of this replica.
+        tensors: Those of the step, with the microbatches of the batch.
+        shard: The rows that this replica has of the batch of all.
     """
 
     def __init__(
         self,
         program: Program,
+        inputs: list[tf.Tensor],
         tensors: Tensors,
         device: str,
-        shard: BatchShard,
     ):
+        self.inputs = inputs
+        self.tensors = tensors
+        self.shard = BatchShard.of_replica(inputs)
         self._program = program
         self._losses = program.stages[-1].losses
-        self._tensors = tensors
         self._device = device
-        self._shard = shard
         self._shares: list[tf.Tensor] = []
+        self._total: Any = None
 
     def weigh(self, loss_scale) -> None:
         """Sets the weights of each microbatch's losses, before it runs."""
@@ -38,8 +47,8 @@ class BatchLoss:
         with tf.device(self._device):
             self._shares = self._find_shares()
         is_vector = tf.constant([x.is_vector for x in self._losses], tf.bool)
-        for microbatch, share in zip(self._tensors.microbatches, self._shares):
-            share_of_rows = microbatch[keys.Rows()] / self._shard.all_rows
+        for microbatch, share in zip(self.tensors.microbatches, self._shares):
+            share_of_rows = microbatch[keys.Rows()] / self.shard.all_rows
             microbatch[keys.AddedScale()] = loss_scale * share_of_rows
             if self._losses:
                 # What is not reduced is minimised as a sum.
@@ -48,15 +57,25 @@ class BatchLoss:
                 microbatch[keys.LossScale()] = loss_scale * weights * counts
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """This replica's part of the loss, and of each single loss."""
+        """This replica's part of the loss, and of each single loss.
+
+        To be called when all forwards of the batch have run. Computed once; no
+        `cached_property`, which holds a lock for all replicas, that wait for
+        each other here.
+        """
+        if self._total is None:
+            self._total = self._add_up()
+        return self._total
+
+    def _add_up(self):
         total, single = tf.zeros((), losses.precision()), []
         shares = self._shares or self._find_shares()
-        for microbatch, share in zip(self._tensors.microbatches, shares):
+        for microbatch, share in zip(self.tensors.microbatches, shares):
             if self._losses:
                 single.append(
                     tf.math.multiply_no_nan(microbatch[keys.Losses()], share)
                 )
-            share_of_rows = microbatch[keys.Rows()] / self._shard.all_rows
+            share_of_rows = microbatch[keys.Rows()] / self.shard.all_rows
             for stage in range(len(self._program.stages)):
                 added = microbatch.get(keys.AddedLoss(stage))
                 if added is not None:
@@ -70,7 +89,7 @@ class BatchLoss:
 
     def _find_shares(self):
         """Each microbatch's part of the divisors of the global batch."""
-        tensors, microbatches = self._tensors, self._tensors.microbatches
+        tensors, microbatches = self.tensors, self.tensors.microbatches
         if not self._losses:
             return [None] * len(microbatches)
         for microbatch in microbatches:
@@ -82,10 +101,10 @@ class BatchLoss:
             count * microbatch[keys.Divisors()]
             for count, microbatch in zip(counts, microbatches)
         ]
-        total = self._shard.totals(tf.add_n(divisors))
+        total = self.shard.totals(tf.add_n(divisors))
         for microbatch in microbatches:
             microbatch[keys.Totals()] = total
-            microbatch[keys.AllRows()] = self._shard.all_rows
+            microbatch[keys.AllRows()] = self.shard.all_rows
         return [
             losses.shares(self._losses, divisor, total, count)
             for count, divisor in zip(counts, divisors)

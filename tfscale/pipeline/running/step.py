@@ -23,7 +23,6 @@ from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch.batch_shard import BatchShard
 from tfscale.whole_batch.microbatches import Microbatches
 
 
@@ -51,35 +50,6 @@ class StepResult:
     gradients: dict[int, tf.Tensor]
     states: dict[int, tf.Tensor]
     moments: list[tuple[keras.layers.BatchNormalization, tf.Tensor]]
-
-
-@dataclasses.dataclass
-class Batch:
-    """A batch of a step, divided.
-
-    Attributes:
-        inputs: Flat inputs of the model.
-        shard: The rows that this replica has of the batch of all.
-        tensors: Those of the step, with the microbatches of the batch.
-        loss: Its loss.
-    """
-
-    inputs: list[tf.Tensor]
-    shard: BatchShard
-    tensors: Tensors
-    loss: BatchLoss
-
-    _total: Any = None
-
-    def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """See `BatchLoss.total`; once all forwards of the batch have run.
-
-        Computed once. Not by `cached_property`, which holds a lock for all
-        replicas, that wait for each other here.
-        """
-        if self._total is None:
-            self._total = self.loss.total()
-        return self._total
 
 
 class PipelineStep:
@@ -120,7 +90,8 @@ class PipelineStep:
             actions: What to do.
             loss_scale: What gradients are multiplied by.
             training: Whether to compute gradients.
-            update: Given all tensors, each `Batch` and a U, updates a stage.
+            update: Updates a stage, given all tensors, each `BatchLoss` and
+                a U.
         """
         tensors = Tensors(
             shared={
@@ -136,7 +107,7 @@ class PipelineStep:
         prepared = [self._prepare(x, y, tensors) for x, y in batches]
         if training or self._program.divisors is not None:
             for batch in prepared:
-                batch.loss.weigh(loss_scale)
+                batch.weigh(loss_scale)
         if update is not None:
             update = functools.partial(update, tensors, prepared)
         self._run(list(actions), tensors, update)
@@ -158,17 +129,18 @@ class PipelineStep:
         }
         batch.update((keys.Target(i), x) for i, x in enumerate(targets))
         size = self._plan.schedule.microbatches_per_batch
-        own: list[dict[Hashable, Any]] = [
-            {keys.Rows(): rows, **dict(zip(batch, tensors))}
-            for rows, tensors in Microbatches(
-                list(batch.values()), size
-            ).split()
+        divided = Microbatches(list(batch.values()), size).split()
+        microbatches: list[dict[Hashable, Any]] = [
+            {keys.Rows(): rows, **dict(zip(batch, values))}
+            for rows, values in divided
         ]
-        tensors.microbatches.extend(own)
-        of_batch = dataclasses.replace(tensors, microbatches=own)
-        shard = BatchShard.of_replica(inputs)
-        loss = BatchLoss(self._program, of_batch, self.devices[-1], shard)
-        return Batch(inputs, shard, of_batch, loss)
+        tensors.microbatches.extend(microbatches)
+        return BatchLoss(
+            self._program,
+            inputs,
+            dataclasses.replace(tensors, microbatches=microbatches),
+            self.devices[-1],
+        )
 
     def _result(self, batch, gradients, states):
         loss, losses = batch.total()

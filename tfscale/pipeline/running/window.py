@@ -28,8 +28,8 @@ from tfscale.adapters.optimizer import with_iterations
 from tfscale.distribute import MeshStrategy
 from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.schedule import Schedule
+from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
-from tfscale.pipeline.running.step import Batch
 from tfscale.pipeline.running.step import PipelineStep
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
@@ -111,7 +111,7 @@ class StageUpdates:
     functions: dict[int, Callable] = dataclasses.field(default_factory=dict)
 
     def __call__(
-        self, tensors: Tensors, batches: list[Batch], action: Action
+        self, tensors: Tensors, batches: list[BatchLoss], action: Action
     ) -> tf.Tensor:
         """Updates a stage by the gradient of a batch."""
         stage, batch = (
