@@ -2,9 +2,37 @@
 
 import time
 
+import numpy as np
 import tensorflow as tf
 
+from tfscale.graphs.grappler import no_grappler
 from tfscale.pipeline.running.step import PipelineStep
+
+
+def waiting(seconds, apart=()):
+    """What a `PipelineStep` emits: actions that wait in place of computing.
+
+    Args:
+        seconds: Those that an action waits, a function of the action.
+        apart: The stages whose W is apart; a B of others waits for W too.
+    """
+
+    def emit(action, function, arguments):
+        waited = seconds(action)
+        if action.kind == "B" and action.stage not in apart:
+            waited += seconds(action._replace(kind="W"))
+
+        def wait(*_):
+            time.sleep(waited)
+            return np.float32(0)
+
+        # What is computed is computed meanwhile.
+        done = tf.numpy_function(wait, arguments, tf.float32, stateful=False)
+        results = function(*arguments)
+        with tf.control_dependencies([done]):
+            return [tf.identity(result) for result in results]
+
+    return emit
 
 
 def waiting_step(model, strategy, seconds, rows):
@@ -13,8 +41,7 @@ def waiting_step(model, strategy, seconds, rows):
     Args:
         model: A compiled `PipelineModel`.
         strategy: Its strategy.
-        seconds: Those that an action waits, a function of the action. A B waits
-            for its W too where none of its stage is apart.
+        seconds: Those that an action waits, a function of the action.
         rows: Of the batch of a replica.
     """
     plan = model.plan
@@ -24,22 +51,7 @@ def waiting_step(model, strategy, seconds, rows):
         model._symbolic_build(data_batch=(x, tf.ones(y.shape)))
     # The executor has a W for every B of a stage that has one for some.
     apart = {a.stage for a in plan.schedule.order() if a.kind == "W"}
-
-    def emit(action, function, arguments):
-        waited = seconds(action)
-        if action.kind == "B" and action.stage not in apart:
-            waited += seconds(action._replace(kind="W"))
-
-        def wait(*results):
-            time.sleep(waited)
-            return results
-
-        results = function(*arguments)
-        dtypes = [result.dtype for result in results]
-        late = tf.numpy_function(wait, results, dtypes, stateful=False)
-        for result, waiting in zip(results, late, strict=True):
-            waiting.set_shape(result.shape)
-        return late
+    emit = waiting(seconds, apart)
 
     def replica_step():
         targets = tf.ones(y.shape), None
@@ -53,5 +65,10 @@ def waiting_step(model, strategy, seconds, rows):
     def run():
         return strategy.run(replica_step)
 
-    run()
-    return run
+    def step():
+        # As in `fit`; and Grappler leaves out what no operation takes.
+        with no_grappler():
+            return run()
+
+    step()
+    return step

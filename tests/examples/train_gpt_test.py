@@ -120,7 +120,8 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_the_mesh_can_be_planned(self):
         folder = self.create_tempdir()
-        folder.create_file("0.txt", "what comes next? " * 40)
+        for index in range(2):
+            folder.create_file(f"{index}.txt", "what comes next? " * 40)
         model_file = os.path.join(folder.full_path, "gpt.keras")
         process = forked_python.run(
             [
