@@ -25,7 +25,7 @@ _ERRORS = {
     "worker": "Tensor had Inf",
     "ends": r"must not end.*one of 3 batches.*\.repeat\(\)",
     "ends unknown": r"must not end.*one that has ended.*\.repeat\(\)",
-    "old": "must be made behind the strategy",
+    "old": "must be created after the strategy",
     "metric": "must begin at zero.*compile_metrics",
     "clips shards": "'sharded' is in 2 shards.*global_clipnorm",
     "quantized fit": "must keep their variables.*kernel.*`quantize`",

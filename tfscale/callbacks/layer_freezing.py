@@ -216,7 +216,7 @@ def _leading_layers(model, names, frozen):
                 "A layer that is frozen must be called once and have weights "
                 f"of its own. Received: layer {call.name!r}, whose weights are "
                 "used elsewhere too. Set its `trainable = False` before, or "
-                "leave it, and all behind it, out of `layers`."
+                "leave it, and all after it, out of `layers`."
             )
         found.append(layer)
     missing = {*(names or ())} - {layer.name for layer in found}
@@ -233,7 +233,7 @@ def _leading_layers(model, names, frozen):
     if not found:
         raise ValueError(
             "There must be a leading layer with weights that can be frozen, "
-            "and one behind it that is trained. Received: model "
+            "and one after it that is trained. Received: model "
             f"{model.name!r} with layers={names}. Leave the callback out."
         )
     return found

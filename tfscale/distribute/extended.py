@@ -158,8 +158,8 @@ class MeshExtended(symbols.MirroredExtended):
             raise ValueError(
                 "A step must be called by the replicas. Received: a call in "
                 "the scope of the strategy, outside of `strategy.run`. Call "
-                "`strategy.run(model.train_step, args=(batch,))`, or likewise "
-                "what has the step in it."
+                "`strategy.run(model.train_step, args=(batch,))`, or run the "
+                "function around the step so."
             )
         return divmod(thread, self.num_model_ranks)
 
@@ -206,7 +206,7 @@ class MeshExtended(symbols.MirroredExtended):
         if attributes.predicts(fn) and not is_divided:
             check_one_process(
                 self._container_strategy(),
-                "`predict_on_batch`, of which nobody knows whose rows it has,",
+                "`predict_on_batch`, whose rows belong to no known replica,",
                 "Call `model.predict(x, batch_size=len(x))` in all workers.",
             )
             # `predict_on_batch`: all replicas have the same results, and Keras

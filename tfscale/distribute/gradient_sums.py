@@ -74,7 +74,7 @@ def sum_gradients(
         raise ValueError(
             "Gradients of a batch can be summed where all of them are there. "
             "Received: `sum_gradients` in a microbatch of "
-            "GradientAccumulation, behind which others come. Clip by "
+            "GradientAccumulation, after which others come. Clip by "
             "`clipnorm` or `global_clipnorm` of the optimizer, or give it an "
             "`apply` of its own, which is called with the gradients of the "
             "batch."

@@ -92,7 +92,7 @@ def main(arguments):
     """Runs the launcher until all processes have ended."""
     program = arguments[1:]
     if not program:
-        raise app.UsageError("Say which program to run, behind the flags.")
+        raise app.UsageError("Say which program to run, after the flags.")
     command = [sys.executable, *(["-m"] if MODULE.value else []), *program]
     _check_elastic()
     hosts = _cluster_of_several_machines()

@@ -127,10 +127,10 @@ def _created_after_the_strategy():
         tf.errors.NotFoundError,
     ) as error:
         raise ValueError(
-            "A dataset for parameter servers must be made behind the strategy "
-            "(connecting to the cluster takes away what was made before), out "
-            "of operations that can be written down for another process. "
-            "Received: one of which TensorFlow says: "
-            f"{str(error).splitlines()[0]} Make the strategy first; in a map, "
-            "use no variables, tables or Python functions."
+            "A dataset for parameter servers must be created after the "
+            "strategy (connecting to the cluster removes earlier ones), from "
+            "operations that can be sent to another process. Received: one of "
+            f"which TensorFlow says: {str(error).splitlines()[0]} Create the "
+            "strategy first; in a map, use no variables, tables or Python "
+            "functions."
         ) from error

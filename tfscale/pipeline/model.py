@@ -30,7 +30,7 @@ class PipelineModel(PipelineTrainer):
     """Trains a Keras model over the pipeline axis of a mesh.
 
     The layers are cut into stages, each on its own device; a batch is cut
-    into microbatches, which go through the stages one behind the other
+    into microbatches, which go through the stages one after the other
     (Huang et al. 2019, "GPipe"). `compile`, `fit`, `evaluate`, `predict` and
     the `*_on_batch` methods are those of Keras and give the numbers of one
     device: losses, gradients, metrics and moving statistics are those of the

@@ -119,7 +119,7 @@ _OF_SUM = (
 )
 _OF_INPUT = (
     "all-gather of the input, once for all layers that take it",
-    "reduce-scatter of the input's gradient, likewise",
+    "reduce-scatter of the input's gradient, once",
 )
 _OF_CONVERSION = {
     ("in", "scatter"): "all-gather of the input's gradient",

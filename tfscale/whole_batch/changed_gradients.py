@@ -191,7 +191,7 @@ def explained(variables: Iterable[keras.Variable]) -> Iterator[None]:
             "Gradients of variables that model ranks divide are shards, and "
             "what a `train_step` adds to them or assigns must be of the same "
             f"shape. Received: gradients of {', '.join(sharded[:3])}, and an "
-            "operation behind the tape that failed. Put them together before: "
+            "operation after the tape that failed. Put them together before: "
             "`gradients = tfscale.sum_gradients(gradients, variables)`, which "
             f"`optimizer.apply` takes as they are. It failed by: {error}"
         ) from error

@@ -244,7 +244,7 @@ class EndTest(tf.test.TestCase):
         )
         tf.train.Checkpoint(position=small.position).read(path)
         with self.assertRaisesRegex(
-            tf.errors.InvalidArgumentError, "behind the end of an epoch"
+            tf.errors.InvalidArgumentError, "after the end of an epoch"
         ):
             next(iter(small))
 

@@ -1,6 +1,6 @@
 """A collective is data: round by round, who sends which chunk to whom.
 
-Whatever simulates, draws or executes plans takes any `CollectivePlan`; those
+Code that simulates, draws or executes plans takes any `CollectivePlan`; those
 that have a name are in `algorithms.py`. What the operations mean is in
 `contents.py`.
 """

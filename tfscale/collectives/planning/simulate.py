@@ -192,7 +192,7 @@ class _Clock:
                 self._there[device, chunk] = end
 
     def _work(self, device, ready, size):
-        """When a core has read and written so many bytes for a device."""
+        """When a core has read and written some bytes for a device."""
         busy = self._costs.overhead + size / self._costs.memory_bandwidth
         cores = self._cores[device]
         # Of cores that are free by then the one that is so for the least time.

@@ -10,7 +10,7 @@ from tfscale._internals import symbols
 
 LAST, NONE = 1 << 60, -1  # the first step that moves a position
 _NO_END = (1 << 63) - 1
-_AFTER_THE_END = "A position's `index` must not be behind the end of an epoch."
+_AFTER_THE_END = "A position's `index` must not be after the end of an epoch."
 
 
 class PositionValue(NamedTuple):

@@ -156,7 +156,7 @@ def _check_custom(optimizer, shardings):
             "make of the half of a variable what it made of the whole: it "
             "looks at all of a variable, or of the gradients, or draws random "
             "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
-            "change gradients in a `train_step` behind "
+            "change gradients in a `train_step` after "
             "`tfscale.sum_gradients`, or use neither a layout map that shards "
             "something nor a zero_stage."
         )

@@ -49,7 +49,7 @@ def check_outputs(plan: PipelinePlan, known: dict, rows: int | None) -> None:
         name = next(c for c in plan.graph.calls if value in c.outputs).name
         raise ValueError(
             "Each output must have a row for each row of the batch, because "
-            "those of microbatches are put one behind the other. Received: an "
+            "those of microbatches are concatenated. Received: an "
             f"output of shape {tuple(spec.shape)}, of layer {name!r}, for a "
             f"microbatch of {rows} rows. Use `PipelineModel(model, "
             "num_microbatches=1)`, or wrap a model without that output: "
