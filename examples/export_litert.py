@@ -8,6 +8,7 @@ has quantised cannot be converted. Layers of few weights stay float.
 """
 
 import os
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import app
 from absl import flags
+from absl import logging
 
 from examples import mlp
 
@@ -27,7 +29,10 @@ WIDTH = flags.DEFINE_integer("width", 256, "Neurons of a layer.", lower_bound=8)
 
 def run(path, x):
     """What a file returns for rows, however many."""
-    interpreter = tf.lite.Interpreter(path, num_threads=1)
+    with warnings.catch_warnings():
+        # It says that it moves to the package ai_edge_litert.
+        warnings.simplefilter("ignore", UserWarning)
+        interpreter = tf.lite.Interpreter(path, num_threads=1)
     index = interpreter.get_input_details()[0]["index"]
     interpreter.resize_tensor_input(index, x.shape)
     interpreter.allocate_tensors()
@@ -38,6 +43,7 @@ def run(path, x):
 
 def main(argv):
     del argv
+    logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each file
     strategy = mlp.make_strategy()
     keras.utils.set_random_seed(mlp.SEED.value)
     x, y = mlp.clusters(mlp.NUM_ROWS.value, mlp.SEED.value)
