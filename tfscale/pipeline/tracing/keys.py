@@ -83,11 +83,11 @@ class Replica(_OfBatch):
 
 
 class Losses(_OfBatch):
-    """The losses of a microbatch, see whole_batch."""
+    """The losses of a microbatch, see whole_batch/losses.py."""
 
 
 class Divisors(_OfBatch):
-    """The divisors of the losses of a microbatch, see whole_batch."""
+    """The divisors of the losses of a microbatch, see whole_batch/losses.py."""
 
 
 class Totals(_OfBatch):
