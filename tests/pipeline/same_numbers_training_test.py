@@ -69,6 +69,12 @@ def schedule():
     return keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.05, 0.005])
 
 
+def excluded(pattern):
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(var_names=[pattern])
+    return optimizer
+
+
 OPTIMIZERS = dict(
     clipnorm=functools.partial(keras.optimizers.Adam, 0.01, clipnorm=0.1),
     global_clipnorm=functools.partial(
@@ -110,6 +116,7 @@ OPTIMIZERS = dict(
         global_clipnorm=0.1,
         use_ema=True,
     ),
+    excluded_from_decay=lambda: excluded("a/"),
 )
 
 

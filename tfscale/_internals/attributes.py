@@ -216,8 +216,11 @@ def make_value_anew(variable: keras.Variable, value: Any) -> None:
     """Gives a Keras variable another variable of TensorFlow.
 
     Keras' method for a variable without a value asks the strategy in scope.
+    The name keeps that of the layer: `exclude_from_weight_decay` has patterns.
     """
-    variable._initialize(value)
+    layer = variable.value.name.rpartition("/")[0]
+    with tf.name_scope(f"{layer}/" if layer else ""):
+        variable._initialize(value)
 
 
 def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:

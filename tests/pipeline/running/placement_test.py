@@ -231,6 +231,17 @@ class PlacementTest(parameterized.TestCase):
         # Where the model was built, a copy for each replica.
         self.assertGreaterEqual(most[HOST], num_replicas * (80 + 99 + 40))
 
+    def test_variables_have_the_names_of_one_device(self):
+        # "kernel:0" it was. `exclude_from_weight_decay(var_names=["a/"])` left
+        # out nothing.
+        expected = [variable.value.name for variable in build().variables]
+        with mesh_strategy(2, 2).scope():
+            model = build()
+            PipelineModel(model, NUM_MICROBATCHES)
+        found = [variable.value.name for variable in model.variables]
+        self.assertEqual(found, expected)
+        self.assertStartsWith(found[0], "a/kernel")
+
     def test_the_copies_on_the_host_are_let_go(self):
         strategy = mesh_strategy(2, 1)
         with strategy.scope():
