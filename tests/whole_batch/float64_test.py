@@ -44,6 +44,23 @@ def train(reduction, strategy=None, num_microbatches=None, callbacks=()):
     return [np.array(variable) for variable in inner.variables]
 
 
+def sharded(strategy=None, layouts=None):
+    """Weights and slots after steps that clip and average."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        inputs = keras.Input((6,))
+        x = keras.layers.Dense(8, name="up")(inputs)
+        x = keras.layers.LayerNormalization(name="norm")(x)
+        model = keras.Model(inputs, keras.layers.Dense(4, name="down")(x))
+        optimizer = keras.optimizers.Adam(
+            0.01, global_clipnorm=0.1, use_ema=True, ema_momentum=0.7
+        )
+        model.compile(optimizer, "mse")
+    model.fit(X, X[:, :4], batch_size=8, shuffle=False, verbose=0)
+    return [np.array(v) for v in [*model.variables, *optimizer.variables]]
+
+
 class Float64Test(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -76,3 +93,18 @@ class Float64Test(tf.test.TestCase, parameterized.TestCase):
                 np.testing.assert_allclose(
                     other, one, rtol=0, atol=1e-14, err_msg=name
                 )
+
+    @parameterized.parameters(dict(model=2), dict(data=2))
+    def test_shards_lose_no_digits(self, **axes):
+        # Norms, averages and LayerNormalization were computed in float32.
+        mesh = tfscale.device_mesh(**axes)
+        layout_map = keras.distribution.LayoutMap(mesh)
+        if "model" in axes:
+            layout_map["up/kernel"] = (None, "model")
+            layout_map["up/bias|norm/(gamma|beta)"] = ("model",)
+            layout_map["down/kernel"] = ("model", None)
+        strategy = tfscale.MeshStrategy(
+            mesh, layout_map, zero_stage=int("data" in axes)
+        )
+        for one, other in zip(sharded(), sharded(strategy), strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-13)

@@ -120,7 +120,7 @@ class MeshOptimizer(in_place.Mixin):
         if update is None:
             super()._update_model_variables_moving_average(trainable_variables)
             return
-        later = tf.cast(tf.not_equal(self.iterations, 0), tf.float32)
+        later = tf.cast(tf.not_equal(self.iterations, 0), tf.float64)
         update.move_averages(
             trainable_variables,
             self._model_variables_moving_average,

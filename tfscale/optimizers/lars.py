@@ -121,7 +121,7 @@ class LARS(keras.optimizers.Optimizer):
         }
 
     def norms(self, weights: Any, gradient: Any, variable: Any) -> Any:
-        """Norms of the weights and of the gradient of a variable, in float32.
+        """Norms of the weights and of the gradient of a variable.
 
         Args:
             weights: The value of the variable.
@@ -130,9 +130,10 @@ class LARS(keras.optimizers.Optimizer):
         """
         del variable
         # Of few digits, squares of gradients are soon zero.
+        dtype = keras.backend.result_type(weights.dtype, "float32")
         return (
-            tf.norm(tf.cast(weights, tf.float32)),
-            tf.norm(tf.cast(gradient, tf.float32)),
+            tf.norm(tf.cast(weights, dtype)),
+            tf.norm(tf.cast(gradient, dtype)),
         )
 
     def _ratio(self, of_weights, of_gradient):

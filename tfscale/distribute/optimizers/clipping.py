@@ -45,16 +45,18 @@ def _clip_unscaled(optimizer, grads, variables, extended):
 
 
 def squares(tensors, variables, extended) -> list[tf.Tensor]:
-    """Squared norms of whole variables' tensors, in float32.
+    """Squared norms of whole variables' tensors, in float32 or float64.
 
     In replica context, outside of branches. The tensors have the shape of this
     rank's and replica's shard of each variable; None is left out.
     """
     found, sharded, parted = [], [], []
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    dtype = tf.float64 if tf.float64 in dtypes else tf.float32
     for tensor, variable in zip(tensors, variables):
         if tensor is None:
             continue
-        square = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float32)))
+        square = tf.reduce_sum(tf.square(tf.cast(tensor, dtype)))
         if is_sharded(variable):
             sharded.append(len(found))
         if extended.optimizer_states.dim_of(variable) is not None:

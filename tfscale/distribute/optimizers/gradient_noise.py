@@ -94,7 +94,9 @@ class GradientNoise:
                 )
             )
         )
-        whole = tf.add_n(squares(sums, variables, extended))
+        whole = tf.cast(
+            tf.add_n(squares(sums, variables, extended)), tf.float32
+        )
         self._add(summed_squares, whole, q, r)
 
     def of_microbatches(self, summed_squares, sums, variables, q, r) -> None:

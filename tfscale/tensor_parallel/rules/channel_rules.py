@@ -182,7 +182,7 @@ class _LayerNormalization(_Local):
 
     def run_locally(self, inputs):
         layer = self.layer
-        x = tf.cast(inputs, "float32")
+        x = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         size = tf.cast(self.whole_size(), x.dtype)
 
         def mean(x):
