@@ -141,8 +141,7 @@ def make_plan(
     """
     graph = flatten_model(model)
     _check_synchronized(graph.calls)
-    if schedule.num_microbatches > 1 or schedule.has_updates:
-        _check_stateful(graph.calls, schedule.microbatches_per_batch)
+    _check_stateful(graph.calls)
     num_stages = schedule.num_stages
     traced = trace_costs(graph)
     graph = traced.graph
@@ -264,13 +263,14 @@ def _check_synchronized(calls):
             )
 
 
-def _check_stateful(calls, num_microbatches):
+def _check_stateful(calls):
     for layer in _layers_of(calls):
         if getattr(layer, "stateful", False):
             raise ValueError(
-                "A layer that hands a state for each row on to the next "
-                "batch cannot be cut into microbatches, which are other "
-                f"rows and fewer. Received: layer {layer.name!r} with "
-                f"stateful=True, num_microbatches={num_microbatches}. Use "
-                "stateful=False, or num_microbatches=1."
+                "A layer in a pipeline cannot hand a state for each row on to "
+                "the next batch: microbatches are other rows and fewer, and "
+                "Keras does not count the state among the layer's variables. "
+                f"Received: layer {layer.name!r} with stateful=True. Use "
+                "stateful=False, or train the model itself under "
+                "`MeshStrategy`."
             )
