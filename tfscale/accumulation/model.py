@@ -17,6 +17,7 @@ from tfscale.accumulation.loop import run_microbatches
 from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.replica_step import ReplicaStep
+from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.mirrored_strategy import adapted_strategy
 from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
@@ -65,7 +66,7 @@ def accumulating(
         stack.enter_context(adapted_strategy(model.distribute_strategy))
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(_capturing(model))
-        batch_norm.adapt(attributes.flatten_layers(model))
+        adapt_layers(attributes.flatten_layers(model))
         was_running, accumulation.is_running = accumulation.is_running, True
         try:
             yield

@@ -1,9 +1,11 @@
 """A layer of a mesh: runs on shards of weights, sequences or batches."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfscale import in_place
 from tfscale import step_context
@@ -111,9 +113,71 @@ class MeshBatchNormalization(MeshLayer):
         super()._update_renorm_statistics(mean, variance)
 
 
+class MeshConvolution(MeshLayer):
+    """A convolution, which a replica without rows gives a row of zeros.
+
+    TensorFlow's kernels are not written for no rows: oneDNN returns the shape
+    of the inputs, and the gradient of a depthwise kernel is not initialised.
+    """
+
+    def call(self, inputs, *args, **kwargs):
+        """See `keras.Layer`."""
+        is_shard = step_context.current().batch_shard is not None
+        if inputs.shape[0] or not is_shard:
+            return super().call(inputs, *args, **kwargs)
+        num_rows = tf.shape(inputs)[0]
+        given = tf.nest.map_structure(_with_a_row, (inputs, args, kwargs))
+        outputs = super().call(given[0], *given[1], **given[2])
+        return tf.nest.map_structure(
+            lambda output: _first_rows(output, num_rows), outputs
+        )
+
+
+def _first_rows(tensor, num_rows):
+    # Its gradient is a `tf.pad`: no copy either.
+    others = tensor.shape.rank - 1
+    rows = tf.slice(tensor, [0] * (others + 1), [num_rows, *[-1] * others])
+    return tf.ensure_shape(rows, [None, *tensor.shape[1:]])
+
+
+def _with_a_row(value):
+    """A tensor that has a row at least; without a copy if it has one."""
+    if not tf.is_tensor(value) or value.shape.rank == 0:
+        return value
+    rows = tf.maximum(1 - tf.shape(value)[0], 0)
+    padded = tf.pad(value, [[0, rows], *[[0, 0]] * (value.shape.rank - 1)])
+    return tf.ensure_shape(padded, [None, *value.shape[1:]])
+
+
+_CONVOLUTIONS = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+    keras.layers.ConvLSTM1D,
+    keras.layers.ConvLSTM2D,
+    keras.layers.ConvLSTM3D,
+)
+
+
+def adapt_layers(layers: Iterable[keras.Layer]) -> None:
+    """Adapts layers that differ on shards of a batch, which may have no row."""
+    for layer in layers:
+        if isinstance(layer, (keras.layers.BatchNormalization, *_CONVOLUTIONS)):
+            adapt_layer(layer)
+
+
 def adapt_layer(layer: keras.Layer, **attributes: Any) -> None:
     """Puts the class of this module, or of `model.py`, before a layer's."""
     kind = MeshLayer
     if isinstance(layer, keras.layers.BatchNormalization):
         kind = MeshBatchNormalization
+    elif isinstance(layer, _CONVOLUTIONS):
+        kind = MeshConvolution
     in_place.put(layer, kind, **attributes)

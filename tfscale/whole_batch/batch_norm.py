@@ -27,16 +27,8 @@ import keras
 import tensorflow as tf
 
 from tfscale import step_context
-from tfscale.adapters.layer import adapt_layer
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel.rules import rules
-
-
-def adapt(layers: Iterable[keras.Layer]) -> None:
-    """Has BatchNormalization layers note the moments of their inputs."""
-    for layer in layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            adapt_layer(layer)
 
 
 def pack(count, mean, variance) -> tf.Tensor:

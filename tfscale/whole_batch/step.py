@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.metric import adapted_metrics
 from tfscale.whole_batch import batch_norm
 from tfscale.whole_batch import changed_gradients
@@ -44,7 +45,7 @@ def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
             stack.enter_context(adapted_metrics(model.metrics))
             stack.enter_context(model_loss.of_whole_batch(model))
             # Layers that `fit` builds are not known before.
-            batch_norm.adapt(attributes.flatten_layers(model))
+            adapt_layers(attributes.flatten_layers(model))
         yield step
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.adapters.compile_loss import adapt_compile_loss
+from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.optimizer import apply_sums
 from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.distribute.optimizers.gradient_reduction import shard_gradient
@@ -44,7 +45,7 @@ class PipelineTrainer(WrappedModel):
         self.model = model
         self._plan = plan
         self._programs = Programs(plan, self.distribute_strategy)
-        batch_norm.adapt(attributes.flatten_layers(model))
+        adapt_layers(attributes.flatten_layers(model))
 
     @property
     def plan(self) -> PipelinePlan:

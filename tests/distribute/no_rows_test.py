@@ -1,0 +1,59 @@
+"""Replicas without rows: a last batch of fewer rows than there are replicas."""
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+layers = keras.layers
+RANDOM = np.random.RandomState(0)
+# Of the last batch replicas have 2, 2 and 0 rows.
+FIT = dict(batch_size=6)
+X, Y = RANDOM.normal(size=(10, 4, 4, 2)), RANDOM.normal(size=(10, 1))
+
+
+def convolutions():
+    """A branch for each, so that one trace is enough."""
+    images = keras.Input(X.shape[1:])
+    lines = layers.Reshape((8, 4))(images)
+    films = layers.Reshape((2, 2, 2, 4))(images)
+    branches = [
+        layers.LayerNormalization(name="norm")(
+            layers.Conv2D(3, 3, name="plain")(images)
+        ),
+        layers.Conv2DTranspose(3, 3, name="transposed")(images),
+        layers.DepthwiseConv2D(3, name="depthwise")(images),
+        layers.Conv1D(3, 3, padding="causal", name="causal")(lines),
+        layers.ConvLSTM2D(2, 2, name="lstm")(films),
+    ]
+    means = [keras.ops.mean(keras.ops.tanh(x), -1) for x in branches]
+    flat = [layers.Flatten()(x) for x in means]
+    x = layers.Concatenate()(flat)
+    return keras.Model(images, layers.Dense(1, name="last")(x))
+
+
+class NoRowsTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        before = keras.config.floatx(), keras.config.dtype_policy()
+        self.addCleanup(keras.config.set_dtype_policy, before[1])
+        self.addCleanup(keras.config.set_floatx, before[0])
+
+    @parameterized.parameters("float32", "float64")
+    def test_convolutions(self, dtype):
+        # oneDNN gave the shape of the inputs: "Incompatible shapes". The
+        # gradient of a depthwise kernel in float64 was what lay in memory.
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        data = dict(x=X.astype(dtype), y=Y.astype(dtype))
+        job = same_numbers.Job(convolutions, data, fit=FIT)
+        expected = same_numbers.on_one_device(job)
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=3))
+        found = same_numbers.plain(job, strategy)
+        same_numbers.assert_same(self, expected, found)
+        same_numbers.assert_close(
+            found.model.evaluate(X[:1], Y[:1], verbose=0),
+            expected.model.evaluate(X[:1], Y[:1], verbose=0),
+        )
