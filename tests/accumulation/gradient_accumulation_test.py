@@ -65,6 +65,28 @@ class OwnStep(keras.Model):
         return {"mine": own, **self.compute_metrics(x, y, y_pred)}
 
 
+class OwnMetric(keras.Model):
+    """As in Keras' example of a VAE: the metric has another name."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="total_loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.tracker.update_state(tf.reduce_mean(tf.square(y_pred - y), -1))
+        return {"loss": self.tracker.result(), "rows": 0.0 * loss}
+
+
 class Unscaled(keras.Model):
     """Its loss does not pass through `optimizer.scale_loss`."""
 
@@ -107,6 +129,11 @@ def unscaled():
     return Unscaled(plain.input, plain.output)
 
 
+def own_metric():
+    plain = whole_batch.dense()
+    return OwnMetric(plain.input, plain.output)
+
+
 def own_call():
     model = OwnCall()
     model(X[:1])
@@ -141,6 +168,9 @@ JOBS = {
     ),
     "scaled": same_numbers.Job(whole_batch.dense, DATA, scaled),
     "own_step": same_numbers.Job(own_step, DATA),
+    "own_metric": same_numbers.Job(
+        own_metric, dict(x=X[:16], y=Y[:16], batch_size=8)
+    ),
     "unscaled": same_numbers.Job(unscaled, DATA),
     # XLA, as Keras does by itself on a GPU: once it refused microbatches of
     # different sizes, and batches whose rows are counted while they run.
@@ -355,6 +385,14 @@ class SameNumbersTest(parameterized.TestCase):
         expected = _on_one_device("own_step").logs["mine"]
         same_numbers.assert_close(
             accumulating(JOBS["own_step"], 3, 1, 1).logs["mine"], expected
+        )
+
+    def test_results_of_metrics_are_not_averaged(self):
+        # A result that was returned by another name than that of its metric
+        # was: a mean of those after each microbatch.
+        expected = _on_one_device("own_metric").logs["loss"]
+        same_numbers.assert_close(
+            accumulating(JOBS["own_metric"], 3, 1, 1).logs["loss"], expected
         )
 
 
@@ -621,6 +659,17 @@ class BadInputTest(parameterized.TestCase):
         model.compile("sgd", "mse")
         with self.assertRaisesRegex(ValueError, "synchronized=True"):
             model.fit(X, X, verbose=0, callbacks=[GradientAccumulation(4)])
+
+    def test_stateful_layers_are_refused(self):
+        # Keras expected another batch size.
+        layer = keras.layers.GRU(3, stateful=True)
+        model = keras.Sequential([keras.Input((1, 4), batch_size=8), layer])
+        model.compile("sgd", "mse")
+        x = np.zeros((8, 1, 4), "float32")
+        with self.assertRaisesRegex(ValueError, "stateful=True"):
+            model.fit(
+                x, x[:, 0, :3], callbacks=[GradientAccumulation(4)], verbose=0
+            )
 
     def test_a_pipeline_is_refused(self):
         with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():

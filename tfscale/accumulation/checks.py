@@ -103,6 +103,12 @@ def check(model: keras.Model) -> None:
                 f"one after the other. Received: {layer.name!r}, with "
                 "synchronized=True. Leave that away."
             )
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                "A layer cannot hand a state for each row on to the next "
+                "microbatch, which has other rows. Received: "
+                f"{layer.name!r}, with stateful=True. Leave that away."
+            )
     _check_strategy(model, inner)
 
 

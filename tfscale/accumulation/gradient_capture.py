@@ -24,6 +24,7 @@ class GradientCapture:
         variables: The variables given to `apply`, or None.
         weight: The factor that is still to be applied to gradients.
         are_paired: Whether `apply_gradients` was called, and not `apply`.
+        results: What metrics returned as their results.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class GradientCapture:
         self.variables: list[Any] | None = None
         self.weight = weight
         self.are_paired = False
+        self.results: list[Any] = []
         self._full_weight = weight
         self._optimizer = optimizer
         self._has_captured = False

@@ -18,6 +18,7 @@ from tfscale.accumulation.microbatches import GivenNumber
 from tfscale.accumulation.microbatches import GivenRows
 from tfscale.accumulation.replica_step import ReplicaStep
 from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.metric import telling_results
 from tfscale.adapters.mirrored_strategy import adapted_strategy
 from tfscale.adapters.optimizer import adapted_optimizer
 from tfscale.distribute.optimizers.gradient_noise import GradientNoise
@@ -67,6 +68,7 @@ def accumulating(
         stack.enter_context(model_loss.of_whole_batch(model))
         stack.enter_context(_capturing(model))
         adapt_layers(attributes.flatten_layers(model))
+        stack.enter_context(telling_results(model.metrics))
         was_running, accumulation.is_running = accumulation.is_running, True
         try:
             yield

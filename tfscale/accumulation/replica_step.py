@@ -80,7 +80,12 @@ class ReplicaStep:
                 # perhaps the reason of the error.
                 checks.check_updates(self._model, scope.changed)
                 raise
-            self._results = _results_of_metrics(self._model, scope)
+            names = _results_of_metrics(self._model, scope)
+            returned = {id(result) for result in capture.results}
+            self._are_results = [
+                name in names or id(value) in returned
+                for name, value in _flat(logs)
+            ]
         capture.check()
         changed_gradients.warn_of_logged(
             logs,
@@ -157,9 +162,9 @@ class ReplicaStep:
             found.append(next(before) + squared_norms(microbatch_gradients))
             rows = tf.maximum(losses.num_rows(data), 1.0)
             found.append(next(before) + tf.stack([1.0, 1.0 / rows]) * weight**2)
-        for name, value in _flat(logs):
+        for is_result, value in zip(self._are_results, _tensors(logs)):
             old = next(before)
-            if name not in self._results and value.dtype.is_floating:
+            if not is_result and value.dtype.is_floating:
                 value = old + _times(value, weight)
             found.append(value)
         return found

@@ -1,4 +1,4 @@
-"""A metric on replicas, which is tried before its first update."""
+"""A metric on replicas, tried before its first update, and in microbatches."""
 
 import contextlib
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import keras
 
 from tfscale import in_place
+from tfscale import step_context
 from tfscale._internals import layers
 from tfscale.whole_batch import metric_trial
 
@@ -19,6 +20,27 @@ class MeshMetric(in_place.Mixin):
         update_state = super().update_state
         metric_trial.check(self, update_state, args, kwargs)
         return update_state(*args, **kwargs)
+
+
+class AccumulatedMetric(in_place.Mixin):
+    """A metric whose results are known as such among what a step returns."""
+
+    def result(self):
+        """See `keras.Metric.result`."""
+        result = super().result()
+        capture = step_context.current().gradient_capture
+        if capture is not None:
+            capture.results += keras.tree.flatten(result)
+        return result
+
+
+@contextlib.contextmanager
+def telling_results(metrics: Iterable[keras.Metric]) -> Iterator[None]:
+    """Within it, metrics tell the capture of a microbatch their results."""
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(in_place.putting(metric, AccumulatedMetric))
+        yield
 
 
 @contextlib.contextmanager
