@@ -16,7 +16,10 @@ from absl import flags
 from benchmarks import processes
 
 _WIDTH = flags.DEFINE_integer("width", 512, "Neurons of a layer.")
-_BATCH = flags.DEFINE_integer("batch", 256, "Rows of a batch.")
+_BATCH = flags.DEFINE_integer("batch", 512, "Rows of a batch.")
+_MICROBATCHES = flags.DEFINE_integer(
+    "microbatches", 16, "Microbatches of a step on two stages."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each process.")
 _STEPS = flags.DEFINE_integer("steps", 8, "Steps of a turn.")
 
@@ -33,6 +36,7 @@ def main(argv):
     config = {
         "width": _WIDTH.value,
         "batch": _BATCH.value,
+        "microbatches": _MICROBATCHES.value,
         "steps": _STEPS.value,
     }
     for clock, kinds in _TABLES:

@@ -29,7 +29,7 @@ def main():
         "float32"
     )
     make = _distilled if "student" in kind or "teacher" in kind else _frozen
-    model, data = make(kind, config["width"], x, y)
+    model, data = make(config, x, y)
     batches = tf.data.Dataset.from_tensors(data).repeat()
 
     def fit(steps):
@@ -63,8 +63,9 @@ def _mlp(width, num_layers, prefix="d"):
     return keras.Sequential([keras.Input((width,)), *layers], name=name)
 
 
-def _frozen(kind, width, x, y):
+def _frozen(config, x, y):
     """The first half of the layers is frozen, but for the base."""
+    kind, width = config["kind"], config["width"]
     middle = f"d{LAYERS // 2}"
     strategy = tf.distribute.get_strategy()
     if kind.startswith("2 stages"):
@@ -79,13 +80,16 @@ def _frozen(kind, width, x, y):
             x = prefix.predict(x, verbose=0)
         if kind.startswith("2 stages"):
             balance = [middle] if "halves" in kind else "flops"
-            model = tfscale.PipelineModel(model, 8, balance=balance)
+            model = tfscale.PipelineModel(
+                model, config["microbatches"], balance=balance
+            )
         model.compile("adam", "mse")
     return model, (x, y)
 
 
-def _distilled(kind, width, x, y):
+def _distilled(config, x, y):
     """A student of 8 layers and a teacher of 24."""
+    kind, width = config["kind"], config["width"]
     student = _mlp(width, 8, "student")
     teacher = _mlp(width, LAYERS, "teacher")
     labels = y.argmax(-1)
