@@ -104,7 +104,7 @@ def report_exchange(plan):
         received = sum(
             int(np.prod(plan.graph.specs[value].shape[1:]))
             for value in stage.inputs
-            if value in plan.made
+            if value not in plan.graph.inputs
         )
         print(
             f"stage {stage.index}: {stage.layers[0]} to {stage.layers[-1]}, "

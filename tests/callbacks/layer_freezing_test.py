@@ -114,6 +114,30 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
             [value] = strategy.experimental_local_results(variable.value)
             self.assertEqual(value.device, devices[name], variable.path)
 
+    def test_frozen_stages_have_no_backward(self):
+        # A frozen stage between others computed gradients for nobody.
+        with mesh(pipeline=3).scope():
+            model = tfscale.PipelineModel(build(), 2, balance=["d2", "d4"])
+            model.compile(sgd(), "mse")
+        fit(model, LayerFreezing(1e9, 0.0, ["d0", "d1", "d2", "d3"]), epochs=2)
+        one = build()
+        one.compile(sgd(), "mse")
+        freezing = LayerFreezing(1e9, 0.0, ["d0", "d1", "d2", "d3"])
+        fit(one, freezing, epochs=2)
+        for a, b in zip(weights(model), weights(one), strict=True):
+            same_numbers.assert_close(a, b)
+        [program] = [p for p in model.programs if len(p.stages) == 3]
+        products = [
+            sum(
+                op.type == "MatMul"
+                for phase in stage.joint[0].values()
+                for op in phase.function.graph.get_operations()
+            )
+            for stage in program.stages
+        ]
+        # Forwards, and of the trained layers gradients: not of what is before.
+        self.assertEqual(products, [2, 2, 2 + 2 + 1])
+
     def test_half_of_the_layers_frozen_makes_one_and_a_half(self):
         layers = [keras.layers.Dense(8, use_bias=False) for _ in range(24)]
         model = keras.Sequential([keras.Input((8,)), *layers])

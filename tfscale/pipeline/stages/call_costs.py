@@ -39,13 +39,12 @@ def counted_costs(graph: Graph, flops: Sequence[int]) -> CallCosts:
     Without trainable layers before it a call needs no gradient of its inputs;
     it counts where its weights are trained, as the first layer is small.
     """
-    reached, backward, weight = set(), [], []
+    backward, weight = [], []
+    differentiable = graph.differentiable()
     for call, forward in zip(graph.calls, flops, strict=True):
         variables = call.variables
         trains = any(variable.trainable for variable in variables)
-        passes = any(value in reached for value in call.inputs)
-        if trains or passes:
-            reached.update(call.outputs)
+        passes = not differentiable.isdisjoint(call.inputs)
         # Both operands of a product of activations have a gradient.
         times = 2 if trains or not variables else 1
         backward.append(times * forward if trains or passes else 0)

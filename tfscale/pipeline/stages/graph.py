@@ -101,6 +101,16 @@ class Graph:
     specs: dict[Value, keras.KerasTensor]
     multiples: dict[Value, int] = dataclasses.field(default_factory=dict)
 
+    def differentiable(self) -> set[Value]:
+        """The values that have gradients: trainable variables made them."""
+        found: set[Value] = set()
+        for call in self.calls:
+            if not found.isdisjoint(call.inputs) or any(
+                variable.trainable for variable in call.variables
+            ):
+                found.update(call.outputs)
+        return found
+
     def with_rows(self, value: Value, rows: int) -> keras.KerasTensor:
         """The spec of a value for a batch of `rows` rows."""
         spec = self.specs[value]

@@ -22,7 +22,6 @@ from tfscale.pipeline.stages.call_costs import layer_memory
 from tfscale.pipeline.stages.call_costs import parameters
 from tfscale.pipeline.stages.call_costs import tied_weights
 from tfscale.pipeline.stages.graph import Graph
-from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.stages.stages import cut
@@ -88,11 +87,6 @@ class PipelinePlan:
             for stage in self.stages
             if any(v is variable for v in stage.variables)
         ]
-
-    @property
-    def made(self) -> set[Value]:
-        """The values that calls make: all but the inputs of the model."""
-        return set(self.graph.specs) - set(self.graph.inputs)
 
     @functools.cached_property
     def simulation(self) -> Simulation:

@@ -134,7 +134,7 @@ class Programs:
                     attributes.inputs_structure(functional), inputs
                 )
             )
-        traced = []
+        traced, differentiable = [], plan.graph.differentiable()
         # The functions belong to the model, not to the graph of this step.
         with tf.init_scope():
             for stage in plan.stages:
@@ -153,7 +153,7 @@ class Programs:
                     stage,
                     plan.numbers,
                     {key: known[key] for key in own},
-                    plan.made,
+                    differentiable,
                     targets if is_last else None,
                     options,
                 )

@@ -71,8 +71,7 @@ class StageGraph:
         stage: The stage.
         numbers: The number of each variable, by `id(variable)`.
         inputs: Specs of the stage's input values and of their masks, by key.
-        differentiable: The inputs that are made by parameters, and so need
-            gradients.
+        differentiable: The values that have gradients.
         targets: Given for the last stage.
         options: How to trace.
 
@@ -326,7 +325,11 @@ class StageGraph:
         if self._targets is None:
             for value in self._stage.outputs:
                 tensor = self.forward.get(keys.Activation(value))
-                if tensor is not None and tensor.dtype.is_floating:
+                if (
+                    value in self._differentiable
+                    and tensor is not None
+                    and tensor.dtype.is_floating
+                ):
                     key = keys.Gradient(value)
                     outputs.append(tensor)
                     gradients.append(
