@@ -1,5 +1,7 @@
 """What stages and datasets rely on in graphs of TensorFlow and in tf.data."""
 
+from unittest import mock
+
 import tensorflow as tf
 
 from tests._internals.contracts import holds
@@ -142,6 +144,15 @@ class GraphTest(tf.test.TestCase):
             attributes.put_key_value("a", "b")
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
             attributes.get_key_value("a", 1)
+
+    @holds("context.Context", "abort_collective_ops")
+    def test_exchanges_that_are_aborted_end_with_the_reason(self):
+        # Other exchanges of this process would fail too: what it is called by
+        # is seen in tests/cluster/lost_worker_test.py.
+        context = symbols.eager_context.context()
+        with mock.patch.object(context, "abort_collective_ops") as abort:
+            attributes.abort_collectives("b is gone")
+        abort.assert_called_once_with(tf.errors.ABORTED, "b is gone")
 
     @holds("eager.context", "context", "FunctionCallOptions")
     @holds("context.Context", "config", "function_call_options")

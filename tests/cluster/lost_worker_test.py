@@ -80,7 +80,8 @@ class LostWorkerTest(absltest.TestCase):
         # The thread of its backup waited for the lost one for ever.
         self.assertNotIn("is there after", output)
         self.assertLess(reported_at - killed_at(output), 15.0)
-        self.assertLess(ended_at - killed_at(output), 15.0)
+        # One that waited for it in a step ended with TensorFlow's heartbeats.
+        self.assertLess(ended_at - killed_at(output), 5.0)
 
     def test_without_a_launcher_the_others_name_it(self):
         codes, logs = logs_without_launcher(PROGRAM, 3)

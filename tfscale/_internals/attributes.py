@@ -93,6 +93,13 @@ def put_key_value(key: str, value: str) -> None:
         symbols.eager_context.context().set_config_key_value(key, value)
 
 
+def abort_collectives(message: str) -> None:
+    """Ends all exchanges between workers with an `AbortedError`, later too."""
+    symbols.eager_context.context().abort_collective_ops(
+        tf.errors.ABORTED, message
+    )
+
+
 def get_key_value(key: str, timeout_in_ms: int) -> str | None:
     """The value of a process of the cluster; None if there is none in time."""
     context = symbols.eager_context.context()

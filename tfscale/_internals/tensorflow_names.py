@@ -195,6 +195,7 @@ TENSORFLOW = {
         "FunctionCallOptions": "without Grappler",
     },
     "tensorflow.python.eager.context.Context": {
+        "abort_collective_ops": "nothing waits for a lost worker",
         "config": "the options of the process, which are kept",
         "get_config_key_value": "what another worker has said",
         "set_config_key_value": "what this worker says to the others",

@@ -125,6 +125,17 @@ class FolderTest(tf.test.TestCase, parameterized.TestCase):
         self.assertRegex(logs.output[0], f"is set aside: .*{WORDS[name]}")
         self.assertLen(committed.damaged(self.path), 1)
 
+    def test_who_changes_no_file_falls_back_with_a_word_too(self):
+        # `export_backup` wrote an older model and said nothing.
+        self.commit(1)
+        self.commit(2)
+        flip(self.newest_file("state.json"))
+        with self.assertLogs(level="WARNING") as logs:
+            newest = self.folder.newest(leave_damaged=True)
+        self.assertEqual(newest.step, 1)
+        self.assertRegex(logs.output[0], "is left out: .*another SHA-256")
+        self.assertEmpty(committed.damaged(self.path))
+
     def test_with_nothing_left_it_is_an_error_again_and_again(self):
         self.commit(2)
         flip(self.newest_file("state.json"))

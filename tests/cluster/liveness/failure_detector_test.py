@@ -60,6 +60,21 @@ class FailureDetectorTest(parameterized.TestCase):
             waiting.check_same("dataset", "64 rows")
         first.leave()
 
+    @parameterized.parameters(0, 8)
+    def test_exchanges_with_one_that_is_lost_are_aborted(self, count):
+        # TensorFlow waited for it for up to seven seconds.
+        abort = self.enter_context(
+            mock.patch.object(failure_detector.attributes, "abort_collectives")
+        )
+        first, second = two()
+        first.num_collectives = lambda: count
+        with self.assertLogs(level="ERROR") as logs:
+            first._note(lost := second._cluster.address)
+        self.assertIn(f"worker 1 at {lost} is gone", "\n".join(logs.output))
+        self.assertEqual(abort.call_count, count > 0)
+        first.leave()
+        second.leave()
+
     def test_all_may_end_after_the_same_meetings(self):
         first, second = two()
         second.leave()

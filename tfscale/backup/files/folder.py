@@ -114,7 +114,11 @@ class BackupFolder:
                 if leave_damaged and name not in committed.begun(self.path):
                     continue  # it was removed by the job that writes
                 reasons[name] = str(error)
-            if not leave_damaged:
+            if leave_damaged:
+                logging.warning(
+                    "Backup %s is left out: %s.", path, reasons[name]
+                )
+            else:
                 self._set_aside(name, reasons[name])
         if reasons:
             name, reason = next(iter(reasons.items()))

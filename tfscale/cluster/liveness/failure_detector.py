@@ -28,6 +28,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinator_of
 from tfscale.cluster.liveness.presence import Presence
@@ -153,8 +154,14 @@ class FailureDetector:
             self.is_missed.set()
             how = _STOOD_STILL
         is_first = self._tell_lost(address, how)
-        if is_first and not self._ends.wait(_SECONDS_TO_END_TOO):
-            logging.error(self._words())
+        if not is_first or self._ends.wait(_SECONDS_TO_END_TOO):
+            return
+        if self.num_collectives():
+            # What waits for the lost worker would do so for several seconds.
+            attributes.abort_collectives(self._words())
+            if self._ends.wait(_SECONDS_TO_END_TOO):
+                return
+        logging.error(self._words())
 
     def _tell_lost(self, address, how):
         """Tells the others once; returns whether it is the first loss."""
