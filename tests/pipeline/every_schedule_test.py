@@ -109,6 +109,18 @@ class PipelineModelTest(parameterized.TestCase):
         model.pipeline_summary(print_fn=lines.append)
         self.assertIn("auto: zb_h1", "\n".join(lines))
 
+    def test_auto_goes_by_times_where_stages_do(self):
+        plan = self.wrap(schedule="auto", balance="time").plan
+        self.assertStartsWith(plan.schedule.name, "auto: ")
+        for call, forward, backward, weight in zip(
+            plan.graph.calls, *plan.call_costs, strict=True
+        ):
+            # Seconds of a small layer, and not FLOPs.
+            self.assertBetween(forward, 1e-9, 0.5)
+            is_trained = any(v.trainable for v in call.variables)
+            self.assertEqual(weight > 0, is_trained)
+            self.assertGreaterEqual(backward, weight)
+
     def test_auto_takes_what_the_memory_has_room_for(self):
         # ZB-H1 holds more on the second device than 1F1B does there.
         with self.assertRaisesRegex(ValueError, "needs least") as caught:
