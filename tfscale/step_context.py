@@ -60,7 +60,7 @@ class Update:
     Attributes:
         is_on_trial: Whether what is assigned is only checked.
         is_in_branch: Whether it is in a branch, where ranks exchange nothing.
-        new_shards: New values of local shards; see `zero.LocalShard`.
+        new_shards: New values of local shards; see `local_shard.LocalShard`.
         reads_local_shards: Whether variables read as this replica's shards.
         norms: Norms of weights and gradients, by variable.
     """

@@ -16,7 +16,7 @@ from tfscale.collectives import nccl
 from tfscale.collectives import operations
 from tfscale.collectives.planning import choosing
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.distribute.variables import zero
+from tfscale.distribute import replica_collectives
 from tfscale.tensor_parallel import collectives as ranks
 
 
@@ -189,7 +189,7 @@ class SeamTest(tf.test.TestCase, parameterized.TestCase):
             if way == "ranks":
                 return ranks.sum_over_ranks(x)
             if way == "replicas_of_zero":
-                return zero.sum_over_replicas(x)
+                return replica_collectives.sum_over_replicas(x)
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 

@@ -312,7 +312,28 @@ def offline(index):
     return _offline(_strategy())
 
 
+def shards(index):
+    """The replicas of each worker divide a weight; each worker has all of it.
+
+    Worker 0 has replicas 0 and 1, and worker 1 has 2 and 3.
+    """
+    mesh, layouts = tfscale.device_mesh(data=4), {"a/kernel": (None, "data")}
+    model = _model(tfscale.MeshStrategy(mesh, layouts, zero_stage=3))
+    model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+    kernel = model.get_layer("a").kernel.value
+    return [*_weights(model), *(shard.numpy() for shard in kernel.values)]
+
+
+def shards_alone():
+    """The same in one process, its kernel divided as that of each worker."""
+    model = _model()
+    model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0)
+    kernel = np.array(model.get_layer("a").kernel)
+    return [*_weights(model), *np.split(kernel, 2, axis=1)]
+
+
 CASES = {
+    "shards": (shards, shards_alone),
     "offline": (offline, _offline),
     "dropout": (lambda index: _with_dropout(), _with_dropout),
     "one row": (one_row, _residual),
@@ -367,6 +388,11 @@ def _has_other_batch_sizes(index, folder):
     _model(_strategy()).fit(X, Y, batch_size=6 + index, shuffle=False)
 
 
+def _has_one_replica_in_each(index, folder):
+    del index, folder
+    tfscale.MeshStrategy(tfscale.device_mesh(data=2), zero_stage=3)
+
+
 def _has_no_whole_rows(index, folder):
     del folder
     devices = [d.name for d in tf.config.list_logical_devices()]
@@ -406,6 +432,11 @@ REFUSED = {
     "other batch sizes": (
         _has_other_batch_sizes,
         r"must have the same dataset. Received: .*batched by \[[^]]*[67]",
+    ),
+    "one replica in each": (
+        _has_one_replica_in_each,
+        "divides weights over the replicas of a process. Received: one "
+        "replica in each worker",
     ),
     "no whole rows": (_has_no_whole_rows, "must have whole rows of a mesh"),
 }

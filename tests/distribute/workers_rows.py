@@ -53,6 +53,13 @@ def normalized():
     return keras.Model(x, keras.layers.Dense(3, name="b")(h))
 
 
+def averaging():
+    x = keras.Input((5,))
+    h = keras.layers.Dense(4, name="a")(x)
+    h = keras.layers.BatchNormalization(name="own", momentum=0.6)(h)
+    return keras.Model(x, keras.layers.Dense(3, name="b")(h))
+
+
 def mixed(policy):
     """The dense model in half precision."""
 
@@ -98,6 +105,12 @@ JOBS = {
     ),
     "embedding": same_numbers.Job(tokens, dict(DATA, x=TOKENS), optimizer=adam),
     "normalized": same_numbers.Job(normalized, DATA),
+    # Each of 4 replicas normalizes two rows.
+    "averaging": same_numbers.Job(
+        averaging,
+        dict(x=X[:8], y=Y[:8], batch_size=8),
+        fit=dict(epochs=2),
+    ),
     "several steps": same_numbers.Job(
         dense,
         dict(DATA, batch_size=3),
@@ -201,15 +214,33 @@ ROWS = {
     "bfloat16": Row(JOBS["bfloat16"], plainly(2), rtol=4.5 * 2.0**-7),
     "sequences in each": Row(JOBS["sequences"], _sequences),
     "data 2 in each": Row(JOBS["no rows"], plainly(4), predicts=True),
+    # Gradients are in one collective of each of the two devices, here too.
     "zero in each": Row(
-        JOBS["embedding"], lambda job: same_numbers.on_zero(job, 4)
+        JOBS["embedding"],
+        lambda job: same_numbers.on_zero(job, 4),
+        collectives=5,
+    ),
+    # And with them the statistics.
+    "statistics, slots divided": Row(
+        JOBS["averaging"],
+        lambda job: same_numbers.on_zero(job, 4),
+        plainly(4),
+        collectives=5,
     ),
     "slots on the host of each": Row(
         JOBS["embedding"],
         lambda job: same_numbers.on_zero(job, 4, offload="slots"),
     ),
     "weights divided in each": Row(
-        JOBS["embedding"], _fully_sharded, predicts=True
+        JOBS["embedding"], _fully_sharded, predicts=True, collectives=5
+    ),
+    "weights divided in each, accumulated": Row(
+        JOBS["accumulated"],
+        _fully_sharded,
+        lambda job: same_numbers.on_one_device(
+            dataclasses.replace(job, fit={})
+        ),
+        collectives=5,
     ),
     "sums of accumulation divided in each": Row(
         JOBS["accumulated"],
@@ -240,6 +271,8 @@ CROSSED = (
     "bfloat16",
     "data 2 in each",
     "slots on the host of each",
+    "statistics, slots divided",
+    "weights divided in each, accumulated",
     "sums of accumulation divided in each",
     "model ranks in each",
     "pipeline in each of four",

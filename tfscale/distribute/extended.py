@@ -47,6 +47,7 @@ class MeshExtended(symbols.MirroredExtended):
         sequence_parallel: Whether activations are sharded along the sequence.
         workers: The `Workers` that have replicas, or None for one process.
         num_gathers: How often values of all replicas have been gathered.
+        reducer: Sums the values of threads, over replicas and workers.
         rank_calls: How functions are called on model ranks.
         layouts: The layouts of variables.
         optimizer_states: How the states of optimizers are sharded.
@@ -81,14 +82,14 @@ class MeshExtended(symbols.MirroredExtended):
         self.rank_calls = RankCalls(config)
         self._logs: PackedLogs | None = None
         self._devices = config.first_stage_devices
-        self._reducer = Reducer(
+        self.reducer = Reducer(
             self.num_replicas, self.num_model_ranks, self.workers
         )
         super().__init__(
             strategy,
             # The constructor accepts devices of one machine only.
             devices=self._devices[:1],
-            cross_device_ops=self._reducer,
+            cross_device_ops=self.reducer,
         )
 
     def _initialize_single_worker(self, devices):
@@ -197,7 +198,7 @@ class MeshExtended(symbols.MirroredExtended):
         results = self._call(fn, args, kwargs)
         if logs_are_packed:
             self._logs = PackedLogs(
-                results, self._local_values, self._reducer.means
+                results, self._local_values, self.reducer.means
             )
         return results
 
@@ -301,12 +302,12 @@ class MeshExtended(symbols.MirroredExtended):
         return self.workers is not None
 
     def _get_cross_device_ops(self, value):
-        return self._reducer
+        return self.reducer
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         has_all = is_per_replica(value, len(self._devices))
         if self.workers is None and self.num_model_ranks > 1 and has_all:
-            return self._reducer.on_each(reduce_op, [value])[0]
+            return self.reducer.on_each(reduce_op, [value])[0]
 
         def reduce(value):
             is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
@@ -322,7 +323,7 @@ class MeshExtended(symbols.MirroredExtended):
                 return super(MeshExtended, self)._reduce_to(
                     reduce_op, value, destinations, options
                 )
-            return self._reducer.on_destinations(
+            return self.reducer.on_destinations(
                 reduce_op, self._local_values(value), value, destinations
             )
 
@@ -342,13 +343,13 @@ class MeshExtended(symbols.MirroredExtended):
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         # A tensor that threads share is one tensor for all replicas.
         values = [value for value, _ in value_destination_pairs]
-        return self._reducer.on_each(reduce_op, values)
+        return self.reducer.on_each(reduce_op, values)
 
     def _batch_gather_to(self, value_destination_pairs, axis, options=None):
         # Called by `all_gather`, once for all threads.
         self.num_gathers += 1
         return [
-            self._reducer.gathered(self._local_values(value), axis)
+            self.reducer.gathered(self._local_values(value), axis)
             if self.workers is not None
             else tf.concat([value] * self.num_replicas, axis)
             if not is_of_threads(value)
@@ -362,9 +363,9 @@ class MeshExtended(symbols.MirroredExtended):
             values = (
                 self._local_values(value) if is_of_threads(value) else [value]
             )
-            return self._reducer.gathered(values, axis)
+            return self.reducer.gathered(values, axis)
         if is_per_replica(value, len(self._devices)):
-            return self._reducer.gather_on_each(value, axis)
+            return self.reducer.gather_on_each(value, axis)
         return super()._gather_to_implementation(
             value, destinations, axis, options
         )

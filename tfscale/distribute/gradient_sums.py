@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 
 from tfscale import step_context
+from tfscale.distribute import replica_collectives
 from tfscale.distribute.extended import MeshExtended
 from tfscale.distribute.optimizers import gradient_reduction
-from tfscale.distribute.variables import zero
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import changed_gradients
 
@@ -123,7 +123,7 @@ def _whole(sums, variables, extended):
         for i, sharding in enumerate(shardings)
         if sums[i] is not None and sharding.data_dim is not None
     ]
-    gathered = zero.gather(
+    gathered = replica_collectives.gather(
         [sums[i] for i in indices], [shardings[i].data_dim for i in indices]
     )
     for i, whole in zip(indices, gathered):

@@ -13,6 +13,7 @@ to the last bit on all devices. Each model rank is summed with the same rank of
 the other replicas.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.collectives.workers import Workers
+
+# In the place of a dim, for what is scattered already.
+SCATTERED = "scattered"
 
 
 class Reducer(tf.distribute.ReductionToOneDevice):
@@ -45,21 +49,45 @@ class Reducer(tf.distribute.ReductionToOneDevice):
 
     # --- for each device ----------------------------------------------------
 
-    def on_each(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
-        """Sums or means over all replicas, a copy on each device of a value.
+    def on_each(
+        self,
+        reduce_op: Any,
+        values: Sequence[Any],
+        dims: Sequence[int | str | None] | None = None,
+    ) -> list[Any]:
+        """Sums or means over all replicas, on each device of a value.
 
-        A value that is no `DistributedValues` is the same on every replica.
+        Workers exchange all values in one collective of each device.
+
+        Args:
+            reduce_op: A `tf.distribute.ReduceOp`; SUM if there are `dims`.
+            values: One that is no `DistributedValues` is the same on every
+                replica.
+            dims: For each value the dim along which the replicas of a worker
+                divide the sum; None, if each has the whole sum; `SCATTERED`, if
+                each has a shard of its worker's sum already.
         """
-        if self._workers is not None:
-            return self._on_each_of_workers(reduce_op, values)
+        here = self._on_each_here if self._workers is None else self._sum_here
+        sums = [
+            here(reduce_op, value, dim)
+            for value, dim in zip(values, dims or [None] * len(values))
+        ]
+        if self._workers is None:
+            return sums
+        totals = self._workers.all_reduce(tf.nest.flatten(sums))
+        totals = tf.nest.pack_sequence_as(sums, totals)
         return [
-            self._on_each_here(reduce_op, value)
+            self._copies(reduce_op, of_value, value)
             if is_of_threads(value)
-            else self._of_shared(reduce_op, value)
-            for value in values
+            else _of_sum(reduce_op, of_value[0], self._count)
+            for of_value, value in zip(totals, values)
         ]
 
-    def _on_each_here(self, reduce_op, value):
+    def _on_each_here(self, reduce_op, value, dim):
+        if not is_of_threads(value):
+            return self._of_shared(reduce_op, value)
+        if dim is not None:
+            return self._scattered(value, dim)
         if len(value.values) == 1:
             return _mirrored(value.values)
 
@@ -73,39 +101,35 @@ class Reducer(tf.distribute.ReductionToOneDevice):
 
     def _of_shared(self, reduce_op, value):
         total = tf.convert_to_tensor(value)
-        if reduce_op == tf.distribute.ReduceOp.SUM:
+        if reduce_op == tf.distribute.ReduceOp.SUM and self._num_replicas > 1:
             total *= tf.cast(self._num_replicas, total.dtype)
         return total
 
-    def _on_each_of_workers(self, reduce_op, values):
-        """See `on_each`, with one collective of the workers for each device."""
-        keys, sums = [], []
-        for index, value in enumerate(values):
-            if is_of_threads(value):
-                tensors = _tensors(value)
-                groups = same_ranks(len(tensors), self._num_ranks)
-                for rank, group in enumerate(groups):
-                    keys.append((index, rank))
-                    sums.append(operations.reduce([tensors[i] for i in group]))
-                continue
-            total = tf.convert_to_tensor(value)
-            if self._num_replicas > 1:
-                total *= tf.cast(self._num_replicas, total.dtype)
-            keys.append((index, 0))
-            sums.append(total)
-        totals = dict(zip(keys, self._workers.all_reduce(sums)))
+    def _sum_here(self, reduce_op, value, dim):
+        """This worker's sum for each rank, or its shard for each device."""
+        del reduce_op
+        if not is_of_threads(value):
+            return [self._of_shared(tf.distribute.ReduceOp.SUM, value)]
+        if dim is not None:
+            return list(self._scattered(value, dim).values)
+        tensors = _tensors(value)
         return [
-            self._copies(reduce_op, totals, index, value)
-            if is_of_threads(value)
-            else _of_sum(reduce_op, totals[index, 0], self._count)
-            for index, value in enumerate(values)
+            operations.reduce([tensors[i] for i in group])
+            for group in same_ranks(len(tensors), self._num_ranks)
         ]
 
-    def _copies(self, reduce_op, totals, index, value):
+    def _scattered(self, value, dim):
+        if dim == SCATTERED:
+            return value
+        scatter = functools.partial(operations.reduce_scatter, dim=dim)
+        return self._of_groups(scatter, value)
+
+    def _copies(self, reduce_op, totals, value):
+        """The total of each rank on its devices, or that of each device."""
         copies = []
         for thread, tensor in enumerate(_tensors(value)):
             with tf.device(tensor.device):
-                copy = tf.identity(totals[index, thread % self._num_ranks])
+                copy = tf.identity(totals[thread % len(totals)])
                 copies.append(_of_sum(reduce_op, copy, self._count))
         return _mirrored(tuple(copies))
 

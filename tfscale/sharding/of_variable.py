@@ -12,7 +12,7 @@ def sharding_of(variable) -> Sharding:
 
     A variable of no mesh is on one device.
     """
-    return getattr(_value_of(variable), "sharding", None) or _whole(variable)
+    return getattr(value_of(variable), "sharding", None) or _whole(variable)
 
 
 def state_sharding_of(variable) -> Sharding:
@@ -20,7 +20,7 @@ def state_sharding_of(variable) -> Sharding:
 
     As the variable's, and with `zero_stage=1` over the data axis too.
     """
-    value = _value_of(variable)
+    value = value_of(variable)
     return getattr(value, "state_sharding", None) or _whole(variable)
 
 
@@ -30,10 +30,11 @@ def are_states_on_host(variable) -> bool:
     Args:
         variable: See `sharding_of`.
     """
-    return getattr(_value_of(variable), "are_states_on_host", False)
+    return getattr(value_of(variable), "are_states_on_host", False)
 
 
-def _value_of(variable):
+def value_of(variable):
+    """The TensorFlow variable of one of Keras, or itself."""
     if isinstance(variable, keras.Variable):
         return attributes.value_of(variable)
     return variable

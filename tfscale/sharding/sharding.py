@@ -90,15 +90,20 @@ class Sharding:
 
     def slices(self, replica: int, rank: int) -> tuple[slice, ...]:
         """The slice of each dim that a device has."""
-        starts = [0] * len(self.shape)
+        starts = self.begin_in_shard(replica)
         if self.model_dim is not None:
             starts[self.model_dim] += rank * self.shard_shape[self.model_dim]
-        if self.data_dim is not None:
-            starts[self.data_dim] += replica * self.local_shape[self.data_dim]
         return tuple(
             slice(start, start + size)
             for start, size in zip(starts, self.local_shape)
         )
+
+    def begin_in_shard(self, replica: int) -> list[int]:
+        """Where a replica's part begins in the shard of its model rank."""
+        begin = [0] * len(self.shape)
+        if self.data_dim is not None:
+            begin[self.data_dim] = replica * self.local_shape[self.data_dim]
+        return begin
 
     def over_data(self) -> "Sharding":
         """The same sharding, also over the data axis, as for optimizer states.

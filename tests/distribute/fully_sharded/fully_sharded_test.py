@@ -194,7 +194,10 @@ JOBS = {
     "recomputed": job(recomputed),
     "penalised": job(penalised),
     "frozen": job(frozen),
-    "adapted": job(adapted),
+    # Kernels of zeros, whose first gradients are small.
+    "adapted": job(
+        adapted, optimizer=lambda: keras.optimizers.Adam(1e-3, epsilon=1e-3)
+    ),
     "quantized": job(quantized),
     "averaged": job(
         mlp,
@@ -225,6 +228,10 @@ JOBS = {
 # In these the sums over replicas are added up in another order than in stage
 # 0, or a gradient is the sum of several.
 ROUNDED = ("tied", "clipped", "accumulated", "shared", "constrained", "uneven")
+# A replica that computes in half precision rounds what it sums over its rows.
+HALF = {"bfloat16": 4.5 * 2.0**-7, "scaled": 4.5 * 2.0**-10}
+# BatchNormalization normalises by the rows of a replica.
+NOT_OF_ONE_DEVICE = ("convolutions",)
 
 
 @contextlib.contextmanager
@@ -258,9 +265,22 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         else:
             same_numbers.assert_equal(self, whole, outcome)
 
+    @parameterized.parameters(
+        *(name for name in JOBS if name not in NOT_OF_ONE_DEVICE)
+    )
+    @pytest.mark.crossing(every=10)
+    def test_of_one_device(self, name):
+        whole_batch = dataclasses.replace(JOBS[name], fit={})
+        same_numbers.assert_same(
+            self,
+            same_numbers.on_one_device(whole_batch),
+            train(JOBS[name], 3),
+            HALF.get(name, same_numbers.RTOL),
+        )
+
     @parameterized.parameters("adam", "clipnorm", "loss_scale", "odd")
     @pytest.mark.crossing(every=4)
-    def test_of_one_device(self, name):
+    def test_of_one_device_with_each_optimizer(self, name):
         job = zero_test.JOBS[name]
         expected = zero_test.one_device(name)
         same_numbers.assert_same(self, expected, train(job, 3))
@@ -381,13 +401,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
             autograph=False,  # as in `fit`
         )
         gathers = []
-
-        def note(waits, shard, dim):
-            gathers.append(gather_after(waits, shard, dim))
-            return gathers[-1]
-
-        gather_after = weight_gather.gather_after
-        with mock.patch.object(weight_gather, "gather_after", note):
+        with noted_gathers(gathers):
             graph = step.get_concrete_function(x, y).graph
         return graph, gathers, strategy.extended.optimizer_states
 
@@ -403,6 +417,26 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(gathers, 2 * (6 + 3))
         self.assertEqual(collections.Counter(in_backward), {True: 4, False: 6})
 
+    def test_microbatches_gather_again_in_their_loop(self):
+        """Of 6 kernels the backward of a microbatch has 2, and needs 5."""
+        noted, deep = [], job(functools.partial(mlp, depth=6))
+        with noted_gathers(noted):
+            train(dataclasses.replace(deep, fit=JOBS["accumulated"].fit), 3)
+        # Before the loop a forward says what losses are divided by. It needs
+        # no weight, and TensorFlow leaves its gathers out.
+        gathers = [
+            (gate, whole)
+            for gate, whole in noted
+            if gate.graph.name.startswith("while_body")
+        ]
+        self.assertLen(gathers, 2 * (6 + 3))
+        in_backward = [
+            "sequential" in gate.name
+            for gate, whole in gathers
+            if any(weight_gather.BACKWARD in op.name for op in uses_of(whole))
+        ]
+        self.assertEqual(collections.Counter(in_backward), {True: 4, False: 6})
+
     @parameterized.parameters("tied", "penalised")
     def test_no_more_is_alive_in_whatever_order_operations_run(self, name):
         graph, gathers, states = self.step_graph(JOBS[name])
@@ -411,6 +445,19 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
             self.assertLen(most, 2)
             for num_bytes in most.values():
                 self.assertLessEqual(num_bytes, states.max_gathered_bytes)
+
+
+@contextlib.contextmanager
+def noted_gathers(gathers):
+    """Appends the gate and the whole weight of each gather that is traced."""
+
+    def note(waits, shard, dim):
+        gathers.append(gather_after(waits, shard, dim))
+        return gathers[-1]
+
+    gather_after = weight_gather.gather_after
+    with mock.patch.object(weight_gather, "gather_after", note):
+        yield
 
 
 def uses_of(whole):
@@ -546,6 +593,27 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
 
         for one, other in zip(train(0), train(3), strict=True):
             np.testing.assert_array_equal(one, other)
+
+    def test_a_callback_assigns_in_the_middle_of_an_epoch(self):
+        class Halved(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 1:
+                    for variable in self.model.trainable_variables:
+                        variable.assign(variable * 0.5)
+
+        def train(model):
+            data = {"batch_size": 8, "shuffle": False, "verbose": 0}
+            model.fit(VECTORS, VECTORS[:, :, :1], callbacks=[Halved()], **data)
+            return model.get_weights()
+
+        found, whole = train(self.model(3)), train(self.model(0))
+        for one, other in zip(whole, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+        alone = mlp()
+        alone.set_weights(self.model(0).get_weights())
+        alone.compile(keras.optimizers.Adam(1e-2), "mse")
+        for one, other in zip(train(alone), found, strict=True):
+            same_numbers.assert_close(other, one)
 
     def test_a_layout_that_names_data_chooses_the_dim(self):
         model = self.model(layouts={".*dense_1/kernel": (None, "data")})

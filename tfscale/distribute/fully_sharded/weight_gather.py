@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.distribute.variables import zero
+from tfscale.distribute import replica_collectives
 from tfscale.sharding.gather_window import Window
 
 # The gathers of each replica's step, by its graph and its thread.
@@ -180,7 +180,7 @@ def is_view(op: tf.Operation, tensor: tf.Tensor) -> bool:
 
 
 def _gather(shard, dim):
-    (whole,) = zero.gather([shard], [dim])
+    (whole,) = replica_collectives.gather([shard], [dim])
     # No gradient is defined: `custom_gradient` looks for variables behind it.
     return tf.stop_gradient(whole)
 
@@ -188,7 +188,7 @@ def _gather(shard, dim):
 def _with_gradient(forward, dim, note=lambda gradient: None):
     @tf.custom_gradient
     def scatter(gradient):
-        (summed,) = zero.reduce_scatter_here([gradient], [dim])
+        (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
         return tf.stop_gradient(summed), _refuse_second_derivative
 
     @tf.custom_gradient

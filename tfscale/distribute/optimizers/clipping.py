@@ -6,7 +6,7 @@ shards, whose squares have to be summed first.
 
 import tensorflow as tf
 
-from tfscale.distribute.variables import zero
+from tfscale.distribute import replica_collectives
 from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 
@@ -63,7 +63,7 @@ def squares(tensors, variables, extended) -> list[tf.Tensor]:
             parted.append(len(found))
         found.append(square)
     for indices, add_up in (
-        (parted, zero.sum_over_replicas),
+        (parted, replica_collectives.sum_over_replicas),
         (sharded, collectives.sum_over_ranks),
     ):
         if indices:

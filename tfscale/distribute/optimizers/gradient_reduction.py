@@ -1,10 +1,11 @@
 """Sums gradients over replicas, and scatters those whose slots are sharded."""
 
-import functools
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.distribute import reducer
+from tfscale.distribute import replica_collectives
 from tfscale.distribute.fully_sharded import gather_again
 from tfscale.distribute.replica_function import check_in_scope
 from tfscale.distribute.variables import zero
@@ -24,31 +25,17 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
         return sums
     if states.are_weights_sharded:
         gather_again.gather_again()
-    dims: list[Any] = [states.dim_of(variable) for variable in variables]
     given = [i for i, value in enumerate(gradients) if value is not None]
-    whole = [i for i in given if dims[i] is None]
-    divided = [i for i in given if dims[i] is not None]
-    context = tf.distribute.get_replica_context()
+    dims = [_dim(states, gradients[i], variables[i]) for i in given]
 
-    def dense(indices):
-        return [tf.convert_to_tensor(gradients[i]) for i in indices]
+    def sum_up(tensors):
+        # Statistics of layers follow the gradients, and are not sharded.
+        more = [None] * (len(tensors) - len(dims))
+        return replica_collectives.sum_up(tensors, [*dims, *more])
 
-    # Not by `context.all_reduce`, which would move the gradients of all stages
-    # to one device.
-    all_reduce = functools.partial(context.merge_call, _sums)
-    found = batch_norm.all_sums_and_statistics(all_reduce, dense(whole))
-    for i, total in zip(whole, found):
-        sums[i] = total
-    scattered = zero.reduce_scatter(
-        dense(divided),
-        [
-            None
-            if _is_local_shard(states, gradients[i], variables[i])
-            else dims[i]
-            for i in divided
-        ],
-    )
-    for i, total in zip(divided, scattered):
+    dense = [tf.convert_to_tensor(gradients[i]) for i in given]
+    found = batch_norm.all_sums_and_statistics(sum_up, dense)
+    for i, total in zip(given, found):
         sums[i] = total
     if extended.gradient_noise is not None:
         extended.gradient_noise.of_replicas(
@@ -72,7 +59,7 @@ def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
         dim = states.dim_of(variable)
         if dim is not None:
             dims[i] = dim
-    shards = zero.reduce_scatter_here(
+    shards = replica_collectives.reduce_scatter_here(
         [found[i] for i in dims], list(dims.values())
     )
     for i, gradient in zip(dims, shards):
@@ -90,12 +77,12 @@ def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
     return shard(gradient, sharding, *extended.replica_and_rank())
 
 
-def _is_local_shard(states, gradient, variable):
-    local_shape = states.sharding_of(variable).local_shape
-    return zero.is_divided(variable) or gradient.shape == local_shape
-
-
-def _sums(strategy, *values):
-    return strategy.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM, [(value, value) for value in values]
-    )
+def _dim(states, gradient, variable):
+    """The dim along which the sum is sharded; see `Reducer.on_each`."""
+    if zero.is_divided(variable):
+        return reducer.SCATTERED
+    sharding = states.sharding_of(variable)
+    is_shard = gradient.shape == sharding.local_shape
+    if sharding.data_dim is not None and is_shard:
+        return reducer.SCATTERED
+    return sharding.data_dim

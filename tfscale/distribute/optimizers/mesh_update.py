@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfscale import step_context
 from tfscale.distribute import device_grid
+from tfscale.distribute import replica_collectives
 from tfscale.distribute.optimizers import clipping
 from tfscale.distribute.optimizers import gradient_reduction
 from tfscale.distribute.optimizers import optimizer_checks
-from tfscale.distribute.variables import zero
 from tfscale.optimizers.lars import has_ratio
 from tfscale.tensor_parallel import collectives
 from tfscale.whole_batch import changed_gradients
@@ -124,7 +124,7 @@ class MeshUpdate:
         """Whether a condition holds on all ranks and sharded replicas."""
         fails = tf.cast(tf.logical_not(fact), tf.float32)
         if self.states.are_sharded:
-            fails = zero.sum_over_replicas(fails)
+            fails = replica_collectives.sum_over_replicas(fails)
         return tf.equal(collectives.sum_over_ranks(fails), 0.0)
 
     def whole_norms(self, grads, variables) -> list[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfscale import step_context
-from tfscale.distribute.variables import zero
+from tfscale.distribute.variables.local_shard import shard_key
 from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.distribute.variables.zero import OptimizerStateSharding
 
@@ -40,9 +40,7 @@ def update_local_shards(
         with step_context.within(update=noted):
             result = update(var, fn_of_shards, args, kwargs, group)
         for weight in weights:
-            keys = [
-                zero.shard_key(weight, i) for i in range(len(weight.values))
-            ]
+            keys = [shard_key(weight, i) for i in range(len(weight.values))]
             if keys[0] in noted.new_shards:
                 new_shards = [noted.new_shards[key] for key in keys]
                 optimizer_states.all_gather_outside(weight, new_shards)

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.distribute import replica_collectives
 from tfscale.distribute.fully_sharded import weight_gather
-from tfscale.distribute.variables import zero
 from tfscale.distribute.variables.variable import MeshVariable
 from tfscale.sharding.sharding import Sharding
 from tfscale.sharding.shards import shard
@@ -132,7 +132,7 @@ class ShardedVariable(MeshVariable):
                 value, sharding.data_dim, states.max_gathered_bytes
             )
         elif sharding.data_dim is not None:
-            (value,) = zero.gather([value], [sharding.data_dim])
+            (value,) = replica_collectives.gather([value], [sharding.data_dim])
         if sharding.model_dim is not None and not self._is_shard_of_rank():
             value = collectives.gather_from_ranks(value, sharding.model_dim)
         return value
@@ -195,9 +195,7 @@ class ShardedVariable(MeshVariable):
             replica, rank = self.distribute_strategy.extended.replica_and_rank()
             sharding = self._sharding
             if self._is_shard_of_rank():
-                size = sharding.local_shape[sharding.data_dim]
-                begin = [0] * len(sharding.shape)
-                begin[sharding.data_dim] = replica * size
+                begin = sharding.begin_in_shard(replica)
                 value = tf.slice(value, begin, sharding.local_shape)
             else:
                 value = shard(self._checked(value), sharding, replica, rank)

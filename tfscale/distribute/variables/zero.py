@@ -32,8 +32,10 @@ import tensorflow as tf
 from tfscale import step_context
 from tfscale._internals import symbols
 from tfscale.collectives import operations
-from tfscale.distribute import reducer
+from tfscale.distribute import replica_collectives
+from tfscale.distribute.variables.local_shard import LocalShard
 from tfscale.sharding.of_variable import sharding_of
+from tfscale.sharding.of_variable import value_of
 from tfscale.sharding.sharding import Sharding
 
 # Smaller weights, in elements, stay whole in stage 3: to gather one costs more
@@ -127,7 +129,7 @@ class OptimizerStateSharding:
         thread = symbols.get_current_replica_id_as_int()
         sharding = self.sharding_of(variable)
         if sharding.data_dim is None or is_divided(variable):
-            return _distributed(variable).values[thread]
+            return value_of(variable).values[thread]
         replica = thread // self._num_ranks
         return LocalShard(variable, thread, sharding, replica)
 
@@ -154,20 +156,12 @@ class OptimizerStateSharding:
 
         In replica context, and not in a loop or branch.
         """
-        variables = [v for v in variables if not is_divided(v)]
-        dims = [self.dim_of(variable) for variable in variables]
-        found = [v for v, dim in zip(variables, dims) if dim is not None]
-        shards = []
-        for variable in found:
-            shard = self.local_shard(variable)
-            with tf.device(shard.device):
-                shards.append(shard.take())
-        wholes = gather(shards, [dim for dim in dims if dim is not None])
-        thread = symbols.get_current_replica_id_as_int()
-        for variable, whole in zip(found, wholes):
-            component = _distributed(variable).values[thread]
-            with tf.device(component.device):
-                component.assign(whole, read_value=False)
+        shards = self._local_shards(variables)
+        wholes = replica_collectives.gather(
+            [shard.take() for shard in shards], [shard.dim for shard in shards]
+        )
+        for shard, whole in zip(shards, wholes):
+            shard.assign_whole(whole)
 
     def write(self, variables: Sequence[keras.Variable]) -> None:
         """Writes this replica's new shards of variables into its components.
@@ -175,9 +169,16 @@ class OptimizerStateSharding:
         For branches, in which replicas exchange nothing and which return no
         tensor. It costs a copy of each weight.
         """
-        for variable in variables:
-            if self.dim_of(variable) is not None and not is_divided(variable):
-                self.local_shard(variable).write()
+        for shard in self._local_shards(variables):
+            shard.write()
+
+    def _local_shards(self, variables):
+        """Those of the variables that are whole, and whose slots are not."""
+        return [
+            self.local_shard(variable)
+            for variable in variables
+            if self.dim_of(variable) is not None and not is_divided(variable)
+        ]
 
     def all_gather_outside(self, variable, shards: Sequence[tf.Tensor]) -> None:
         """See `all_gather`, for one variable, outside of replicas.
@@ -190,7 +191,7 @@ class OptimizerStateSharding:
         if dim is None:
             return
         for rank in range(self._num_ranks):
-            components = _distributed(variable).values[rank :: self._num_ranks]
+            components = value_of(variable).values[rank :: self._num_ranks]
             wholes = operations.all_gather(shards[rank :: self._num_ranks], dim)
             for component, whole in zip(components, wholes):
                 with tf.device(component.device):
@@ -200,189 +201,3 @@ class OptimizerStateSharding:
 def is_divided(variable) -> bool:
     """Whether replicas divide a variable itself, and not only its slots."""
     return sharding_of(variable).data_dim is not None
-
-
-def shard_key(variable, thread: int) -> tuple[int, int]:
-    """The key of a component's new shard in an `Update`.
-
-    Args:
-        variable: Of Keras or distributed.
-        thread: The thread of the component's replica and rank.
-    """
-    return id(_distributed(variable)), thread
-
-
-class LocalShard:
-    """A shard of a variable that an optimizer updates in place of the variable.
-
-    An assigned value is a tensor until all shards are gathered and the whole is
-    assigned. A slice assigned in place (`ResourceStridedSliceAssign`) would put
-    the component into a mode in which each read copies it.
-
-    Args:
-        variable: The variable; optimizers know slots by it.
-        thread: The thread of this replica and rank.
-        sharding: The sharding of the variable's slots.
-        replica: Which replica this is.
-    """
-
-    def __init__(self, variable, thread, sharding, replica):
-        self._variable = _distributed(variable)
-        self._component = component = self._variable.values[thread]
-        self._key = shard_key(variable, thread)
-        rank, dim = component.shape.rank, sharding.data_dim
-        size = sharding.local_shape[dim]
-        # All other dims are whole: their end of 0 is ignored.
-        self._slice = dict(
-            begin=[replica * size if d == dim else 0 for d in range(rank)],
-            end=[(replica + 1) * size if d == dim else 0 for d in range(rank)],
-            strides=[1] * rank,
-            begin_mask=sum(1 << d for d in range(rank) if d != dim),
-            end_mask=sum(1 << d for d in range(rank) if d != dim),
-        )
-        self.shape = tf.TensorShape(sharding.local_shape)
-        self.dtype = component.dtype
-        self.name = self._variable.name
-        self.device = component.device
-
-    @property
-    def _new_shards(self):
-        update = step_context.current().update
-        return {} if update is None else update.new_shards
-
-    def _distributed_container(self):
-        return self._variable
-
-    def __tf_tensor__(self, dtype=None, name=None):
-        """The current value of the shard."""
-        value = self._new_shards.get(self._key)
-        if value is None:
-            with tf.device(self.device):
-                value = tf.raw_ops.StridedSlice(
-                    input=self._component.read_value(), **self._slice
-                )
-                value = tf.ensure_shape(value, self.shape)
-        return value if dtype is None else tf.cast(value, dtype, name=name)
-
-    def assign(self, value):
-        """Changes the shard; see the class."""
-        value = tf.convert_to_tensor(value, self.dtype)
-        self._new_shards[self._key] = value
-
-    def take(self):
-        """The current value, which is no longer noted."""
-        value = tf.convert_to_tensor(self)
-        self._new_shards.pop(self._key, None)
-        return value
-
-    def write(self):
-        """Writes the shard into the component, if it was assigned."""
-        value = self._new_shards.pop(self._key, None)
-        if value is not None:
-            with tf.device(self.device):
-                whole = tf.raw_ops.TensorStridedSliceUpdate(
-                    input=self._component.read_value(),
-                    value=value,
-                    **self._slice,
-                )
-                self._component.assign(whole, read_value=False)
-
-    def assign_add(self, value):
-        """See `assign`."""
-        self.assign(tf.convert_to_tensor(self) + value)
-
-    def assign_sub(self, value):
-        """See `assign`."""
-        self.assign(tf.convert_to_tensor(self) - value)
-
-
-def _forward(name):
-    def operator(self, *args):
-        return getattr(tf.convert_to_tensor(self), name)(*args)
-
-    return operator
-
-
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(LocalShard, _name, _forward(_name))
-
-
-def reduce_scatter(
-    tensors: Sequence, dims: Sequence[int | None]
-) -> list[tf.Tensor]:
-    """This replica's shard of each tensor's sum over replicas.
-
-    With several workers the sums are over the replicas of all, and each
-    worker's replicas divide them. Replicas are added in order, as in `Reducer`,
-    so results are equal to the last bit to those of an all-reduce.
-
-    Args:
-        tensors: One for each variable.
-        dims: The dim along which each is sharded; None for a tensor that is
-            this worker's shard already.
-    """
-
-    def scatter(values, dim):
-        if dim is None:
-            return values
-        return operations.reduce_scatter(values, dim)
-
-    return _exchange(scatter, tensors, dims, over_workers=True)
-
-
-def reduce_scatter_here(tensors: Sequence, dims: Sequence[int]) -> list:
-    """See `reduce_scatter`; of this worker's replicas, copied.
-
-    A slice would keep the buffer of the whole.
-    """
-
-    def scatter(values, dim):
-        shards = []
-        for shard in operations.reduce_scatter(values, dim):
-            with tf.device(shard.device):
-                shards.append(tf.raw_ops.DeepCopy(x=shard))
-        return shards
-
-    return _exchange(scatter, tensors, dims)
-
-
-def gather(tensors: Sequence, dims: Sequence[int]) -> list[tf.Tensor]:
-    """The shards of all replicas of each tensor, gathered on each replica."""
-    return _exchange(operations.all_gather, tensors, dims)
-
-
-def sum_over_replicas(x):
-    """The sum of the replicas' tensors, also where gradients are reduced."""
-    (total,) = _exchange(
-        lambda values, dim: operations.all_reduce(values), [x], [0]
-    )
-    return total
-
-
-def _distributed(variable):
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _exchange(collective, tensors, dims, over_workers=False):
-    """Calls `collective(values of all replicas, dim)` for each tensor."""
-    if not tensors:
-        return []
-
-    def merge(strategy, *tensors):
-        extended = strategy.extended
-        results = [
-            operations.in_groups(
-                lambda values, dim=dim: collective(values, dim),
-                each.values,
-                reducer.same_ranks(len(each.values), extended.num_model_ranks),
-            )
-            for each, dim in zip(tensors, dims)
-        ]
-        if over_workers:
-            totals = extended.sum_over_workers(tf.nest.flatten(results))
-            results = tf.nest.pack_sequence_as(results, totals)
-        return list(map(symbols.distribute_utils.regroup, results))
-
-    context = tf.distribute.get_replica_context()
-    # Of this replica, where all have the same tensor object.
-    return context.merge_call(merge, args=tuple(map(tf.identity, tensors)))
