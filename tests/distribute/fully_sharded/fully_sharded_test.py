@@ -535,6 +535,12 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
             rtol=1e-5,
             atol=1e-6,
         )
+        plain.compile("sgd", "mse")
+        np.testing.assert_allclose(
+            model.evaluate(VECTORS, VECTORS[:, :, :1], verbose=0),
+            plain.evaluate(VECTORS, VECTORS[:, :, :1], verbose=0),
+            rtol=1e-5,
+        )
         model.layers[0].kernel.assign(plain.layers[0].kernel * 2.0)
         np.testing.assert_array_equal(
             model.layers[0].kernel.numpy(), plain.layers[0].kernel.numpy() * 2
@@ -656,50 +662,47 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, "ParameterServerStrategy"):
                 tfscale.ParameterServerModel(model)
 
-    def test_nothing_to_divide(self):
+    def assert_refused(
+        self,
+        text,
+        optimizer=keras.optimizers.SGD,
+        stage=3,
+        elements=64,
+        penalised=False,
+        jit_compile=False,
+        callbacks=(),
+    ):
+        """Nothing is changed by a `fit` that is refused."""
         strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=3
+            tfscale.device_mesh(data=2), zero_stage=stage
         )
-        with strategy.scope():
+        with strategy.scope(), small_weights_divided(elements):
             model = mlp()
-            model.compile("sgd", "mse")
-        with self.assertRaisesRegex(ValueError, "must find weights to divide"):
-            model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
+            if penalised:
+                model = PenaltyOfGradients(model.inputs, model.outputs)
+            model.compile(optimizer(), "mse", jit_compile=jit_compile)
+        before = model.get_weights()
+        with self.assertRaisesRegex(ValueError, text):
+            model.fit(
+                *(VECTORS, VECTORS[:, :, :1]), callbacks=callbacks, verbose=0
+            )
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_nothing_to_divide(self):
+        self.assert_refused("must find weights to divide", elements=4096)
 
     def test_second_derivatives_by_weights(self):
         """Their sum over replicas would count as constant, without a word."""
-        strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=3
-        )
-        with strategy.scope(), small_weights_divided():
-            plain = mlp()
-            model = PenaltyOfGradients(plain.inputs, plain.outputs)
-            model.compile("sgd", "mse")
-        with self.assertRaisesRegex(
-            ValueError, "contains gradients of weights"
-        ):
-            model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
+        self.assert_refused("contains gradients of weights", penalised=True)
 
     def test_xla(self):
-        strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=3
-        )
-        with strategy.scope(), small_weights_divided():
-            model = mlp()
-            model.compile("sgd", "mse", jit_compile=True)
-        with self.assertRaisesRegex(ValueError, "XLA compiles"):
-            model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
+        self.assert_refused("XLA compiles", jit_compile=True)
 
     @parameterized.parameters("Adafactor", "Lamb", "Muon")
     def test_optimizers_that_need_whole_variables(self, name):
-        strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=3
-        )
-        with strategy.scope(), small_weights_divided():
-            model = mlp()
-            model.compile(getattr(keras.optimizers, name)(), "mse")
-        with self.assertRaisesRegex(ValueError, f"element by itself.*{name}"):
-            model.fit(VECTORS, VECTORS[:, :, :1], verbose=0)
+        optimizer = getattr(keras.optimizers, name)
+        self.assert_refused(f"element by itself.*{name}", optimizer)
 
     @parameterized.parameters(
         ({"k": ("data", "data")}, "'data' once at most"),
@@ -718,14 +721,7 @@ class BadInputTest(tf.test.TestCase, parameterized.TestCase):
         (3, []), (2, [tfscale.callbacks.GradientAccumulation(2)])
     )
     def test_gradient_noise_scale(self, stage, callbacks):
-        strategy = tfscale.MeshStrategy(
-            tfscale.device_mesh(data=2), zero_stage=stage
-        )
-        with strategy.scope(), small_weights_divided():
-            model = mlp()
-            model.compile("sgd", "mse")
         callbacks = [*callbacks, tfscale.callbacks.GradientNoiseScale()]
-        with self.assertRaisesRegex(ValueError, f"zero_stage={stage}"):
-            model.fit(
-                VECTORS, VECTORS[:, :, :1], callbacks=callbacks, verbose=0
-            )
+        self.assert_refused(
+            f"zero_stage={stage}", stage=stage, callbacks=callbacks
+        )

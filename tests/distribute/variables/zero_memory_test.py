@@ -14,6 +14,8 @@ from benchmarks.memory import peaks
 # Tensors of 4 MiB: the counter misses small ones.
 SIZES = {"depth": 6, "width": 1024, "zero_stage": 1}
 STAGE_3 = {"zero_stage": 3, "depth": 12}
+# Of each layer four times the bytes of its kernel.
+ACTIVATIONS = {"depth": 12, "width": 512, "batch": 2048}
 # Without ZeRO the weights and slots alone are 6, and the sums 2.
 SUMS = {"data": 2, "zero_stage": 2, "accumulate": 4}
 OVERWRITTEN = {
@@ -42,3 +44,43 @@ class ZeroMemoryTest(parameterized.TestCase):
             if all(found[key] <= bounds[key] for key in bounds):
                 return
         self.fail(f"Above {bounds} in each of {tries}.")
+
+
+def pipeline_over_summary(**options):
+    found = peaks.measure(
+        {**ACTIVATIONS, "pipeline": 4, **options}, timeout=150
+    )
+    return found["step"] / found["predicted"]
+
+
+def accumulation_over_docs():
+    """Predicted: activations of a microbatch, and the sum of all gradients."""
+    whole = peaks.measure(ACTIVATIONS, timeout=150)
+    found = peaks.measure({**ACTIVATIONS, "accumulate": 8}, timeout=150)
+    activations = (whole["step"] - whole["rest"]) / 8
+    return found["step"] / (whole["rest"] + 1.0 + activations)
+
+
+def sharded_gpt_over_whole():
+    """Tied embeddings: the largest weight is the first and the last."""
+    whole = peaks.measure({**peaks.GPT, "data": 4}, timeout=150)
+    found = peaks.measure(
+        {**peaks.GPT, "data": 4, "zero_stage": 3}, timeout=150
+    )
+    return found["step"] / whole["step"]
+
+
+class PredictedMemoryTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("of_stages", pipeline_over_summary, 0.9, 1.1),
+        (
+            "of_stages_that_recompute",
+            lambda: pipeline_over_summary(recompute=True),
+            *(0.9, 1.1),
+        ),
+        ("of_accumulation", accumulation_over_docs, 0.9, 1.1),
+        ("of_a_gpt_in_shards", sharded_gpt_over_whole, 0.0, 0.45),
+    )
+    @pytest.mark.crossing(every=4)
+    def test_the_peak_is_as_predicted(self, measure, least, most):
+        self.assertBetween(measure(), least, most)

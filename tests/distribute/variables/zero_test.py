@@ -271,6 +271,28 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotIn((12, 24), shapes)
         self.assertNotIn((24, 12), shapes)
 
+    def test_gradients_are_summed_on_the_devices_of_their_stages(self):
+        """They were sent to the device of the first stage."""
+        model = sharded("constrained", 2, 2, 1).model
+        strategy = model.distribute_strategy
+        step = tf.function(
+            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
+            autograph=False,  # as in `fit`
+        )
+        graph = step.get_concrete_function(
+            tf.zeros((8, 12)), tf.zeros((8, 12))
+        ).graph
+        # Parts of kernels, of which the stages have one each.
+        devices = {"(6, 24)": set(), "(12, 12)": set()}
+        for op in graph.get_operations():
+            shape = str(op.outputs[0].shape) if op.type == "AddN" else None
+            if shape in devices:
+                devices[shape].add(op.device[-5:])
+        self.assertEqual(
+            devices,
+            {"(6, 24)": {"CPU:0", "CPU:2"}, "(12, 12)": {"CPU:1", "CPU:3"}},
+        )
+
 
 class LoopByHandTest(tf.test.TestCase):
     def test_has_the_numbers_of_one_device(self):
