@@ -46,6 +46,7 @@ PURE = (
     "tfscale/pipeline/planning/named_schedules.py",
     "tfscale/pipeline/planning/schedule.py",
     "tfscale/pipeline/planning/simulate.py",
+    "tfscale/pipeline/planning/steady.py",
     "tfscale/pipeline/planning/timeline.py",
     "tfscale/pipeline/planning/v_schedules.py",
     "tfscale/plan/cost.py",

@@ -36,7 +36,7 @@ class BatchLoss:
         self._program = program
         self._losses = program.stages[-1].losses
         self._device = device
-        self._shares: list[tf.Tensor] = []
+        self._shares: tf.Tensor | None = None
         self._total: Any = None
 
     def weigh(self, loss_scale) -> None:
@@ -46,15 +46,12 @@ class BatchLoss:
         )
         with tf.device(self._device):
             self._shares = self._find_shares()
-        is_vector = tf.constant([x.is_vector for x in self._losses], tf.bool)
-        for microbatch, share in zip(self.tensors.microbatches, self._shares):
-            share_of_rows = microbatch[keys.Rows()] / self.shard.all_rows
-            microbatch[keys.AddedScale()] = loss_scale * share_of_rows
-            if self._losses:
-                # What is not reduced is minimised as a sum.
-                count = tf.minimum(microbatch[keys.Rows()], 1.0)
-                counts = tf.where(is_vector, count, share)
-                microbatch[keys.LossScale()] = loss_scale * weights * counts
+        self._set(keys.AddedScale(), loss_scale * self._shares_of_rows())
+        if self._shares is not None:
+            is_vector = tf.constant([x.is_vector for x in self._losses])
+            # What is not reduced is minimised as a sum.
+            counts = tf.where(is_vector, self._counts(), self._shares)
+            self._set(keys.LossScale(), loss_scale * weights * counts)
 
     def total(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's part of the loss, and of each single loss.
@@ -69,43 +66,60 @@ class BatchLoss:
 
     def _add_up(self):
         total, single = tf.zeros((), losses.precision()), []
-        shares = self._shares or self._find_shares()
-        for microbatch, share in zip(self.tensors.microbatches, shares):
-            if self._losses:
-                single.append(
-                    tf.math.multiply_no_nan(microbatch[keys.Losses()], share)
+        if self._shares is None:
+            self._shares = self._find_shares()
+        of_rows = self._shares_of_rows()
+        for stage in range(len(self._program.stages)):
+            key = keys.AddedLoss(stage)
+            if key in self.tensors.microbatches[0]:
+                added = tf.math.multiply_no_nan(self._all(key), of_rows)
+                total += tf.reduce_sum(added)
+        if self._shares is not None:
+            means = self._all(keys.Losses())
+            single = tf.unstack(
+                tf.reduce_sum(
+                    tf.math.multiply_no_nan(means, self._shares), axis=0
                 )
-            share_of_rows = microbatch[keys.Rows()] / self.shard.all_rows
-            for stage in range(len(self._program.stages)):
-                added = microbatch.get(keys.AddedLoss(stage))
-                if added is not None:
-                    total += tf.math.multiply_no_nan(added, share_of_rows)
-        if self._losses:
-            single = tf.unstack(tf.add_n(single))
+            )
             total += tf.add_n(
                 [x.weight * v for x, v in zip(self._losses, single)]
             )
         return total, single
 
     def _find_shares(self):
-        """Each microbatch's part of the divisors of the global batch."""
+        """Each microbatch's part of the divisors of the global batch.
+
+        Of shape `[microbatches, losses]`; None without losses.
+        """
         tensors, microbatches = self.tensors, self.tensors.microbatches
         if not self._losses:
-            return [None] * len(microbatches)
+            return None
         for microbatch in microbatches:
             if keys.Divisors() not in microbatch:
                 known = {**tensors.shared, **tensors.states, **microbatch}
                 microbatch.update(self._program.divisors.run(known))
-        counts = [tf.minimum(m[keys.Rows()], 1.0) for m in microbatches]
-        divisors = [
-            count * microbatch[keys.Divisors()]
-            for count, microbatch in zip(counts, microbatches)
-        ]
-        total = self.shard.totals(tf.add_n(divisors))
+        counts = self._counts()
+        divisors = counts * self._all(keys.Divisors())
+        total = self.shard.totals(tf.reduce_sum(divisors, axis=0))
         for microbatch in microbatches:
             microbatch[keys.Totals()] = total
             microbatch[keys.AllRows()] = self.shard.all_rows
-        return [
-            losses.shares(self._losses, divisor, total, count)
-            for count, divisor in zip(counts, divisors)
-        ]
+        return losses.shares(self._losses, divisors, total, counts)
+
+    def _all(self, key):
+        """A tensor of all microbatches, along a first dim."""
+        return tf.stack([each[key] for each in self.tensors.microbatches])
+
+    def _set(self, key, values):
+        microbatches = self.tensors.microbatches
+        for microbatch, value in zip(
+            microbatches, tf.unstack(values, len(microbatches)), strict=True
+        ):
+            microbatch[key] = value
+
+    def _counts(self):
+        """1 for each microbatch that has rows, else 0: `[microbatches, 1]`."""
+        return tf.minimum(self._all(keys.Rows()), 1.0)[:, tf.newaxis]
+
+    def _shares_of_rows(self):
+        return self._all(keys.Rows()) / self.shard.all_rows

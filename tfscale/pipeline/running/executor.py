@@ -12,6 +12,10 @@ is waited for, so TensorFlow runs the stages at the same time:
 
 Where layers are split over model ranks, a stage has a device for each, and an
 action is one call on all of them.
+
+What a schedule repeats (planning/steady.py) is written once, in a loop
+(loop.py). TensorFlow's passes over the graph of the step are most of the time
+to the first step, so it does not grow with the number of microbatches.
 """
 
 import collections
@@ -21,11 +25,15 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from typing import Any
 
 import tensorflow as tf
 
+from tfscale.pipeline.planning import steady
 from tfscale.pipeline.planning.action import Action
+from tfscale.pipeline.running import loop
+from tfscale.pipeline.running.array import Array
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 
@@ -39,12 +47,30 @@ class Tensors:
         states: State variables. Each forward takes those of the one before.
         sums: Sums of gradients, over the microbatches done so far.
         microbatches: For each microbatch all that belongs to it alone.
+        arrays: What goes in and out of loops, of all microbatches.
+        ahead: In a loop, how many microbatches further this iteration is than
+            the first one, by which microbatches are numbered there.
     """
 
     shared: dict[Any, tf.Tensor]
     states: dict[Any, tf.Tensor]
     sums: dict[Any, tf.Tensor]
-    microbatches: list[dict[Any, tf.Tensor]]
+    microbatches: Any
+    arrays: dict[Any, Array] = dataclasses.field(default_factory=dict)
+    ahead: Any = 0
+
+    def get(self, microbatch: int, key: Any) -> tf.Tensor:
+        """A tensor that a microbatch uses."""
+        found = self.microbatches[microbatch]
+        if key not in found and key in self.arrays:
+            array = self.arrays[key]
+            found[key] = array.read(microbatch + self.ahead)
+        if key not in found and isinstance(key, keys.Gradient):
+            # Nothing that the loss depends on uses the tensor.
+            return tf.zeros_like(
+                self.get(microbatch, keys.Activation(key.value))
+            )
+        return collections.ChainMap(found, self.sums, self.shared)[key]
 
 
 def run_schedule(
@@ -53,51 +79,101 @@ def run_schedule(
     devices: Sequence[Sequence[str]],
     tensors: Sequence[Tensors],
     *,
-    emit: Callable = lambda action, function, arguments: function(*arguments),
+    results: Set[Any] = frozenset(),
+    emit: Callable | None = None,
     update: Any = None,
 ) -> None:
     """Emits the actions of a schedule for one replica.
+
+    What repeats becomes a loop, unless `emit` or `update` is given, which treat
+    each action apart, or a stage has operations with side effects, which
+    TensorFlow would run in their order over all iterations.
 
     Args:
         actions: In an order in which each comes after all it depends on.
         stages: The phases of each stage, by letter, with keys `(rank, key)`.
         devices: The devices of each stage, one for each model rank.
         tensors: Those of each rank; results are added.
+        results: Keys of what is wanted of each microbatch in the end.
         emit: Calls the function of an action on its arguments.
         update: Does a U, of a stage without model ranks, and returns a tensor
             that is there when it is done.
     """
-    last = {}
-    for action in _with_weights(actions, stages):
-        if action.kind == "U":
-            (device,) = devices[action.stage]
-            done = update(action)
-            if not tf.executing_eagerly():
-                with tf.device(device):
-                    last[device] = [tf.identity(done).op]
-            continue
-        stage, ranks = stages[action.stage], devices[action.stage]
+    actions = list(_with_weights(actions, stages))
+    executor = Executor(stages, devices, tensors, emit, update)
+    if tf.executing_eagerly() or emit or update or _have_side_effects(stages):
+        executor.run(actions)
+        return
+    makers, readers = _users(stages, {(a.kind, a.stage) for a in actions})
+    for piece in steady.find_loops(actions, makers, readers, results):
+        if isinstance(piece, steady.Loop):
+            loop.run(executor, piece, makers, readers)
+        else:
+            executor.run(piece.actions)
+    for rank, key in results:
+        for number in range(len(tensors[rank].microbatches)):
+            if key in tensors[rank].arrays:
+                tensors[rank].get(number, key)
+
+
+@dataclasses.dataclass
+class Executor:
+    """Emits actions one by one; see `run_schedule` for the arguments.
+
+    Attributes:
+        last: For each device what is there when its last action is done.
+    """
+
+    stages: Sequence[Mapping[str, Phase]]
+    devices: Sequence[Sequence[str]]
+    tensors: Sequence[Tensors]
+    emit: Callable | None = None
+    update: Any = None
+    last: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    def run(self, actions: Iterable[Action]) -> None:
+        """Emits actions, in their order."""
+        for action in actions:
+            if action.kind == "U":
+                (device,) = self.devices[action.stage]
+                done = self.update(action)
+                self._is_done(device, done, [])
+            else:
+                self.emit_action(action)
+
+    def emit_action(self, action: Action) -> None:
+        """Emits an F, B or W."""
+        stage, ranks = self.stages[action.stage], self.devices[action.stage]
         phase = stage[action.kind]
         arguments, before = {}, {}
         for rank, device in enumerate(ranks):
-            before[device] = last.get(device, [])
+            before[device] = [self.last[device]] if device in self.last else []
             with tf.device(device), tf.control_dependencies(before[device]):
                 if action.kind == "F":
-                    _note_states(stage, rank, action, tensors[rank])
-                arguments.update(_arguments(phase, rank, action, tensors[rank]))
+                    _note_states(stage, rank, action, self.tensors[rank])
+                arguments.update(
+                    _arguments(phase, rank, action, self.tensors[rank])
+                )
         # A control edge on a call that is inlined becomes one to each constant
         # of its function: only where nothing that it takes waits.
         alone = not any(_waits(key, action.kind) for _, key in phase.inputs)
         edges = itertools.chain(*before.values()) if alone else ()
         with tf.device(ranks[0]), tf.control_dependencies(list(edges)):
-            *results, done = emit(
-                action, phase.function, [arguments[key] for key in phase.inputs]
-            )
-        for device in ranks if not tf.executing_eagerly() else ():
-            with tf.device(device), tf.control_dependencies(before[device]):
-                last[device] = [tf.identity(done).op]
+            ordered = [arguments[key] for key in phase.inputs]
+            if self.emit is None:
+                *results, done = phase.function(*ordered)
+            else:
+                *results, done = self.emit(action, phase.function, ordered)
+        for device in ranks:
+            self._is_done(device, done, before[device])
         for (rank, key), result in zip(phase.outputs, results):
-            _keep(key, result, action, tensors[rank])
+            with tf.device(ranks[rank]):
+                _keep(key, result, action, self.tensors[rank])
+
+    def _is_done(self, device, done, before):
+        if not tf.executing_eagerly():
+            with tf.device(device), tf.control_dependencies(before):
+                self.last[device] = tf.identity(done)
 
 
 def _note_states(stage, rank, action, tensors):
@@ -114,17 +190,14 @@ def _note_states(stage, rank, action, tensors):
 
 
 def _arguments(phase, rank, action, tensors):
-    own = [key for owner, key in phase.inputs if owner == rank]
-    microbatch = tensors.microbatches[action.microbatch]
-    if action.kind != "F":
-        _add_up_gradients(own, microbatch)
-    lookup = collections.ChainMap(microbatch, tensors.sums, tensors.shared)
-    return {
-        (rank, key): tf.identity(lookup[key])
-        if _waits(key, action.kind)
-        else lookup[key]
-        for key in own
-    }
+    arguments = {}
+    for owner, key in phase.inputs:
+        if owner == rank:
+            tensor = tensors.get(action.microbatch, key)
+            if _waits(key, action.kind):
+                tensor = tf.identity(tensor)
+            arguments[rank, key] = tensor
+    return arguments
 
 
 def _keep(key, result, action, tensors):
@@ -132,7 +205,10 @@ def _keep(key, result, action, tensors):
     if isinstance(key, keys.GradientSum):
         tensors.sums[key] = result
     elif isinstance(key, keys.GradientTerm):
-        microbatch.setdefault(key, []).append(result)
+        # The gradient by a tensor is the sum of what its users make of it.
+        key = keys.Gradient(key.value)
+        before = microbatch.get(key)
+        microbatch[key] = result if before is None else before + result
     else:
         # A backward may read a state as its forward left it.
         microbatch[key] = result
@@ -171,13 +247,39 @@ def _waits(key, kind):
     return not isinstance(key, keys.Param | keys.GradientSum)
 
 
-def _add_up_gradients(own, microbatch):
-    """The gradient by a tensor is the sum of what its users make of it."""
-    for key in own:
-        if isinstance(key, keys.Gradient) and key not in microbatch:
-            parts = microbatch.pop(keys.GradientTerm(key.value), None)
-            microbatch[key] = (
-                tf.add_n(parts)
-                if parts
-                else tf.zeros_like(microbatch[keys.Activation(key.value)])
-            )
+def _have_side_effects(stages):
+    return any(
+        operation.op_def.is_stateful
+        for stage in stages
+        for phase in stage.values()
+        for operation in phase.function.graph.get_operations()
+    )
+
+
+def _users(stages, done):
+    """The actions that make and that read each tensor of a microbatch.
+
+    Args:
+        stages: See `run_schedule`.
+        done: Kind and stage of all actions that there are.
+    """
+    of_all = keys.Param | keys.GradientSum | keys.Replica
+    makers = collections.defaultdict(set)
+    readers = collections.defaultdict(set)
+    for kind, stage in sorted(done):
+        phase = stages[stage][kind]
+        for rank, key in phase.outputs:
+            if isinstance(key, keys.GradientTerm):
+                key = keys.Gradient(key.value)
+            if not isinstance(key, keys.GradientSum):
+                makers[rank, key].add((kind, stage))
+        for rank, key in phase.inputs:
+            if isinstance(key, keys.State):
+                makers[rank, key].add(("F", stage))
+            if not isinstance(key, of_all):
+                readers[rank, key].add((kind, stage))
+    for rank, key in list(readers):
+        if isinstance(key, keys.Gradient) and (rank, key) not in makers:
+            used = readers.pop((rank, key))
+            readers[rank, keys.Activation(key.value)] |= used
+    return makers, readers

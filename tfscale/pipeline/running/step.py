@@ -69,7 +69,7 @@ class PipelineStep:
         self._replica = replica
         self._index = replica * self._num_ranks + rank
         self._context = context
-        self._emit = {} if emit is None else {"emit": emit}
+        self._emit = emit
         self._ranks = [grid[d] for d in plan.schedule.stage_devices]
         self.devices = [ranks[rank] for ranks in self._ranks]
 
@@ -177,9 +177,19 @@ class PipelineStep:
             stages,
             self._ranks,
             tensors_of_ranks,
+            results=self._results(),
+            emit=self._emit,
             update=update,
-            **self._emit,
         )
+
+    def _results(self):
+        """Keys, with their rank, of what the step reads of microbatches."""
+        wanted = {keys.Losses(), keys.Divisors()}
+        for index, stage in enumerate(self._program.stages):
+            wanted |= {keys.AddedLoss(index), *stage.batch_norms}
+        for value in self._plan.graph.outputs:
+            wanted |= {keys.Activation(value), keys.Mask(value)}
+        return {(r, key) for r in range(self._num_ranks) for key in wanted}
 
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
         """Gradients of the global batch, by number.

@@ -1,0 +1,215 @@
+"""Finds what a schedule repeats, so that it can run in a loop.
+
+Once a pipeline is full, the order of its actions repeats, with the microbatch
+moved. 1F1B on two devices with 8 microbatches:
+
+    before   F0.0 F0.1 F1.0
+    loop     B1.0 B0.0 F1.1 F0.2   6 times, 1 microbatch further each time
+    after    B1.6 B0.6 F1.7 B1.7 B0.7
+
+So the graph of a step need not grow with the number of microbatches. A tensor
+that one iteration makes and another one reads goes through a register, which
+is moved on after each:
+
+    F0.2 ─► [2] ─► [1] ─► [0] ─► B0.0
+
+Nothing is guessed: a loop has exactly the actions of the schedule, and at the
+start of each iteration exactly the same tensors are in flight.
+"""
+
+import collections
+import itertools
+from collections.abc import Hashable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from collections.abc import Set
+from typing import Any
+from typing import NamedTuple
+
+from tfscale.pipeline.planning.action import Action
+
+# A loop of fewer iterations saves less than it costs to take tensors in and
+# out of it (benchmarks/pipeline/README.md).
+MIN_REPEATS = 6
+
+
+class Repeated(NamedTuple):
+    """Actions that are done several times, with the microbatch moved.
+
+    Args:
+        actions: Those of the first time.
+        repeats: How often they are done.
+        period: How many microbatches further each time is.
+
+    >>> twice = Repeated((Action("F", 0, 0), Action("F", 1, 0)), 2, 1)
+    >>> [str(action) for action in twice.unrolled()]
+    ['F0.0', 'F1.0', 'F0.1', 'F1.1']
+    """
+
+    actions: tuple[Action, ...]
+    repeats: int = 1
+    period: int = 0
+
+    def unrolled(self) -> Iterator[Action]:
+        """All actions, in order."""
+        for time in range(self.repeats):
+            for action in self.actions:
+                yield _moved(action, time * self.period)
+
+
+def find_repeats(
+    actions: Sequence[Action], min_repeats: int = MIN_REPEATS
+) -> list[Repeated]:
+    """The same actions in the same order, with as few written out as can be.
+
+    >>> actions = [Action(kind, 0, m) for m in range(8) for kind in "FB"]
+    >>> [(body, *_)] = find_repeats(actions)
+    >>> [str(action) for action in body]
+    ['F0.0', 'B0.0']
+    """
+    actions = list(actions)
+    saved, start, found = max(_candidates(actions, min_repeats), default=_NONE)
+    if not saved:
+        return [Repeated(tuple(actions))] if actions else []
+    end = start + len(found.actions) * found.repeats
+    return [
+        *find_repeats(actions[:start], min_repeats),
+        found,
+        *find_repeats(actions[end:], min_repeats),
+    ]
+
+
+_NONE = (0, 0, Repeated(()))
+
+
+def _candidates(actions, min_repeats):
+    """Yields how many actions a repetition saves, its start, and itself."""
+    positions = {action: position for position, action in enumerate(actions)}
+    microbatches = {action.microbatch for action in actions}
+    for period in range(1, len(microbatches) // min_repeats + 1):
+        # How far behind each action the same one of a later microbatch is.
+        distances = [
+            positions.get(_moved(action, period), -1) - position
+            for position, action in enumerate(actions)
+        ]
+        for length, count in collections.Counter(distances).items():
+            if length < 1 or count < length * (min_repeats - 1):
+                continue
+            start = 0
+            for same, group in itertools.groupby(distances, length.__eq__):
+                size = len(list(group))
+                repeats = size // length + 1
+                if same and repeats >= min_repeats:
+                    body = tuple(actions[start : start + length])
+                    found = Repeated(body, repeats, period)
+                    yield length * (repeats - 1), start, found
+                start += size
+
+
+class Loop(NamedTuple):
+    """A repetition, and the tensors that go in and out of its iterations.
+
+    Tensors go by keys of the caller, microbatches by their number in the first
+    iteration.
+
+    Args:
+        body: The repetition.
+        registers: Microbatch and key of each tensor that is in flight at the
+            start of an iteration.
+        consumed: Keys of which each iteration reads what was made before the
+            loop.
+        made: Keys of which is read after the loop what each iteration makes.
+    """
+
+    body: Repeated
+    registers: tuple[tuple[int, Any], ...]
+    consumed: tuple[Any, ...]
+    made: tuple[Any, ...]
+
+
+# Kind and stage of the actions that make, or read, a tensor.
+Users = Mapping[Any, Set[tuple[str, int]]]
+
+
+def find_loops(
+    actions: Sequence[Action],
+    makers: Users,
+    readers: Users,
+    results: Set[Hashable] = frozenset(),
+) -> list[Repeated | Loop]:
+    """Divides a schedule into loops, and what is done once.
+
+    Args:
+        actions: In an order in which each comes after all it depends on.
+        makers: For each key of a tensor that belongs to a microbatch the
+            actions that make it; none for what is there from the beginning.
+        readers: The same for those that read it.
+        results: Keys that are wanted after the last action.
+    """
+    repeated = find_repeats(actions)
+    positions = {action: position for position, action in enumerate(actions)}
+    found: list[Repeated | Loop] = []
+    start = 0
+    for body in repeated:
+        loop = None
+        if body.repeats > 1:
+            loop = _loop(positions, start, body, makers, readers, results)
+        if loop is not None:
+            found.append(loop)
+        else:
+            found.append(Repeated(tuple(body.unrolled())))
+        start += len(body.actions) * body.repeats
+    return found
+
+
+def _loop(positions, start, body, makers, readers, results):
+    """The loop of a repetition; None if its iterations differ."""
+    inside = {(action.kind, action.stage) for action in body.actions}
+    keys_of = collections.defaultdict(list)
+    for key in {**makers, **readers}:
+        use = frozenset(makers.get(key, ())), frozenset(readers.get(key, ()))
+        keys_of[use].append(key)
+    registers, consumed, made = [], [], []
+    for (making, reading), keys in keys_of.items():
+        if len(making) > 1:  # each adds to what the one before made
+            reading |= making
+        if making & inside and reading & inside:
+            moved = _in_flight(positions, start, body, making, reading)
+            if moved is None:
+                return None
+            registers += itertools.product(moved, keys)
+        elif reading & inside:
+            consumed += keys
+        elif making & inside and reading:
+            made += keys
+        if making & inside:
+            made += [key for key in keys if key in results and key not in made]
+    return Loop(body, tuple(registers), tuple(consumed), tuple(made))
+
+
+def _in_flight(positions, start, body, making, reading):
+    """The microbatches of which a tensor is in flight between iterations.
+
+    By their number in the first iteration; None if they are not the same at
+    the start of each.
+    """
+    length = len(body.actions)
+    found = [set() for _ in range(body.repeats + 1)]
+    for microbatch in {action.microbatch for action in positions}:
+
+        def positions_of(users, microbatch=microbatch):
+            return [
+                positions[Action(*user, microbatch)] - start for user in users
+            ]
+
+        begin, end = min(positions_of(making)), max(positions_of(reading))
+        for time in range(
+            max(0, begin // length + 1), min(body.repeats, end // length) + 1
+        ):
+            found[time].add(microbatch - time * body.period)
+    return sorted(found[0]) if found.count(found[0]) == len(found) else None
+
+
+def _moved(action, microbatches):
+    return action._replace(microbatch=action.microbatch + microbatches)
