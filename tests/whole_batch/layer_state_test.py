@@ -103,6 +103,27 @@ class OwnBatchNorm(keras.layers.BatchNormalization):
         return super().call(inputs, training, mask)
 
 
+class OfTensorFlow(keras.layers.Layer):
+    """Keeps a mean in a variable that Keras does not know."""
+
+    def build(self, input_shape):
+        self.held = tf.Variable(0.0, trainable=False, name="held")
+
+    def call(self, inputs):
+        self.held.assign_add(ops.mean(inputs))
+        return inputs
+
+
+class OwnLoss(keras.losses.Loss):
+    def __init__(self):
+        super().__init__()
+        self.held = tf.Variable(0.0, trainable=False, name="of_loss")
+
+    def call(self, y_true, y_pred):
+        self.held.assign(ops.mean(y_true))
+        return ops.mean((y_true - y_pred) ** 2, axis=-1) + self.held
+
+
 def of_keras():
     return keras.Sequential(
         [
@@ -114,7 +135,7 @@ def of_keras():
     )
 
 
-def fit(make_layer, data=1, accumulated=None):
+def fit(make_layer, data=1, accumulated=None, stages=1, loss=lambda: "mse"):
     """Trains twice, and returns what is kept and what is warned of."""
     same_numbers.reset()
     callbacks = []
@@ -122,11 +143,14 @@ def fit(make_layer, data=1, accumulated=None):
         callbacks = [tfscale.callbacks.GradientAccumulation(accumulated)]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with tfscale.MeshStrategy(tfscale.device_mesh(data=data)).scope():
+        mesh = tfscale.device_mesh(data=data, pipeline=stages)
+        with tfscale.MeshStrategy(mesh).scope():
             layer = make_layer()
             model = keras.Sequential([keras.Input((6,)), layer])
             model.add(keras.layers.Dense(6))
-            model.compile("sgd", "mse", metrics=["mae"])
+            if stages > 1:
+                model = tfscale.PipelineModel(model, num_microbatches=4)
+            model.compile("sgd", loss(), metrics=["mae"])
         for _ in range(2):
             model.fit(
                 *(X, X),
@@ -157,6 +181,19 @@ class OwnStateTest(parameterized.TestCase):
         data = tf.data.Dataset.from_tensor_slices((X, X))
         with self.assertWarnsRegex(UserWarning, "rows of one.*/rows', to"):
             model.fit(data.batch(8, drop_remainder=True), verbose=0)
+
+    @parameterized.parameters(
+        (dict(data=2), "rows of one replica"),
+        (dict(accumulated=4), "once per microbatch, .*by a trial"),
+        (dict(stages=2), "once per microbatch, "),
+    )
+    def test_variables_of_tensorflow_are_warned_of_too(self, options, words):
+        # Those of a layer, of a loss and globals changed without a word.
+        _, (said,) = fit(OfTensorFlow, **options)
+        self.assertRegex(said, f"{words}.*")
+        self.assertRegex(said, "'.*held[:0]*'")
+        _, (said,) = fit(lambda: keras.layers.Dense(6), loss=OwnLoss, **options)
+        self.assertRegex(said, "'.*of_loss[:0]*'")
 
     @parameterized.parameters(RunningMean, CallCounter, Normed)
     def test_each_change_is_warned_of_once_in_microbatches(self, kind):

@@ -72,6 +72,8 @@ class ReplicaStep:
             found.append(tensor)
             return tensor
 
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
         with NotingScope(collect_losses=True) as scope:
             try:
                 logs, capture, noted = self._run(data, record, 1.0)
@@ -94,7 +96,10 @@ class ReplicaStep:
         )
         checks.check_updates(self._model, scope.changed)
         if num_microbatches != 1:
-            layer_state.warn_in_microbatches(self._model, scope.changed)
+            assigned = layer_state.assigned_names(graph, num_before)
+            layer_state.warn_in_microbatches(
+                self._model, scope.changed, assigned
+            )
         *self._totals, rows = _sums_over_replicas(
             [*found, _at_replica_index(self._rows)]
         )

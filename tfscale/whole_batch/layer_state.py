@@ -23,6 +23,15 @@ _warned_on_replicas: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _warned_in_microbatches: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
+_ASSIGNMENTS = frozenset(
+    ["AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"]
+)
+_CHANGED_TWICE = (
+    " A `tf.Variable` is changed once more, by a trial with the whole batch: "
+    "let a layer create it by `add_weight`."
+)
+
+
 class Changes:
     """The variables to which a replica's layers assign values of its rows.
 
@@ -43,6 +52,9 @@ class Changes:
             for variable in _not_trained(layer)
             if variable.aggregation in (None, "none")
         }
+        optimizer = model.optimizer.variables if model.optimizer else []
+        known = [*model.variables, *optimizer, *model.metrics_variables]
+        self._of_keras = {id(attributes.value_of(v)) for v in known}
         replica_data.append(data)
 
     @property
@@ -56,12 +68,25 @@ class Changes:
     def note(self, variable: tf.Variable, value: Any) -> None:
         """Notes that a value is assigned to a variable."""
         path = self._state.get(id(variable))
+        # Of a layer or a loss that holds a variable of TensorFlow, or a global.
+        if (
+            id(variable) not in self._of_keras
+            and variable.aggregation == tf.VariableAggregation.NONE
+        ):
+            path = variable.name.partition(":")[0]
         if (
             path is not None
             and tf.is_symbolic_tensor(value)
             and _is_of_shard(value, self._data, self.data_of_others)
         ):
             self._paths[path] = None
+
+    def note_since(self, graph: tf.Graph, num_before: int) -> None:
+        """Notes what operations of a graph assign, after the first ones."""
+        for handle, value in assignments(graph, num_before):
+            variable = attributes.container_of(handle)
+            if variable is not None:
+                self.note(variable, value)
 
     def warn(self) -> None:
         """Warns, once for a model, of the noted variables."""
@@ -84,14 +109,21 @@ class Changes:
 
 
 def warn_in_microbatches(
-    model: keras.Model, changed: Iterable[keras.Variable]
+    model: keras.Model,
+    changed: Iterable[keras.Variable],
+    assigned: Iterable[str] = (),
 ) -> None:
-    """Warns, once for a model, of variables that each microbatch changes."""
+    """Warns, once for a model, of variables that each microbatch changes.
+
+    `assigned` names variables of TensorFlow, which the trial changes too.
+    """
     if model in _warned_in_microbatches:
         return
     layers = attributes.flatten_layers(model)
     state = {id(v) for layer in layers for v in _not_trained(layer)}
     paths = {v.path: None for v in changed if id(v) in state}
+    names = dict.fromkeys(assigned)
+    paths |= names
     if not paths:
         return
     _warned_in_microbatches.add(model)
@@ -99,9 +131,40 @@ def warn_in_microbatches(
         "With GradientAccumulation a layer is called once per microbatch, and "
         f"on one device once per batch. Received: {_list(paths)}, which each "
         "call changes. A counter, or an average of what each call sees, comes "
-        "out differently. Train without the callback if that matters.",
+        "out differently. Train without the callback if that matters."
+        + _CHANGED_TWICE
+        * bool(names),
         stacklevel=2,
     )
+
+
+def assignments(
+    graph: tf.Graph, num_before: int = 0
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """The handles of TensorFlow's variables that are assigned, and the values.
+
+    Not inside of functions and branches. In a `StatelessScope` those of Keras
+    are not assigned.
+
+    Args:
+        graph: Of a function.
+        num_before: Number of its operations that are left out, the first ones.
+    """
+    outside = {id(x): handle for handle, x in getattr(graph, "captures", ())}
+    found = [
+        (outside.get(id(op.inputs[0])), op.inputs[1])
+        for op in graph.get_operations()[num_before:]
+        if op.type in _ASSIGNMENTS
+    ]
+    return [(handle, value) for handle, value in found if handle is not None]
+
+
+def assigned_names(graph: tf.Graph, num_before: int = 0) -> list[str]:
+    """The names of the variables of `assignments`."""
+    names = [
+        attributes.variable_name(h) for h, _ in assignments(graph, num_before)
+    ]
+    return [name for name in names if not name.startswith("tfscale/")]
 
 
 def _is_of_shard(value, data, others):

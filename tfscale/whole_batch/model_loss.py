@@ -67,10 +67,14 @@ def compiled_loss_of(
     if not compile_loss.built:
         # Keras could not call this model on its data.
         compile_loss.build(y_true, y_pred)
+    graph = tf.compat.v1.get_default_graph()
+    num_before = len(graph.get_operations())
     with step_context.within(batch_shard=None):
         found = losses.compiled_losses(
             compile_loss, y_true, y_pred, sample_weight
         )
+    if batch_shard.changes is not None:
+        batch_shard.changes.note_since(graph, num_before)
     if not found:
         return None
     if not batch_shard.is_whole:

@@ -38,12 +38,23 @@ class _Common:
         if step.update is not None and step.update.is_on_trial:
             self._checked(value)
             return self
-        if (
-            step.batch_shard is not None
-            and step.batch_shard.changes is not None
-        ):
-            step.batch_shard.changes.note(self, value)
+        self._note(value)
         return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, value, *args, **kwargs):
+        """See `tf.Variable.assign_add`."""
+        self._note(value)
+        return super().assign_add(value, *args, **kwargs)
+
+    def assign_sub(self, value, *args, **kwargs):
+        """See `tf.Variable.assign_sub`."""
+        self._note(value)
+        return super().assign_sub(value, *args, **kwargs)
+
+    def _note(self, value):
+        shard = step_context.current().batch_shard
+        if shard is not None and shard.changes is not None:
+            shard.changes.note(self, value)
 
     @property
     def whole_shape(self) -> tf.TensorShape:

@@ -81,18 +81,20 @@ def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
         if isinstance(key, keys.NewState)
     }
     expected = _expected(plan)
-    for number in sorted(changed):
-        variable = plan.variables[number]
-        if id(variable) not in expected:
-            warnings.warn(
-                "A layer is called once per microbatch, and on one device once "
-                f"per batch. Received: the variable {variable.path!r}, which "
-                f"each call changes: {num_microbatches} times per step. A "
-                "counter, or an average of what each call sees, comes out "
-                "differently. Use `PipelineModel(model, num_microbatches=1)` "
-                "if that matters.",
-                stacklevel=2,
-            )
+    paths = [
+        plan.variables[number].path
+        for number in sorted(changed)
+        if id(plan.variables[number]) not in expected
+    ]
+    for path in [*paths, *(name for s in stages for name in s.assigns)]:
+        warnings.warn(
+            "A layer is called once per microbatch, and on one device once per "
+            f"batch. Received: the variable {path!r}, which each call changes: "
+            f"{num_microbatches} times per step. A counter, or an average of "
+            "what each call sees, comes out differently. Use "
+            "`PipelineModel(model, num_microbatches=1)` if that matters.",
+            stacklevel=2,
+        )
 
 
 def _expected(plan):

@@ -18,6 +18,7 @@ from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 from tfscale.whole_batch import batch_norm
+from tfscale.whole_batch import layer_state
 from tfscale.whole_batch import loss_trial
 from tfscale.whole_batch import losses
 from tfscale.whole_batch.batch_shard import BatchShard
@@ -81,6 +82,7 @@ class StageGraph:
         input_gradients: Results of the backward for earlier stages, by key.
         weight_gradients: Results of the backward for the optimizer, by key.
         side_effects: Operations of the forward that run for their own sake.
+        assigns: Names of the variables of TensorFlow that these change.
         losses, gathered, batch_norms: See `TracedStage`.
         by_added: Of the last stage, the gradient of a `compute_loss` of the
             user's own by what layers add to it; None if there is none.
@@ -107,6 +109,7 @@ class StageGraph:
         self.input_gradients = {}
         self.weight_gradients = {}
         self.side_effects = []
+        self.assigns = []
         self.losses = ()
         self.gathered = {}
         self.batch_norms = {}
@@ -179,6 +182,8 @@ class StageGraph:
             for operation in tf.compat.v1.get_default_graph().get_operations()
             if operation.op_def.is_stateful and not operation.outputs
         ]
+        graph = tf.compat.v1.get_default_graph()
+        self.assigns = layer_state.assigned_names(graph)
         inputs = {
             v: values[v]
             for v in stage.inputs

@@ -51,6 +51,7 @@ class TracedStage:
         gathered: Of the last stage, the outputs that model ranks return in
             shards, and the dim of these.
         mixes_rows: Describes operations of the forward that mix rows.
+        assigns: Names of variables of TensorFlow that the forward changes.
         batch_norms: The layers, and numbers of channels, of its `Moments`.
         keeps_added: Whether its loss has what layers add as a summand.
     """
@@ -62,6 +63,7 @@ class TracedStage:
     losses: tuple[losses.CompiledLoss, ...]
     gathered: dict[Value, int]
     mixes_rows: list[str]
+    assigns: list[str]
     batch_norms: dict[
         keys.Moments, list[tuple[keras.layers.BatchNormalization, int]]
     ]
@@ -248,6 +250,7 @@ def _traced(wrapped, graph, joint, divisors):
         losses=graph.losses,
         gathered=graph.gathered,
         mixes_rows=_mixes_rows(graph),
+        assigns=graph.assigns,
         batch_norms=graph.batch_norms,
         keeps_added=_keeps_added(wrapped, graph),
     )
