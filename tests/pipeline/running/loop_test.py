@@ -19,6 +19,7 @@ from tfscale.pipeline import PipelineModel
 from tfscale.pipeline.planning import steady
 from tfscale.pipeline.running import loop
 from tfscale.pipeline.running.executor import Executor
+from tfscale.pipeline.tracing import keys
 
 RANDOM = np.random.RandomState(0)
 # In batches of 16: the last one has fewer rows than microbatches.
@@ -172,6 +173,20 @@ class LoopTest(parameterized.TestCase):
             model.fit(x, x, batch_size=8, shuffle=False, verbose=0)
         self.assertEqual(run.call_count, 0)
         self.assertEqual(seen, list(range(8)))
+
+    @parameterized.parameters((None,), (["accuracy"],))
+    def test_outputs_are_kept_if_metrics_read_them(self, metrics):
+        # TensorFlow does not drop what a loop keeps and nothing reads.
+        with counted() as run:
+            same_numbers.on_mesh(job(build_dense, metrics=metrics), 2, 8)
+        kept = {
+            type(key)
+            for call in run.call_args_list
+            for _, key in call.args[1].made
+            if any(a.kind == "B" for a in call.args[1].body.actions)
+        }
+        self.assertNotEmpty(kept)
+        self.assertEqual(keys.Activation in kept, metrics is not None)
 
     def test_the_graph_does_not_grow_with_microbatches(self):
         written = []

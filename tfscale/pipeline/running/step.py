@@ -36,7 +36,8 @@ class StepResult:
             own: so that the mean over replicas, by rows, is that loss.
         losses: The same of each loss given to `compile`, not weighted.
         share: This replica's share of the rows of the global batch.
-        outputs: Flat outputs of the model, with their Keras masks.
+        outputs: Flat outputs of the model, with their Keras masks; none if
+            nothing reads them.
         gradients: Of this replica, by the number of the trainable variable.
         states: New values of seeds and the like, by number.
         moments: For each call of a BatchNormalization its layer, and the
@@ -53,10 +54,24 @@ class StepResult:
 
 
 class PipelineStep:
-    """Runs a program on batches in the current replica."""
+    """Runs a program on batches in the current replica.
+
+    Args:
+        plan: The plan of the pipeline.
+        program: The program for the batches.
+        strategy: The `MeshStrategy`.
+        emit: See `run_schedule`.
+        reads_outputs: Whether the outputs of the model are wanted. A loop keeps
+            those of all microbatches, whether they are used or not.
+    """
 
     def __init__(
-        self, plan: PipelinePlan, program: Program, strategy, emit=None
+        self,
+        plan: PipelinePlan,
+        program: Program,
+        strategy,
+        emit=None,
+        reads_outputs: bool = True,
     ):
         context = tf.distribute.get_replica_context()
         # Among those of this worker.
@@ -70,6 +85,7 @@ class PipelineStep:
         self._index = replica * self._num_ranks + rank
         self._context = context
         self._emit = emit
+        self._reads_outputs = reads_outputs
         self._ranks = [grid[d] for d in plan.schedule.stage_devices]
         self.devices = [ranks[rank] for ranks in self._ranks]
 
@@ -187,8 +203,9 @@ class PipelineStep:
         wanted = {keys.Losses(), keys.Divisors()}
         for index, stage in enumerate(self._program.stages):
             wanted |= {keys.AddedLoss(index), *stage.batch_norms}
-        for value in self._plan.graph.outputs:
-            wanted |= {keys.Activation(value), keys.Mask(value)}
+        if self._reads_outputs:
+            for value in self._plan.graph.outputs:
+                wanted |= {keys.Activation(value), keys.Mask(value)}
         return {(r, key) for r in range(self._num_ranks) for key in wanted}
 
     def sum_gradients(self, gradients) -> dict[int, tf.Tensor]:
@@ -258,6 +275,8 @@ class PipelineStep:
         return zeros
 
     def _outputs(self, tensors, inputs):
+        if not self._reads_outputs:
+            return []
         rows = tf.shape(inputs[0])[0]
 
         def join(key):
@@ -272,7 +291,6 @@ class PipelineStep:
                 join(keys.Mask(value)),
             )
             if value in gathered:
-                # TensorFlow leaves it out if no metric uses it.
                 output = collectives.gather_from_ranks(output, gathered[value])
             if mask is not None:
                 symbols.set_keras_mask(output, mask)

@@ -106,7 +106,12 @@ class PipelineTrainer(WrappedModel):
             for x, y, w in batches
         ]
         program = prepared[0][0]
-        step = PipelineStep(self._plan, program, self.distribute_strategy)
+        step = PipelineStep(
+            self._plan,
+            program,
+            self.distribute_strategy,
+            reads_outputs=self._reads_outputs,
+        )
         self._counters.set(self.optimizer.iterations)
         zero = tf.zeros((), losses.precision())
         updates = window.StageUpdates(
@@ -192,6 +197,13 @@ class PipelineTrainer(WrappedModel):
             or checks.is_own(self.model, "compute_loss")
         )
 
+    @property
+    def _reads_outputs(self):
+        """Whether metrics do: a loop keeps those of all microbatches for it."""
+        return self._compile_metrics is not None or checks.is_own(
+            self, "compute_metrics"
+        )
+
     def _compiled_programs(self, jit_compile):
         """Programs for what the model was compiled with."""
         model = self if self._has_own_loss else None
@@ -274,7 +286,12 @@ class PipelineTrainer(WrappedModel):
                 for action in actions
                 if action.kind == "F" and action.microbatch < count
             )
-        step = PipelineStep(self._plan, program, self.distribute_strategy)
+        step = PipelineStep(
+            self._plan,
+            program,
+            self.distribute_strategy,
+            reads_outputs=targets is None or self._reads_outputs,
+        )
         (result,) = step.run(
             [(inputs, targets)],
             actions=actions,
@@ -340,7 +357,9 @@ class PipelineTrainer(WrappedModel):
             single = result.losses[:-1] if self._has_own_loss else result.losses
             for metric, loss in zip(metrics, single):
                 metric.update_state(loss, sample_weight=weight)
-        y_pred = self._plan.graph.pack_outputs(result.outputs)
+        y_pred = None
+        if result.outputs:
+            y_pred = self._plan.graph.pack_outputs(result.outputs)
         # Where the predictions are, which are larger than what comes of them.
         with tf.device(step.devices[-1]):
             return self.compute_metrics(
