@@ -76,8 +76,6 @@ _PRIVATE_WORDS = {
     *("likewise", "looks", "meeting", "own", "part", "parts", "place"),
     *("places", "said", "settle", "survey", "taken", "unread", "whoever"),
 }
-# Where they still are.
-_OLD_WORDS = ("tfscale/pipeline/running/", "tfscale/pipeline/tracing/")
 # Of the standard library, of Keras, and of what tfscale puts on instances.
 _KNOWN_NAMES = {
     *("hugging_face", "hugging_face_source", "in_place"),
@@ -424,8 +422,6 @@ class LayersTest(absltest.TestCase):
 
     def test_identifiers_have_the_words_of_the_field(self):
         for path in _package_files():
-            if path.startswith(_OLD_WORDS):
-                continue
             for name in _identifiers(path):
                 words = re.split(r"_|(?<=[a-z0-9])(?=[A-Z])", name)
                 if name not in _KNOWN_NAMES:

@@ -14,7 +14,7 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 
 # What of a model Keras' loops would call, and those of a pipeline do not: they
 # call the steps of the pipeline.
-_OWN_STEPS = (
+_STEP_METHODS = (
     "train_step",
     "test_step",
     "make_train_function",
@@ -24,7 +24,7 @@ _OWN_STEPS = (
     "reset_metrics",
     "metrics",
 )
-_OWN_PREDICTIONS = ("predict_step", "make_predict_function")
+_PREDICT_METHODS = ("predict_step", "make_predict_function")
 _TEACHER_AND_STUDENT = (
     "A teacher and a student are one functional model, `keras.Model(x, "
     '{"hard": student(x), "soft": keras.ops.stack([student(x), teacher(x)], 1)'
@@ -85,7 +85,7 @@ def check_strategy(strategy) -> None:
         )
 
 
-def is_own(model: keras.Model, name: str) -> bool:
+def is_custom(model: keras.Model, name: str) -> bool:
     """Whether the model's class has a method of its own for one of Keras'."""
     return getattr(model.__class__, name) is not getattr(keras.Model, name)
 
@@ -98,26 +98,26 @@ def check_steps(model: keras.Model) -> None:
             f"{model.name!r} of type {type(model).__name__}. Wrap the plain "
             "model, which is its `model`."
         )
-    _refuse_own(model, _OWN_STEPS)
+    _refuse_custom(model, _STEP_METHODS)
 
 
 def check_predictions(model: keras.Model) -> None:
     """Refuses to predict for a model that does so in its own way."""
-    _refuse_own(model, _OWN_PREDICTIONS)
+    _refuse_custom(model, _PREDICT_METHODS)
 
 
-def _refuse_own(model, names):
-    own = [name for name in names if is_own(model, name)]
-    if not own:
+def _refuse_custom(model, names):
+    custom = [name for name in names if is_custom(model, name)]
+    if not custom:
         return
-    if own[0].startswith("predict") or own[0] == "make_predict_function":
+    if custom[0].startswith("predict") or custom[0] == "make_predict_function":
         advice = (
             "Predict with the model inside: `model.model.predict(...)`, which "
             "runs it without a pipeline."
         )
     elif isinstance(model, keras.distillation.Distiller):
         advice = _TEACHER_AND_STUDENT
-    elif own[0] in ("train_step", "test_step"):
+    elif custom[0] in ("train_step", "test_step"):
         advice = (
             "A `compute_loss` of its own is called: put there what the step "
             f"does with outputs and targets. {_TEACHER_AND_STUDENT} What else "
@@ -131,7 +131,7 @@ def _refuse_own(model, names):
         )
     raise ValueError(
         f"The steps of a pipeline are its own. Received: {model.name!r} of "
-        f"type {type(model).__name__}, with a `{own[0]}` of its own, which "
+        f"type {type(model).__name__}, with a `{custom[0]}` of its own, which "
         f"would not be called. {advice}"
     )
 
@@ -171,10 +171,10 @@ def check_made_in_scope(variables) -> None:
             )
 
 
-def check_built(model: keras.Model, *parts) -> None:
+def check_built(model: keras.Model, *others) -> None:
     """Refuses to run before loss, metrics and optimizer have variables."""
-    made = [*parts, model.optimizer]
-    if all(part is None or part.built for part in made):
+    made = [*others, model.optimizer]
+    if all(each is None or each.built for each in made):
         return
     raise ValueError(
         "Loss, metrics and optimizer must have their variables before "

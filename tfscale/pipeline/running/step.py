@@ -280,9 +280,9 @@ class PipelineStep:
         rows = tf.shape(inputs[0])[0]
 
         def join(key):
-            parts = [m[key] for m in tensors.microbatches if key in m]
+            slices = [m[key] for m in tensors.microbatches if key in m]
             # Without the rows that count nothing.
-            return tf.concat(parts, axis=0)[:rows] if parts else None
+            return tf.concat(slices, axis=0)[:rows] if slices else None
 
         outputs, gathered = [], self._program.stages[-1].gathered
         for value in self._plan.graph.outputs:
@@ -299,11 +299,11 @@ class PipelineStep:
 
     def _gradients(self, tensors):
         """Gradients by variable number, summed over stages."""
-        parts = {}
+        terms = {}
         for key, tensor in tensors.sums.items():
-            parts.setdefault(key.number, []).append(tensor)
+            terms.setdefault(key.number, []).append(tensor)
         gradients = {}
-        for number, found in sorted(parts.items()):
+        for number, found in sorted(terms.items()):
             variable = self._plan.variables[number]
             with tf.device(self.devices[self._plan.homes[number]]):
                 gradients[number] = tf.cast(tf.add_n(found), variable.dtype)
@@ -326,11 +326,11 @@ class PipelineStep:
         for stage, device in zip(self._program.stages, self.devices):
             for key, layers in stage.batch_norms.items():
                 with tf.device(device):
-                    parts = tf.stack([m[key] for m in tensors.microbatches])
+                    noted = tf.stack([m[key] for m in tensors.microbatches])
                     if may_be_empty:
                         # Not of a row that counts nothing.
-                        parts = tf.where(rows > 0, parts, 0.0)
-                    moments = batch_norm.combined(parts)
+                        noted = tf.where(rows > 0, noted, 0.0)
+                    moments = batch_norm.combined(noted)
                     sizes = [num_channels for _, num_channels in layers]
                     split = tf.split(moments, sizes, axis=1)
                 found += [(x, each) for (x, _), each in zip(layers, split)]

@@ -176,7 +176,7 @@ class PipelineTrainer(WrappedModel):
         A training step calls it for each microbatch, and only where a model
         has its own, or a subclass of this one.
         """
-        if not checks.is_own(self.model, "compute_loss"):
+        if not checks.is_custom(self.model, "compute_loss"):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         compute_loss = instances.view(
             self.model,
@@ -191,22 +191,22 @@ class PipelineTrainer(WrappedModel):
         return compute_loss(x, y, y_pred, sample_weight)
 
     @property
-    def _has_own_loss(self):
+    def _has_custom_loss(self):
         return (
             self.__class__.compute_loss is not PipelineTrainer.compute_loss
-            or checks.is_own(self.model, "compute_loss")
+            or checks.is_custom(self.model, "compute_loss")
         )
 
     @property
     def _reads_outputs(self):
         """Whether metrics do: a loop keeps those of all microbatches for it."""
-        return self._compile_metrics is not None or checks.is_own(
+        return self._compile_metrics is not None or checks.is_custom(
             self, "compute_metrics"
         )
 
     def _compiled_programs(self, jit_compile):
         """Programs for what the model was compiled with."""
-        model = self if self._has_own_loss else None
+        model = self if self._has_custom_loss else None
         if model is not None:
             adapt_compile_loss(self._compile_loss)
         return Programs(
@@ -218,7 +218,7 @@ class PipelineTrainer(WrappedModel):
         )
 
     def _targets(self, x, y, sample_weight):
-        if self._has_own_loss:
+        if self._has_custom_loss:
             return y, sample_weight, x
         return y, sample_weight
 
@@ -257,9 +257,9 @@ class PipelineTrainer(WrappedModel):
         `fit`. Letting go of an iterator may take as long as it has lived:
         tf.data's autotuner can miss the signal and sleep on.
         """
-        parts = [*attributes.flatten_layers(self), self._compile_metrics]
-        parts += [self._compile_loss, getattr(self, "optimizer", None)]
-        if all(part is None or part.built for part in parts):
+        trackers = [*attributes.flatten_layers(self), self._compile_metrics]
+        trackers += [self._compile_loss, getattr(self, "optimizer", None)]
+        if all(tracker is None or tracker.built for tracker in trackers):
             return
         super()._maybe_symbolic_build(iterator, data_batch)
 
@@ -269,11 +269,11 @@ class PipelineTrainer(WrappedModel):
         )
 
     def _check_built(self):
-        parts = [self._compile_metrics]
-        if not self._has_own_loss:
+        trackers = [self._compile_metrics]
+        if not self._has_custom_loss:
             # It may have no use for the one given to `compile`.
-            parts.append(self._compile_loss)
-        checks.check_built(self, *parts)
+            trackers.append(self._compile_loss)
+        checks.check_built(self, *trackers)
 
     def _run(self, x, targets, training, loss_scale=1.0):
         """Returns the step, its flat inputs and its result."""
@@ -354,7 +354,9 @@ class PipelineTrainer(WrappedModel):
             weight = result.share if inputs[0].shape[0] is None else rows
             # Of a `compute_loss` of the user's own there may be several calls.
             metrics = itertools.cycle(self._compile_loss.metrics)
-            single = result.losses[:-1] if self._has_own_loss else result.losses
+            single = (
+                result.losses[:-1] if self._has_custom_loss else result.losses
+            )
             for metric, loss in zip(metrics, single):
                 metric.update_state(loss, sample_weight=weight)
         y_pred = None

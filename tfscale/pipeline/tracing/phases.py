@@ -78,7 +78,7 @@ class PhaseSpec:
 def split(
     wrapped,
     arguments: Mapping[Hashable, tf.Tensor],
-    parts: Sequence[PhaseSpec],
+    specs: Sequence[PhaseSpec],
     *,
     jit_compile: bool = False,
     devices: Mapping[str, str] | None = None,
@@ -89,54 +89,54 @@ def split(
     Args:
         wrapped: The function.
         arguments: The placeholders in its graph, by key.
-        parts: The phases, in the order in which they will run.
+        specs: The phases, in the order in which they will run.
         jit_compile: Whether XLA compiles the phases, in place of Grappler.
         devices: See `Subgraph.run`.
         key_of_saved: Returns the key of a tensor that a phase saves for a later
             one, given a key that no other tensor has, and the tensor.
     """
     given = {tensor.ref() for tensor in arguments.values()}
-    makes = [dict(part.results) for part in parts]
+    makes = [dict(spec.results) for spec in specs]
     key_of = {}
     for results in (*makes, arguments):
         key_of.update((tensor.ref(), key) for key, tensor in results.items())
     phase_of, bodies, needs = {}, [], []
-    for index, part in enumerate(parts):
-        if part.restart:
+    for index, spec in enumerate(specs):
+        if spec.restart:
             phase_of.clear()
-        roots = [tensor.op for tensor in part.results.values()]
+        roots = [tensor.op for tensor in spec.results.values()]
         operations = walks.ancestors(
-            [*roots, *part.side_effects],
+            [*roots, *spec.side_effects],
             {*phase_of, *(tensor.op for tensor in arguments.values())},
             control_inputs=True,
         )
         phase_of.update(dict.fromkeys(operations, index))
         bodies.append(operations)
-        needs.append(_inputs(operations, part, phase_of, index, given))
+        needs.append(_inputs(operations, spec, phase_of, index, given))
         # A phase returns the tensors that a later phase takes.
         for tensor in needs[-1]:
             if tensor.ref() not in given:
-                saved = keys.Saved(parts[0].name, tensor.name)
+                saved = keys.Saved(specs[0].name, tensor.name)
                 saved = key_of_saved(saved, tensor)
                 key = key_of.setdefault(tensor.ref(), saved)
                 makes[phase_of[tensor.op]].setdefault(key, tensor)
     phases, original = [], wrapped.graph.as_graph_def()
-    for part, body, taken, made in zip(parts, bodies, needs, makes):
-        side_effects = [op for op in part.side_effects if op in body]
+    for spec, body, needed, made in zip(specs, bodies, needs, makes):
+        side_effects = [op for op in spec.side_effects if op in body]
         subgraph = extract(
-            body, taken, list(made.values()), side_effects, original
+            body, needed, list(made.values()), side_effects, original
         )
         phases.append(
             Phase(
                 _function(
-                    part.name,
+                    spec.name,
                     subgraph,
-                    taken,
+                    needed,
                     wrapped.graph,
                     jit_compile,
                     devices,
                 ),
-                tuple(key_of[tensor.ref()] for tensor in taken),
+                tuple(key_of[tensor.ref()] for tensor in needed),
                 tuple(made),
             )
         )
@@ -153,15 +153,15 @@ def needed_arguments(
     return {key for key, x in arguments.items() if x.op in operations}
 
 
-def _inputs(operations, part, phase_of, index, given):
+def _inputs(operations, spec, phase_of, index, given):
     """The tensors that a phase takes, in a fixed order."""
     used = {
         tensor.ref(): tensor
         for operation in operations
         for tensor in operation.inputs
     }
-    used.update((tensor.ref(), tensor) for tensor in part.results.values())
-    taken = [
+    used.update((tensor.ref(), tensor) for tensor in spec.results.values())
+    needed = [
         tensor
         for ref, tensor in used.items()
         # Constants are copied into every phase, captures captured again.
@@ -171,7 +171,7 @@ def _inputs(operations, part, phase_of, index, given):
             and phase_of[tensor.op] != index
         )
     ]
-    return sorted(taken, key=lambda tensor: tensor.name)
+    return sorted(needed, key=lambda tensor: tensor.name)
 
 
 def _function(name, subgraph, feeds, graph, jit_compile, devices):

@@ -139,7 +139,7 @@ class Programs:
         with tf.init_scope():
             for stage in plan.stages:
                 is_last = stage.index == len(plan.stages) - 1
-                own = [
+                rank_keys = [
                     key
                     for value in stage.inputs
                     for key in (
@@ -152,7 +152,7 @@ class Programs:
                     StageGraph,
                     stage,
                     plan.numbers,
-                    {key: known[key] for key in own},
+                    {key: known[key] for key in rank_keys},
                     differentiable,
                     targets if is_last else None,
                     options,

@@ -213,9 +213,9 @@ class StageGraph:
             self.forward[keys.Mask(value)] = tf.identity(mask)
         if self._targets is not None:
             # Whether anybody but the loss wants it whole is not known yet.
-            part = collectives.shard_before_gather(tensor)
-            if part is not None:
-                tensor, self.gathered[value] = part
+            shard = collectives.shard_before_gather(tensor)
+            if shard is not None:
+                tensor, self.gathered[value] = shard
         # An output may be an input: never the same tensor.
         self.forward[keys.Activation(value)] = tf.identity(tensor)
 
@@ -310,7 +310,7 @@ class StageGraph:
                 "over the rows."
             )
         (self.by_added,) = tf.gradients(value, added)
-        own = losses.CompiledLoss(
+        custom_loss = losses.CompiledLoss(
             name="compute_loss",
             value=tf.cast(value, losses.precision()),
             divisor=losses.num_rows(args),
@@ -323,7 +323,7 @@ class StageGraph:
             dataclasses.replace(each, weight=0.0, is_reduced=False)
             for each in compiled
         ]
-        return (*shown, own)
+        return (*shown, custom_loss)
 
     def _backward(self, total, params, inputs):
         outputs, gradients = [total], [tf.ones((), losses.precision())]

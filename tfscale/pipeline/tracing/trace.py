@@ -139,11 +139,11 @@ def trace_divisors(stages, numbers, inputs, targets: Targets) -> phases.Phase:
         whole, numbers, inputs, set(), targets, TraceOptions(training=False)
     )
     wrapped = tf.compat.v1.wrap_function(graph.build, [])
-    part = phases.PhaseSpec(
+    spec = phases.PhaseSpec(
         "divisors",
         {keys.Divisors(): graph.forward[keys.Divisors()]},
     )
-    return phases.split(wrapped, graph.arguments, [part])[0]
+    return phases.split(wrapped, graph.arguments, [spec])[0]
 
 
 def _split(wrapped, graphs, devices=((),)):
@@ -151,7 +151,7 @@ def _split(wrapped, graphs, devices=((),)):
 
     The stage was traced with the devices of replica 0.
     """
-    parts = [_parts(graph) for graph in graphs]
+    phase_specs = [_phase_specs(graph) for graph in graphs]
     # In these no rank needs another one.
     divisors = [
         phases.split(
@@ -162,35 +162,35 @@ def _split(wrapped, graphs, devices=((),)):
         )[0]
         if "D" in of_rank
         else None
-        for graph, of_rank in zip(graphs, parts)
+        for graph, of_rank in zip(graphs, phase_specs)
     ]
     arguments = {
         (rank, key): tensor
         for rank, graph in enumerate(graphs)
         for key, tensor in graph.arguments.items()
     }
-    joint_parts = [
+    joint_specs = [
         phases.PhaseSpec(
             of_ranks[0].name,
             {
                 (rank, key): tensor
-                for rank, part in enumerate(of_ranks)
-                for key, tensor in part.results.items()
+                for rank, spec in enumerate(of_ranks)
+                for key, tensor in spec.results.items()
             },
-            [op for part in of_ranks for op in part.side_effects],
+            [op for spec in of_ranks for op in spec.side_effects],
             of_ranks[0].restart,
         )
-        for of_ranks in zip(*(of_rank.values() for of_rank in parts))
+        for of_ranks in zip(*(of_rank.values() for of_rank in phase_specs))
     ]
     rank_of = {device: rank for rank, device in enumerate(devices[0])}
     joint = tuple(
         dict(
             zip(
-                parts[0],
+                phase_specs[0],
                 phases.split(
                     wrapped,
                     arguments,
-                    joint_parts,
+                    joint_specs,
                     jit_compile=graphs[0].options.jit_compile,
                     devices=dict(zip(devices[0], of_replica)),
                     key_of_saved=lambda saved, x: (
@@ -208,13 +208,13 @@ def _split(wrapped, graphs, devices=((),)):
     ]
 
 
-def _parts(graph):
+def _phase_specs(graph):
     """The phases of a graph, by the letter of the action.
 
     Of the last stage also `"D"`, which makes the divisors of the targets.
     """
     forward = dict(graph.forward)
-    parts = {}
+    phase_specs = {}
     is_needed = graph.options.training or keys.Totals() in graph.arguments
     if is_needed and keys.Divisors() in forward:
         divisors = {keys.Divisors(): forward.pop(keys.Divisors())}
@@ -224,21 +224,23 @@ def _parts(graph):
         # Backwards begin before the last forward ends: what divides their
         # losses has to be known before, from targets alone.
         if all(isinstance(key, keys.Target) for key in needed):
-            parts["D"] = phases.PhaseSpec(f"{graph.name}_divisors", divisors)
-    parts["F"] = phases.PhaseSpec(
+            phase_specs["D"] = phases.PhaseSpec(
+                f"{graph.name}_divisors", divisors
+            )
+    phase_specs["F"] = phases.PhaseSpec(
         f"{graph.name}_forward", forward, graph.side_effects
     )
     if not graph.options.training:
-        return parts
+        return phase_specs
     backward, weights = dict(graph.input_gradients), graph.weight_gradients
     if not graph.options.weights_apart:
         backward.update(weights)
-    parts["B"] = phases.PhaseSpec(
+    phase_specs["B"] = phases.PhaseSpec(
         f"{graph.name}_backward", backward, restart=graph.options.recompute
     )
     if graph.options.weights_apart:
-        parts["W"] = phases.PhaseSpec(f"{graph.name}_weights", weights)
-    return parts
+        phase_specs["W"] = phases.PhaseSpec(f"{graph.name}_weights", weights)
+    return phase_specs
 
 
 def _traced(wrapped, graph, joint, divisors):
