@@ -55,8 +55,8 @@ PURE = (
     "tfscale/plan/report.py",
     "tfscale/plan/search.py",
     "tfscale/plan/schedule_cost.py",
-    "tfscale/sharding/gather_window.py",
-    "tfscale/sharding/sharding.py",
+    "tfscale/variables/gather_window.py",
+    "tfscale/variables/sharding.py",
     "tfscale/tensor_parallel/layouts/layouts.py",
 )
 # What a pure file may import beside the standard library and its like.
@@ -121,8 +121,8 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/optimizer.py", "in_place.put of optimizer"),
     ("tfscale/adapters/optimizer.py", "in_place.putting of optimizer"),
     ("tfscale/adapters/row_optimizer.py", "in_place.putting of optimizer"),
-    ("tfscale/in_place.py", "_CLASS.__set__ of instance"),
-    ("tfscale/in_place.py", "setattr of instance"),
+    ("tfscale/_internals/in_place.py", "_CLASS.__set__ of instance"),
+    ("tfscale/_internals/in_place.py", "setattr of instance"),
     ("tfscale/graphs/grappler.py", "context.function_call_options"),
     (
         "tfscale/tensor_parallel/analysis.py",
@@ -149,7 +149,7 @@ LAYERS = (
     (
         "tfscale/_version.py",
         "tfscale/_version_check.py",
-        "tfscale/in_place.py",
+        "tfscale/_internals/in_place.py",
     ),
     (INTERNALS,),
     ("tfscale/graphs/",),
@@ -158,25 +158,40 @@ LAYERS = (
         "tfscale/collectives/planning/",
         "tfscale/pipeline/planning/",
         "tfscale/cluster/",
-        "tfscale/mesh.py",
-        "tfscale/virtual_devices.py",
-        "tfscale/dataset_graph.py",
-        "tfscale/step_context.py",
+        "tfscale/mesh/__init__.py",
+        "tfscale/mesh/device_mesh.py",
+        "tfscale/mesh/virtual_devices.py",
+        "tfscale/step/__init__.py",
+        "tfscale/step/step_context.py",
+        "tfscale/variables/__init__.py",
     ),
     ("tfscale/fit/",),
-    ("tfscale/sharding/",),
+    (
+        "tfscale/variables/of_variable.py",
+        "tfscale/variables/shards.py",
+    ),
     ("tfscale/collectives/", "tfscale/optimizers/"),
     ("tfscale/adapters/",),
     ("tfscale/tensor_parallel/",),
-    ("tfscale/whole_batch/", "tfscale/adapters/metric.py"),
-    ("tfscale/distribute/",),
+    (
+        "tfscale/step/",
+        "tfscale/step/runners/__init__.py",
+        "tfscale/step/runners/whole.py",
+        "tfscale/adapters/metric.py",
+    ),
+    (
+        "tfscale/mesh/",
+        "tfscale/variables/",
+        "tfscale/optimizers/update/",
+        "tfscale/distribute/",
+    ),
     ("tfscale/data/sources/", "tfscale/data/single_device.py"),
     ("tfscale/data/caches/",),
     ("tfscale/data/chain/", "tfscale/data/order/"),
     ("tfscale/data/explaining/",),
     ("tfscale/data/",),
     ("tfscale/backup/",),
-    ("tfscale/accumulation/",),
+    ("tfscale/step/runners/",),
     ("tfscale/pipeline/stages/", "tfscale/pipeline/tracing/"),
     ("tfscale/pipeline/running/",),
     (
@@ -323,7 +338,7 @@ class LayersTest(absltest.TestCase):
                     self.assertIn(file, PURE, f"{path} imports {file}")
 
     def test_the_mesh_knows_nothing_of_strategies(self):
-        path = os.path.join(REPOSITORY, "tfscale/mesh.py")
+        path = os.path.join(REPOSITORY, "tfscale/mesh/device_mesh.py")
         with open(path) as file:
             self.assertNotIn("tf.distribute", file.read())
 

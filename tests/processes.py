@@ -33,16 +33,16 @@ from tests import forked_python
 # core, while the others have nothing to do.
 _FIRST = (
     "tests/backup/kill_matrix_test.py",
-    "tests/distribute/workers_test.py",
+    "tests/mesh/workers_test.py",
     "tests/tensor_parallel/sequence_parallel/sequence_test.py",
     "tests/data/contract_test.py",
-    "tests/whole_batch/every_layer_test.py",
+    "tests/step/every_layer_test.py",
     "tests/backup/workers_test.py",
     "tests/data/explaining/explain_test.py",
     "tests/examples/train_gpt_test.py",
     "tests/examples/finetune_causal_lm_test.py",
     "tests/examples/train_preemptible_test.py",
-    "tests/distribute/remote_test.py",
+    "tests/mesh/remote_test.py",
     "tests/pipeline/fit_test.py",
 )
 MAX_BYTES = 2.5 * 2**30

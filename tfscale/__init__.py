@@ -13,7 +13,8 @@ from tfscale.backup.export import export_backup
 from tfscale.cluster.initialize import initialize
 from tfscale.distribute import MeshStrategy
 from tfscale.distribute import sum_gradients
-from tfscale.mesh import device_mesh
+from tfscale.mesh.device_mesh import device_mesh
+from tfscale.mesh.virtual_devices import use_virtual_devices
 from tfscale.parameter_server import ParameterServerModel
 from tfscale.parameter_server import ParameterServerStrategy
 from tfscale.pipeline import PipelineModel
@@ -22,7 +23,6 @@ from tfscale.plan import plan
 from tfscale.serving import export
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
 from tfscale.tensor_parallel.summary import sharding_summary
-from tfscale.virtual_devices import use_virtual_devices
 
 __all__ = [
     "MeshStrategy",

@@ -14,8 +14,8 @@ from absl.testing import parameterized
 
 from tests import source_files
 from tests._internals import check_test
-from tfscale import in_place
 from tfscale._internals import check
+from tfscale._internals import in_place
 
 DOOR = "tfscale/_internals/"
 _BY_NAME = ("delattr", "getattr", "hasattr", "setattr")

@@ -5,12 +5,12 @@ from unittest import mock
 import tensorflow as tf
 
 from tests._internals.contracts import holds
-from tfscale import dataset_graph
 from tfscale._internals import attributes
 from tfscale._internals import datasets
 from tfscale._internals import symbols
-from tfscale.distribute.fully_sharded import weight_gather
+from tfscale.graphs import dataset_graph
 from tfscale.graphs import grappler
+from tfscale.variables import weight_gather
 
 
 class GraphTest(tf.test.TestCase):
@@ -139,7 +139,7 @@ class GraphTest(tf.test.TestCase):
 
     @holds("context.Context", "get_config_key_value", "set_config_key_value")
     def test_workers_tell_each_other_by_a_service(self):
-        # What comes of it is seen in tests/distribute/workers_test.py.
+        # What comes of it is seen in tests/mesh/workers_test.py.
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):
             attributes.put_key_value("a", "b")
         with self.assertRaisesRegex(tf.errors.OpError, "oordination"):

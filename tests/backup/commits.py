@@ -22,7 +22,7 @@ from tfscale._internals import attributes
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.cluster.coordination import Coordination
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.sharding import Sharding
 
 
 def parts_of(index, step):

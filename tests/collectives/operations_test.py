@@ -14,9 +14,9 @@ from tfscale import collectives
 from tfscale.collectives import links
 from tfscale.collectives import nccl
 from tfscale.collectives import operations
+from tfscale.collectives import replica_collectives
 from tfscale.collectives.planning import choosing
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.distribute import replica_collectives
 from tfscale.tensor_parallel import collectives as ranks
 
 
@@ -140,8 +140,8 @@ def sums_of(step):
 # model ranks sum.
 OF_ONE_DEVICE = {
     "backup/state/variables.py": "values in a backup",
-    "distribute/optimizers/clipping.py": "squares of gradients",
-    "distribute/optimizers/gradient_noise.py": "squares of gradients",
+    "optimizers/update/clipping.py": "squares of gradients",
+    "mesh/gradient_noise.py": "squares of gradients",
     "pipeline/running/batch_loss.py": "terms of losses",
     "pipeline/running/executor.py": "gradients by the users of a tensor",
     "pipeline/running/step.py": "gradients of a variable that stages share",

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from absl.testing import absltest
 
-from tfscale import in_place
+from tfscale._internals import in_place
 from tfscale.adapters.row_optimizer import SummedRows
 
 

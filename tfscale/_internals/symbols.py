@@ -139,7 +139,7 @@ from tensorflow.python.ops import stateful_random_ops as stateful_random_ops
 # What a step of replicas gets, each of them a value of its own.
 from tensorflow.python.distribute.values import PerReplicaSpec as PerReplicaSpec
 
-# --- tfscale.accumulation -------------------------------------------------
+# --- tfscale.step.runners -------------------------------------------------
 # isort: split
 # How much memory each device has: public API says what is in use only.
 from tensorflow.python.client.device_lib import (

@@ -7,7 +7,7 @@ import hashlib
 
 import keras
 
-from tfscale import in_place
+from tfscale._internals import in_place
 
 
 def adapt_prefix_and_suffix(prefix: keras.Model, suffix: keras.Model) -> None:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tfscale import in_place
-from tfscale import step_context
+from tfscale._internals import in_place
+from tfscale.step import step_context
 
 
 class MeshCompileLoss(in_place.Mixin):

@@ -10,7 +10,7 @@ from typing import Any
 from typing import Protocol
 from typing import runtime_checkable
 
-from tfscale import in_place
+from tfscale._internals import in_place
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from tfscale import in_place
+from tfscale._internals import in_place
 
 
 class _Traced(BaseException):

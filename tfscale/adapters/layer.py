@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
-from tfscale import step_context
 from tfscale._internals import attributes
+from tfscale._internals import in_place
 from tfscale._internals import instances
+from tfscale.step import step_context
 
 
 class MeshLayer(in_place.Mixin):

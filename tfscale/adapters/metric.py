@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import keras
 
-from tfscale import in_place
-from tfscale import step_context
+from tfscale._internals import in_place
 from tfscale._internals import layers
-from tfscale.whole_batch import metric_trial
+from tfscale.step import step_context
+from tfscale.step.checks import metric_trial
 
 
 class MeshMetric(in_place.Mixin):

@@ -4,14 +4,14 @@ import contextlib
 
 import tensorflow as tf
 
-from tfscale import in_place
-from tfscale import step_context
+from tfscale._internals import in_place
+from tfscale.step import step_context
 
 
 class CountedMirrored(in_place.Mixin):
     """Members that are put before the class of the strategy's `extended`.
 
-    A `MeshStrategy` does the same by itself, see `distribute/extended.py`.
+    A `MeshStrategy` does the same by itself, see `mesh/extended.py`.
     """
 
     @property

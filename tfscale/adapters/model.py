@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from tfscale import in_place
-from tfscale import step_context
+from tfscale._internals import in_place
 from tfscale.adapters.layer import MeshLayer
+from tfscale.step import step_context
 
 
 class MeshModel(MeshLayer):

@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
-from tfscale import step_context
+from tfscale._internals import in_place
 from tfscale._internals import instances
 from tfscale.optimizers.lars import LARS
+from tfscale.step import step_context
 
 # The `MeshUpdate` of each optimizer of a mesh. It is no attribute: Keras
 # compares those in copies.

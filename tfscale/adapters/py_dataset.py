@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
+from tfscale._internals import in_place
 from tfscale._internals.fitting import probing_model
 from tfscale._internals.instances import view
 from tfscale._internals.stack import calls

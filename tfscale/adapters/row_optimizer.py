@@ -9,7 +9,7 @@ the table. Values that all updates of a step share, the learning rate and
 import keras
 import tensorflow as tf
 
-from tfscale import in_place
+from tfscale._internals import in_place
 from tfscale.graphs.noting_scope import WrittenAtOnce
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfscale import in_place
+from tfscale._internals import in_place
 
 
 class MeshSeedGenerator(in_place.Mixin):

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.backup.export import config_of
-from tfscale.dataset_graph import stages_of
+from tfscale.graphs.dataset_graph import stages_of
 
 _LEFT_OUT = (
     *("build_config", "build_input_shape", "shared_object_id"),

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale._internals import symbols
-from tfscale.dataset_graph import stages_of
+from tfscale.graphs.dataset_graph import stages_of
 
 
 def warn_of_inexact(epochs, name: str, num_probes: int = 0) -> None:

@@ -41,7 +41,7 @@ from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.sharding import Sharding
 
 _STEPS_BEFORE_WRITING = 2
 _MOST_SECONDS_BEFORE_WRITING = 1.0

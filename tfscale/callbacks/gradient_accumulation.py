@@ -7,16 +7,16 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.accumulation import checks
-from tfscale.accumulation.fit_scoped_function import FitScopedFunction
-from tfscale.accumulation.memory import rows_that_fit
-from tfscale.accumulation.microbatches import GivenNumber
-from tfscale.accumulation.microbatches import GivenRows
-from tfscale.accumulation.model import accumulation_for
-from tfscale.accumulation.model import accumulation_of
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
-from tfscale.distribute.models import without_call
 from tfscale.fit.fit import Fit
+from tfscale.fit.fit_scoped_function import FitScopedFunction
+from tfscale.mesh.models import without_call
+from tfscale.step.runners import checks
+from tfscale.step.runners.accumulation_model import accumulation_for
+from tfscale.step.runners.accumulation_model import accumulation_of
+from tfscale.step.runners.memory import rows_that_fit
+from tfscale.step.runners.microbatch_count import GivenNumber
+from tfscale.step.runners.microbatch_count import GivenRows
 
 
 class GradientAccumulation(keras.callbacks.Callback):

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 
 from tfscale._internals import fitting
-from tfscale.accumulation import checks
-from tfscale.accumulation.fit_scoped_function import FitScopedFunction
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.collectives.workers import check_one_process
-from tfscale.distribute.optimizers.gradient_noise import GradientNoise
 from tfscale.fit.fit import Fit
+from tfscale.fit.fit_scoped_function import FitScopedFunction
+from tfscale.mesh.gradient_noise import GradientNoise
+from tfscale.step.runners import checks
 
 
 class GradientNoiseScale(keras.callbacks.Callback):

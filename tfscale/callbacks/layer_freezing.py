@@ -9,8 +9,8 @@ import numpy as np
 
 from tfscale.callbacks.gradient_accumulation import GradientAccumulation
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
-from tfscale.distribute.models.wrapped_model import WrappedModel
 from tfscale.fit.fit import Fit
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.stages.graph import flatten_model
 
 

@@ -1,6 +1,6 @@
-"""Strategies, their variables, inputs and optimizers."""
+"""Strategies, under the name that TensorFlow has for them."""
 
-from tfscale.distribute.gradient_sums import sum_gradients
-from tfscale.distribute.strategy import MeshStrategy
+from tfscale.mesh.gradient_sums import sum_gradients
+from tfscale.mesh.strategy import MeshStrategy
 
 __all__ = ["MeshStrategy", "sum_gradients"]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfscale._internals import fitting
 from tfscale.adapters.row_optimizer import adapted_rows
-from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
 from tfscale.parameter_server.worker_dataset import WorkerIterator

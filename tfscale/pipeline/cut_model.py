@@ -5,7 +5,7 @@ import keras
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.cached_activations import adapt_prefix_and_suffix
-from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.graph import flatten_model

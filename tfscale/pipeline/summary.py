@@ -19,8 +19,8 @@ from tfscale.pipeline.stage_memory import stage_memory
 from tfscale.pipeline.stage_memory import variables_at_home
 from tfscale.pipeline.stages.plan import LARGE
 from tfscale.pipeline.stages.plan import PipelinePlan
-from tfscale.sharding.of_variable import are_states_on_host
-from tfscale.sharding.of_variable import sharding_of
+from tfscale.variables.of_variable import are_states_on_host
+from tfscale.variables.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
 

@@ -9,7 +9,8 @@ import keras
 from tfscale.distribute import MeshStrategy
 from tfscale.formatting import print_rendered
 from tfscale.formatting import table_length
-from tfscale.mesh import device_mesh
+from tfscale.mesh.device_mesh import device_mesh
+from tfscale.mesh.virtual_devices import check_sizes
 from tfscale.pipeline.model import PipelineModel
 from tfscale.plan import report
 from tfscale.plan.cost import Prediction
@@ -21,7 +22,6 @@ from tfscale.plan.search import divisors
 from tfscale.plan.search import rank
 from tfscale.plan.traced import trace_table
 from tfscale.tensor_parallel.layouts.auto_layout import auto_layout_map
-from tfscale.virtual_devices import check_sizes
 
 _LEAST_LENGTH = 100
 

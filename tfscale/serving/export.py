@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.models.wrapped_model import WrappedModel
+from tfscale.mesh.models.wrapped_model import WrappedModel
 
 
 def export(model: keras.Model, path: str | os.PathLike) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tfscale.sharding.gather_window import Stay
+from tfscale.variables.gather_window import Stay
 
 _FORWARD_COLOR, _BACKWARD_COLOR = "#3b6fa5", "#c9702b"
 

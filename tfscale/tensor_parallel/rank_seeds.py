@@ -20,10 +20,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.seed_generator import adapt_generator
+from tfscale.step import step_context
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence

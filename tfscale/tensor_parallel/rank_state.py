@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale import step_context
+from tfscale.step import step_context
 
 
 @dataclasses.dataclass(frozen=True)

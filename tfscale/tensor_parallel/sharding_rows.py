@@ -8,13 +8,13 @@ from tfscale._internals import attributes
 from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.formatting import readable_bytes
-from tfscale.sharding.of_variable import sharding_of
-from tfscale.sharding.sharding import Sharding
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
 from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
+from tfscale.variables.of_variable import sharding_of
+from tfscale.variables.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,12 @@ from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
-from tfscale.sharding import gather_window
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import gather_picture
 from tfscale.tensor_parallel import sharding_rows
 from tfscale.tensor_parallel.rules import sharded_call
+from tfscale.variables import gather_window
+from tfscale.variables.of_variable import sharding_of
 
 _LEAST_LENGTH = 64
 _LAYER, _EXCHANGED = 20, 16  # The least number of columns of these.

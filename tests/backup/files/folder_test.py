@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from tfscale.backup.files import committed
 from tfscale.backup.files.folder import BackupFolder
 from tfscale.backup.files.tensor_shards import TensorShard
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.sharding import Sharding
 
 FILES = ("parts.index", "parts.data-00000-of-00001", "state.json")
 MANIFEST = "MANIFEST.json"

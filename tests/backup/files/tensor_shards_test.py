@@ -11,8 +11,8 @@ from tfscale.backup.files import tensor_shards
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.files.tensor_shards import read_shard
 from tfscale.backup.files.tensor_shards import write_shards
-from tfscale.sharding.sharding import Sharding
-from tfscale.sharding.shards import shard
+from tfscale.variables.sharding import Sharding
+from tfscale.variables.shards import shard
 
 WHOLE = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
 SHARDINGS = {

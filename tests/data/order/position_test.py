@@ -10,7 +10,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import strategies
 from tfscale import data
-from tfscale import dataset_graph
+from tfscale.graphs import dataset_graph
 
 
 class PositionTest(tf.test.TestCase, parameterized.TestCase):

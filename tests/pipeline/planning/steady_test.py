@@ -50,21 +50,21 @@ class FindRepeatsTest(parameterized.TestCase):
 
     def test_1f1b_repeats_once_the_pipeline_is_full(self):
         self.assertEqual(
-            table(get_schedule("1f1b", 2, 8).order()),
+            table(get_schedule("1f1b", 2, 9).order()),
             [
                 (1, 0, "F0.0 F0.1 F1.0"),
-                (6, 1, "B1.0 B0.0 F1.1 F0.2"),
-                (1, 0, "B1.6 B0.6 F1.7 B1.7 B0.7"),
+                (7, 1, "B1.0 B0.0 F1.1 F0.2"),
+                (1, 0, "B1.7 B0.7 F1.8 B1.8 B0.8"),
             ],
         )
 
     def test_zero_bubble_repeats_its_weight_gradients_too(self):
         self.assertEqual(
-            table(get_schedule("zb_h1", 2, 8).order()),
+            table(get_schedule("zb_h1", 2, 9).order()),
             [
                 (1, 0, "F0.0 F0.1 F1.0 B1.0"),
-                (6, 1, "B0.0 F1.1 W0.0 B1.1 F0.2 W1.0"),
-                (1, 0, "B0.6 F1.7 W0.6 B1.7 B0.7 W1.6 W0.7 W1.7"),
+                (7, 1, "B0.0 F1.1 W0.0 B1.1 F0.2 W1.0"),
+                (1, 0, "B0.7 F1.8 W0.7 B1.8 B0.8 W1.7 W0.8 W1.8"),
             ],
         )
 
@@ -138,7 +138,7 @@ class FindRepeatsTest(parameterized.TestCase):
 
 class FindLoopsTest(absltest.TestCase):
     def test_registers_hold_what_is_in_flight(self):
-        _, loop, _ = find_loops(get_schedule("1f1b", 2, 8), {"x2"})
+        _, loop, _ = find_loops(get_schedule("1f1b", 2, 9), {"x2"})
         self.assertCountEqual(
             loop.registers,
             # Stage 0 is two microbatches ahead, stage 1 one.

@@ -102,14 +102,14 @@ class LoopTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("one_stage", (1, 8), {}),
-        ("two_stages", (2, 8), {}),
-        ("recomputed", (2, 8), dict(recompute=True)),
-        ("gpipe", (2, 8), dict(schedule="gpipe")),
-        ("weights_apart", (2, 8), dict(schedule="zb_h1")),
-        ("weights_apart_again", (2, 8), dict(schedule="zb_h1", recompute=True)),
+        ("two_stages", (2, 9), {}),
+        ("recomputed", (2, 9), dict(recompute=True)),
+        ("gpipe", (2, 9), dict(schedule="gpipe")),
+        ("weights_apart", (2, 9), dict(schedule="zb_h1")),
+        ("weights_apart_again", (2, 9), dict(schedule="zb_h1", recompute=True)),
         ("v", (2, 16), dict(schedule="zb_v")),
         ("interleaved", (2, 16), dict(schedule="interleaved")),
-        ("replicas", (2, 8, 2), {}),
+        ("replicas", (2, 9, 2), {}),
     )
     @pytest.mark.crossing(every=3)
     def test_state_masks_and_what_layers_add(self, sizes, options):
@@ -118,7 +118,7 @@ class LoopTest(parameterized.TestCase):
     def test_model_ranks(self):
         self.check(
             job(build_dense),
-            *(2, 8, 1, 2),
+            *(2, 9, 1, 2),
             layouts={
                 "[ac]/kernel": (None, "model"),
                 "[bd]/kernel": ("model", None),
@@ -126,16 +126,16 @@ class LoopTest(parameterized.TestCase):
         )
 
     def test_stages_that_xla_compiles(self):
-        self.check(job(build_dense, jit_compile=True), 2, 8)
+        self.check(job(build_dense, jit_compile=True), 2, 9)
 
     def test_a_loss_of_the_user(self):
-        self.check(job(build_dense, own_loss=True), 2, 8)
+        self.check(job(build_dense, own_loss=True), 2, 9)
 
     def test_a_layer_that_fails_is_named(self):
         same_numbers.reset()
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
         with strategy.scope():
-            model = PipelineModel(build(), 8, balance=["cut"])
+            model = PipelineModel(build(), 9, balance=["cut"])
             model.compile("sgd", "mse")
         wrong = TOKENS[:16].copy()
         wrong[9] = 7
@@ -178,7 +178,7 @@ class LoopTest(parameterized.TestCase):
     def test_outputs_are_kept_if_metrics_read_them(self, metrics):
         # TensorFlow does not drop what a loop keeps and nothing reads.
         with counted() as run:
-            same_numbers.on_mesh(job(build_dense, metrics=metrics), 2, 8)
+            same_numbers.on_mesh(job(build_dense, metrics=metrics), 2, 9)
         kept = {
             type(key)
             for call in run.call_args_list
@@ -190,7 +190,7 @@ class LoopTest(parameterized.TestCase):
 
     def test_the_graph_does_not_grow_with_microbatches(self):
         written = []
-        for microbatches in (8, 32):
+        for microbatches in (9, 32):
             same_numbers.reset()
             strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
             with strategy.scope():

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tests.collectives import operations_test
-from tests.whole_batch import batch_norm_test
+from tests.step import batch_norm_test
 from tfscale.pipeline import PipelineModel
 
 RANDOM = np.random.RandomState(0)

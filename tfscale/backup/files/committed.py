@@ -26,7 +26,7 @@ from tfscale.backup.files.storage import storage_of
 from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.files.tensor_shards import read_shard
 from tfscale.backup.files.tensor_shards import write_shards
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.sharding import Sharding
 
 FORMAT = 1
 _MANIFEST = "MANIFEST.json"

@@ -13,7 +13,7 @@ import os
 import tensorflow as tf
 
 from tfscale.backup.files.storage import storage_of
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.sharding import Sharding
 
 _DATA = ".data-00000-of-00001"
 _CHUNK = 8 << 20

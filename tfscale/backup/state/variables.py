@@ -27,8 +27,8 @@ from tfscale.backup.files.tensor_shards import TensorShard
 from tfscale.backup.state import random_states
 from tfscale.backup.state import traced_step
 from tfscale.backup.state.traced_step import captured_variables
-from tfscale.sharding.of_variable import sharding_of
-from tfscale.sharding.sharding import Sharding
+from tfscale.variables.of_variable import sharding_of
+from tfscale.variables.sharding import Sharding
 
 HELD = "held"
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.data.caches import memory
-from tfscale.dataset_graph import stages_of
+from tfscale.graphs.dataset_graph import stages_of
 
 _BATCHES = ("Batch", "MapAndBatch", "PaddedBatch", "ParallelBatch")
 

@@ -18,7 +18,7 @@ from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 from tfscale.data.order.position import Position
 from tfscale.data.order.position import PositionReadAhead
-from tfscale.dataset_graph import chain_of
+from tfscale.graphs.dataset_graph import chain_of
 
 _AUTO = tf.data.AUTOTUNE
 _MOST_SAVED = 0.95  # of a batch's time

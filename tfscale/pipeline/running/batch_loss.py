@@ -7,14 +7,14 @@ import tensorflow as tf
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
-from tfscale.whole_batch import losses
-from tfscale.whole_batch.batch_shard import BatchShard
+from tfscale.step import losses
+from tfscale.step.batch_shard import BatchShard
 
 
 class BatchLoss:
     """The loss of the global batch, from those of a replica's microbatches.
 
-    See whole_batch/losses.py for what each counts by; what layers gave to
+    See step/losses.py for what each counts by; what layers gave to
     `add_loss` counts by rows.
 
     Attributes:

@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tfscale.distribute import MeshStrategy
-from tfscale.distribute.models.wrapped_model import WrappedModel
-from tfscale.distribute.variables.variable import MeshAccumulator
-from tfscale.distribute.variables.variable import MeshVariable
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.stages.plan import PipelinePlan
+from tfscale.variables.variable import MeshAccumulator
+from tfscale.variables.variable import MeshVariable
 
 # What of a model Keras' loops would call, and those of a pipeline do not: they
 # call the steps of the pipeline.

@@ -103,29 +103,29 @@ class _Variable:
         mapping: Gives what holds the tensors while actions are emitted, of an
             executor, and of microbatches so many further than in the first
             iteration.
-        keys: Their keys there.
+        names: Their keys there.
         device: Where they are between iterations.
         is_kept: Whether an iteration only hands them on to the next.
     """
 
     mapping: Callable[[Any, int], Any]
-    keys: tuple[Any, ...]
+    names: tuple[Any, ...]
     device: str
     is_kept: bool = False
 
     def take(self, executor, further):
         tensors = self.mapping(executor, further)
-        if self.keys in tensors:
-            return tensors[self.keys]
-        return _packed([tensors[key] for key in self.keys], self.device)
+        if self.names in tensors:
+            return tensors[self.names]
+        return _packed([tensors[key] for key in self.names], self.device)
 
     def put(self, executor, value, further=0):
         tensors = self.mapping(executor, further)
         if self.is_kept and not further:
-            tensors[self.keys] = value
+            tensors[self.names] = value
         else:
             values = _unpacked(value, self.device)
-            for key, new in zip(self.keys, values, strict=True):
+            for key, new in zip(self.names, values, strict=True):
                 before = tensors.get(key)
                 if isinstance(before, Array):
                     new = dataclasses.replace(before, handle=new)

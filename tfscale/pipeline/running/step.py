@@ -14,16 +14,16 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
-from tfscale.distribute.optimizers.gradient_reduction import sum_over_replicas
+from tfscale.mesh.gradient_reduction import sum_over_replicas
 from tfscale.pipeline.running.batch_loss import BatchLoss
 from tfscale.pipeline.running.executor import Tensors
 from tfscale.pipeline.running.executor import run_schedule
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.program import Program
+from tfscale.step import batch_norm
+from tfscale.step.microbatches import Microbatches
 from tfscale.tensor_parallel import collectives
-from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch.microbatches import Microbatches
 
 
 @dataclasses.dataclass(frozen=True)

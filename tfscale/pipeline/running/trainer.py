@@ -15,9 +15,9 @@ from tfscale._internals import instances
 from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.optimizer import apply_sums
-from tfscale.distribute.models.wrapped_model import WrappedModel
-from tfscale.distribute.optimizers.gradient_reduction import shard_gradient
 from tfscale.graphs.grappler import outermost
+from tfscale.mesh.gradient_reduction import shard_gradient
+from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.running import checks
 from tfscale.pipeline.running import placement
@@ -27,8 +27,8 @@ from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
-from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch import losses
+from tfscale.step import batch_norm
+from tfscale.step import losses
 
 
 class PipelineTrainer(WrappedModel):

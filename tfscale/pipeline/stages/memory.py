@@ -23,9 +23,9 @@ from tfscale.pipeline.stages.traced_call import tensor_spec
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.trace import TracedStage
-from tfscale.sharding.of_variable import are_states_on_host
-from tfscale.sharding.of_variable import sharding_of
-from tfscale.sharding.of_variable import state_sharding_of
+from tfscale.variables.of_variable import are_states_on_host
+from tfscale.variables.of_variable import sharding_of
+from tfscale.variables.of_variable import state_sharding_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import keras
 from tfscale._internals import attributes
 from tfscale.pipeline.stages.plan import PipelinePlan
 from tfscale.pipeline.tracing import keys
-from tfscale.whole_batch import across_rows
-from tfscale.whole_batch import losses
+from tfscale.step import losses
+from tfscale.step.checks import across_rows
 
 
 def check_losses(plan: PipelinePlan, stages: Sequence) -> None:

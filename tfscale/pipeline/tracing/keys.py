@@ -83,11 +83,11 @@ class Replica(_OfBatch):
 
 
 class Losses(_OfBatch):
-    """The losses of a microbatch, see whole_batch/losses.py."""
+    """The losses of a microbatch, see step/losses.py."""
 
 
 class Divisors(_OfBatch):
-    """The divisors of the losses of a microbatch, see whole_batch/losses.py."""
+    """The divisors of the losses of a microbatch, see step/losses.py."""
 
 
 class Totals(_OfBatch):
@@ -115,7 +115,7 @@ class AddedLoss:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Moments of BatchNormalization layers, see whole_batch/batch_norm.py.
+    """Moments of BatchNormalization layers, see step/batch_norm.py.
 
     Concatenated, of all calls in a stage that have one dtype.
     """

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale import step_context
 from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale._internals import symbols
@@ -15,13 +14,14 @@ from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing.stage_variables import StageVariables
+from tfscale.step import batch_norm
+from tfscale.step import losses
+from tfscale.step import step_context
+from tfscale.step.batch_shard import BatchShard
+from tfscale.step.checks import layer_state
+from tfscale.step.checks import loss_trial
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
-from tfscale.whole_batch import batch_norm
-from tfscale.whole_batch import layer_state
-from tfscale.whole_batch import loss_trial
-from tfscale.whole_batch import losses
-from tfscale.whole_batch.batch_shard import BatchShard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +268,7 @@ class StageGraph:
     def _user_losses(self, *args):
         """The losses of `compile`, then the user's `compute_loss`.
 
-        Called as on replicas (whole_batch/model_loss.py). A zero stands for the
+        Called as on replicas (step/model_loss.py). A zero stands for the
         losses that layers add, which the pipeline adds.
         """
         targets, compiled = self._targets, []

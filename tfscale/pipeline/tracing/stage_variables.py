@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import keys
-from tfscale.sharding.of_variable import sharding_of
+from tfscale.step import losses
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
-from tfscale.whole_batch import losses
+from tfscale.variables.of_variable import sharding_of
 
 
 class StageVariables:

@@ -29,10 +29,10 @@ from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
 from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.step import losses
+from tfscale.step.checks import across_rows
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence
-from tfscale.whole_batch import across_rows
-from tfscale.whole_batch import losses
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from tfscale._internals import instances
 from tfscale._internals import layers
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.variables.of_variable import sharding_of
 
 _HEADS = -2
 _METHODS = layers.ATTENTION_METHODS

@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
+from tfscale.variables.of_variable import sharding_of
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _METHODS = layers.NORMALIZATION_METHODS

@@ -13,12 +13,12 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import layers
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.variables.of_variable import sharding_of
 
 _KINDS = (keras.layers.Dense, keras.layers.EinsumDense)
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tfscale._internals import layers
 from tfscale._internals import symbols
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.rules import rules
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.variables.of_variable import sharding_of
 
 _REVERSIBLE = keras.layers.ReversibleEmbedding
 

@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import layers
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.elementwise import acts_on_elements
+from tfscale.variables.of_variable import sharding_of
 
 
 class Rule(abc.ABC):

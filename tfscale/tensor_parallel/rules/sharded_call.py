@@ -6,7 +6,6 @@ from tfscale._internals import attributes
 from tfscale._internals import layers
 from tfscale.adapters.layer import MeshLayer
 from tfscale.adapters.layer import adapt_layer
-from tfscale.sharding.of_variable import sharding_of
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_state
@@ -16,6 +15,7 @@ from tfscale.tensor_parallel.rules import dense_rules
 from tfscale.tensor_parallel.rules import embedding_rules
 from tfscale.tensor_parallel.rules.rules import Rule
 from tfscale.tensor_parallel.sequence_parallel import sequence
+from tfscale.variables.of_variable import sharding_of
 
 _FAMILIES = (attention_rules, dense_rules, embedding_rules, channel_rules)
 

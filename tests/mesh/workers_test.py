@@ -1,0 +1,124 @@
+"""Real worker processes have the numbers of one process.
+
+    this process              runs workers_program.py, then reads its files
+      workers_program.py      imports TensorFlow, forks 2 workers, then 4
+        worker 0, 1 of 2      all rows (workers_rows.py), then all cases
+                              (workers_cases.py): FOLDER/2_0, FOLDER/2_1
+        worker 0 to 3 of 4    the short rows: FOLDER/4_0 to FOLDER/4_3
+    this process              trains each row alone, and compares it with what
+                              all workers found; a subtest names row or case
+
+One row alone: `python -m tests.mesh.workers_program FOLDER ROW`.
+"""
+
+import functools
+import glob
+import os
+import pickle
+import tempfile
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests import forked_python
+from tests import same_numbers
+from tests.mesh import workers_cases
+from tests.mesh import workers_rows
+from tests.source_files import REPOSITORY
+
+_SECONDS = 1_200
+
+
+@functools.cache
+def results_of(names):
+    """What each worker found, by number of workers and index; or an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = forked_python.run(
+            ["-m", "tests.mesh.workers_program", folder, *names],
+            cwd=REPOSITORY,
+            timeout=_SECONDS,
+        )
+        if process.returncode:
+            return process.stdout + process.stderr
+        found = {}
+        for name in glob.glob("[24]_?", root_dir=folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                found[name] = pickle.load(file)
+        return found
+
+
+class WorkersTest(parameterized.TestCase):
+    def results(self, names=workers_rows.ALWAYS):
+        found = results_of(names)
+        self.assertIsInstance(found, dict, found)
+        return found
+
+    def assert_all(self, rows, names, count):
+        results = self.results(names)
+        for name in set(rows).intersection(names):
+            with self.subTest(f"{count} workers: {name}"):
+                found = [results[f"{count}_{i}"][name] for i in range(count)]
+                for one in found:
+                    # A traceback, if there was an error.
+                    self.assertIsInstance(one, dict, one)
+                self.assert_same(rows[name], found)
+
+    def assert_same(self, row, found):
+        outcome = row.reference(row.job)
+        expected = workers_rows.result(row, outcome)
+        for actual in found:
+            same_numbers.assert_same(
+                self,
+                outcome,
+                same_numbers.Outcome(
+                    model=None,
+                    **{
+                        name: actual[name]
+                        for name in ("initial", "variables", "slots", "logs")
+                    },
+                ),
+                row.rtol,
+            )
+            if row.collectives is not None:
+                self.assertEqual(actual["collectives"], row.collectives)
+            self.assertEqual("predicted" in actual, row.predicts)
+            if row.predicts:
+                # All rows, in their order, in every worker.
+                same_numbers.assert_close(
+                    actual["predicted"], expected["predicted"], "predicted"
+                )
+        # Of what is updated on its own, nothing is added up in another order.
+        for name, value in found[0]["variables"].items():
+            for other in found[1:]:
+                np.testing.assert_array_equal(other["variables"][name], value)
+
+    @parameterized.parameters(workers_rows.ALWAYS, workers_rows.CROSSED)
+    @pytest.mark.crossing(every=2)
+    def test_two_workers(self, *names):
+        self.assert_all(workers_rows.ROWS, names, 2)
+
+    @parameterized.parameters(workers_rows.ALWAYS, workers_rows.CROSSED)
+    @pytest.mark.crossing(every=2)
+    def test_four_workers(self, *names):
+        self.assert_all(workers_rows.SHORT, names, 4)
+
+    def test_cases(self):
+        results = self.results()
+        for name in workers_cases.CASES:
+            with self.subTest(name):
+                found = [results[f"2_{i}"]["cases"][name] for i in (0, 1)]
+                workers_cases.assert_case(self, name, found)
+
+    def test_what_would_go_wrong_is_an_error(self):
+        results = self.results()
+        for name, (_, message) in workers_cases.REFUSED.items():
+            for index in range(2):
+                with self.subTest(f"{name}, worker {index}"):
+                    found = results[f"2_{index}"]["cases"][name]
+                    self.assertRegex(found, message)
+
+
+if __name__ == "__main__":
+    absltest.main()

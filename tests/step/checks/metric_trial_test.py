@@ -1,0 +1,202 @@
+"""A metric that does not add up is refused on replicas, and others are right.
+
+A maximum, a last value and a moving average were added up over replicas: `fit`
+and `evaluate` logged about twice the truth, without a word.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from keras import ops
+
+import tfscale
+from tests import same_numbers
+from tfscale.step.checks import metric_trial
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(24, 4)).astype("float32")
+Y = RANDOM.normal(size=(24, 3)).astype("float32")
+
+
+class Own(keras.metrics.Metric):
+    def __init__(self, aggregation="sum", dtype=None, start="zeros"):
+        super().__init__(name="own")
+        self.value = self.add_variable((), start, dtype, aggregation, "value")
+
+    def result(self):
+        return self.value
+
+
+class Maximum(Own):
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(ops.maximum(self.value, ops.max(ops.abs(y - p))))
+
+
+class GatheredMaximum(Own):
+    def __init__(self):
+        super().__init__("only_first_replica")
+
+    def update_state(self, y, p, sample_weight=None):
+        errors = ops.max(ops.abs(y - p), axis=-1)
+        replica = tf.distribute.get_replica_context()
+        if replica is not None:  # Keras tries it outside of any
+            errors = replica.all_gather(errors, axis=0)
+        self.value.assign(ops.maximum(self.value, ops.max(errors)))
+
+
+class Minimum(Own):
+    def reset_state(self):
+        self.value.assign(1e9)
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(ops.minimum(self.value, ops.min(p)))
+
+
+class LastValue(Own):
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(ops.mean(ops.abs(y - p)))
+
+
+class MovingAverage(Own):
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(0.99 * self.value + 0.01 * ops.mean(p))
+
+
+class MeanOfLasts(LastValue):
+    def __init__(self):
+        super().__init__("mean")
+
+
+class OwnMean(Own):
+    """Two sums, one of them of integers, and a mean of Keras inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = self.add_variable((), "zeros", "int32", name="count")
+        self.inner = keras.metrics.Mean()
+
+    def update_state(self, y, p, sample_weight=None):
+        errors = ops.mean(ops.square(y - p), axis=-1)
+        self.value.assign(self.value + ops.sum(errors))
+        self.count.assign_add(ops.shape(y)[0])
+        self.inner.update_state(errors)
+
+    def result(self):
+        mean = self.value / ops.cast(self.count, "float32")
+        return {"own": mean, "inner": self.inner.result()}
+
+
+class OwnUpdateOfMean(keras.metrics.Mean):
+    def update_state(self, y, p, sample_weight=None):
+        super().update_state(ops.max(ops.abs(y - p), axis=-1), sample_weight)
+
+
+class Undecided(Own):
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign_add(tf.random.uniform(()))
+
+
+def history(metric, wrap=lambda model: model, **axes):
+    """What `fit` and `evaluate` log of a metric."""
+    same_numbers.reset()
+    with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+        model = wrap(keras.Sequential([keras.Input((4,)), *layers]))
+        model.compile("sgd", "mse", metrics=[metric()])
+    fit = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    tested = model.evaluate(X, Y, 8, verbose=0, return_dict=True)
+    logged = {**fit.history, **{f"test_{k}": v for k, v in tested.items()}}
+    # The rows of a model differ between replicas: so do sums.
+    return {k: v for k, v in logged.items() if "loss" not in k}
+
+
+def pipeline(model):
+    return tfscale.PipelineModel(model, 2)
+
+
+class MetricsOfReplicasTest(parameterized.TestCase):
+    @parameterized.parameters(Maximum, Minimum, LastValue, MovingAverage)
+    @pytest.mark.crossing(every=4)
+    def test_no_sum_is_refused_by_name(self, metric):
+        for wrap in (lambda model: model, pipeline):
+            with self.assertRaisesRegex(
+                ValueError,
+                f"(?s)'own', a {metric.__name__}, whose variable 'value' is no"
+                ".*aggregation='mean'",
+            ):
+                history(metric, wrap, data=2)
+
+    def test_one_replica_has_no_need_of_sums(self):
+        expected = history(Maximum)
+        found = history(Maximum, pipeline, pipeline=2)
+        for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
+
+    @parameterized.parameters(OwnMean, OwnUpdateOfMean, GatheredMaximum)
+    @pytest.mark.crossing(every=3)
+    def test_what_adds_up_or_gathers_is_that_of_one_device(self, metric):
+        expected = history(metric)
+        for wrap in (lambda model: model, pipeline):
+            found = history(metric, wrap, data=2)
+            self.assertEqual(set(found), set(expected))
+            for name, value in expected.items():
+                same_numbers.assert_close(found[name], value, name)
+
+    def test_a_mean_over_replicas_may_be_asked_for(self):
+        expected = history(MeanOfLasts)
+        for name, value in history(MeanOfLasts, data=2).items():
+            same_numbers.assert_close(value, expected[name], name)
+
+    def test_what_cannot_be_tried_is_warned_of(self):
+        with self.assertWarnsRegex(UserWarning, "'own', a Undecided, which c"):
+            history(Undecided, data=2)
+
+
+# Arguments of those that need some, and what they are given.
+CLASSES = np.array([0, 1, 1, 0])
+SCORES = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], "float32")
+ONE_HOT = np.eye(2, dtype="float32")[CLASSES]
+ARGUMENTS = {
+    "MeanIoU": dict(num_classes=2),
+    "IoU": dict(num_classes=2, target_class_ids=[0]),
+    "BinaryIoU": {},
+    "OneHotIoU": dict(num_classes=2, target_class_ids=[0]),
+    "OneHotMeanIoU": dict(num_classes=2),
+    "SensitivityAtSpecificity": dict(specificity=0.5),
+    "SpecificityAtSensitivity": dict(sensitivity=0.5),
+    "PrecisionAtRecall": dict(recall=0.5),
+    "RecallAtPrecision": dict(precision=0.5),
+    "MeanRelativeError": dict(normalizer=[1.0, 2.0]),
+}
+ABSTRACT = ("Metric", "MeanMetricWrapper")
+
+
+class MetricsOfKerasTest(parameterized.TestCase):
+    @parameterized.parameters(
+        *(
+            (name,)
+            for name, kind in inspect.getmembers(keras.metrics, inspect.isclass)
+            if name not in ABSTRACT
+        )
+    )
+    def test_all_of_keras_add_up(self, name):
+        metric = getattr(keras.metrics, name)(**ARGUMENTS.get(name, {}))
+        values = ONE_HOT, SCORES
+        if name.startswith("Sparse") or name in ("MeanIoU", "IoU"):
+            values = CLASSES, SCORES
+        if name in ("MeanIoU", "IoU"):
+            values = CLASSES, CLASSES
+        if name in ("Mean", "Sum"):
+            values = values[:1]
+        metric.update_state(*values)  # some make variables then
+        values = tuple(map(tf.constant, values))
+        found = metric_trial.no_sum(metric, metric.update_state, values, {})
+        self.assertIsNone(found)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,3 +1,0 @@
-"""A batch in microbatches, one after the other, and one update for all."""
-
-__all__ = []

@@ -1,3 +1,0 @@
-"""Variables of a mesh: how they are created, mirrored and sharded."""
-
-__all__: list[str] = []

@@ -1,0 +1,127 @@
+"""How devices are laid out along named axes."""
+
+import math
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfscale.cluster.initialize import coordinated
+from tfscale.cluster.initialize import joined
+from tfscale.mesh.virtual_devices import check_sizes
+
+AXES = ("data", "pipeline", "model")
+
+
+def device_mesh(
+    *,
+    data: int = 1,
+    pipeline: int = 1,
+    model: int = 1,
+    devices: list[str] | None = None,
+) -> keras.distribution.DeviceMesh:
+    """Lays devices out as data replicas x pipeline stages x model ranks.
+
+    Neighbours along the last axes are neighbours in `devices`, because they
+    communicate most: model ranks in every layer, stages once per microbatch,
+    replicas once per step.
+
+    Args:
+        data: Number of replicas of the model.
+        pipeline: Number of devices that the layers of a replica are cut
+            over.
+        model: Number of devices that each layer is split over.
+        devices: Device names like `"GPU:3"` or
+            `"/job:worker/task:1/device:GPU:0"`, as many as the axes need.
+            Defaults to the first logical accelerators, or CPUs without any;
+            after `tfscale.initialize` to as many of each process, one process
+            after the other.
+
+    Returns:
+        A `keras.distribution.DeviceMesh` of shape `(data, pipeline, model)`
+        with the axes `"data"`, `"pipeline"` and `"model"`.
+
+    Raises:
+        TypeError: If the size of an axis is no integer, or `devices` no names.
+        ValueError: If an axis is smaller than 1, a device is named twice, or
+            there are not as many devices as the axes need.
+
+    Example:
+
+    >>> import tfscale
+    >>> mesh = tfscale.device_mesh(data=2, pipeline=4)
+    >>> mesh.shape
+    (2, 4, 1)
+    """
+    shape = check_sizes(data=data, pipeline=pipeline, model=model)
+    if min(shape) < 1:
+        raise ValueError(
+            "Every axis of a mesh must be at least 1. Received: "
+            f"data={data}, pipeline={pipeline}, model={model}."
+        )
+    needed = math.prod(shape)
+    if devices is None:
+        devices = _default_devices(needed, shape)
+    elif isinstance(devices, str) or not all(
+        isinstance(name, str) for name in devices
+    ):
+        raise TypeError(
+            "`devices` must be a list of names of devices. Received: "
+            f"devices={devices!r}. Of what `tf.config.list_logical_devices` "
+            "returns, take the `name`s."
+        )
+    elif len(devices) != needed or len(set(devices)) != needed:
+        raise ValueError(
+            "A mesh needs as many different devices as the product of its "
+            f"axes. Received: data={data}, pipeline={pipeline}, "
+            f"model={model}, that is {needed}, and devices={devices}."
+        )
+    return keras.distribution.DeviceMesh(
+        shape=shape, axis_names=AXES, devices=np.array(devices)
+    )
+
+
+def _default_devices(needed, shape):
+    logical = tf.config.list_logical_devices()
+    accelerators = [d.name for d in logical if d.device_type in ("GPU", "TPU")]
+    found = accelerators or [d.name for d in logical if d.device_type == "CPU"]
+    kind = "accelerators" if accelerators else "CPU devices"
+    if joined() is not None or coordinated() is not None:
+        return _of_each_process(found, kind, needed, shape)
+    if len(found) < needed:
+        fix = (
+            "Make the mesh smaller."
+            if accelerators
+            else "Make the mesh smaller, or call "
+            f"`tfscale.use_virtual_devices({needed})` before anything else."
+        )
+        raise ValueError(
+            "A mesh needs as many devices as the product of its axes. "
+            f"Received: a mesh of {' x '.join(map(str, shape))} = {needed}, "
+            f"but there are {len(found)} {kind}. {fix}"
+        )
+    return found[:needed]
+
+
+def _of_each_process(found, kind, needed, shape):
+    """As many devices of each process, one process after the other."""
+    by_task = {}
+    for name in found:
+        spec = tf.DeviceSpec.from_string(name)
+        by_task.setdefault((spec.job, spec.task), []).append(name)
+    # "chief" comes before "worker".
+    processes = [by_task[task] for task in sorted(by_task)]
+    each, rest = divmod(needed, len(processes))
+    if rest or any(len(devices) < each for devices in processes):
+        counts = " or ".join(
+            map(str, sorted({len(devices) for devices in processes}))
+        )
+        raise ValueError(
+            "A mesh needs as many devices as the product of its axes, equally "
+            "many of each process. Received: a mesh of "
+            f"{' x '.join(map(str, shape))} = {needed}, but there are "
+            f"{len(processes)} processes with {counts} {kind} each. Change the "
+            "axes or name the `devices`; the launcher's --devices_per_worker "
+            "makes virtual ones."
+        )
+    return [name for devices in processes for name in devices[:each]]

@@ -1,0 +1,378 @@
+"""The work of `MeshStrategy`: it creates variables, sums gradients, updates."""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale._internals import symbols
+from tfscale.adapters.model import adapt_model
+from tfscale.collectives.reducer import Reducer
+from tfscale.collectives.reducer import is_of_threads
+from tfscale.collectives.reducer import is_per_replica
+from tfscale.collectives.reducer import of_first_ranks
+from tfscale.collectives.workers import check_one_process
+from tfscale.mesh.inputs.mesh_inputs import MeshInputs
+from tfscale.mesh.mesh_config import MeshConfig
+from tfscale.mesh.rank_calls import RankCalls
+from tfscale.mesh.rank_calls import Replica
+from tfscale.mesh.rank_calls import with_collectives
+from tfscale.mesh.rank_calls import with_seeds
+from tfscale.mesh.replica_checks import check_divides_weights
+from tfscale.mesh.replica_checks import check_has_pipeline
+from tfscale.mesh.replica_checks import check_in_scope
+from tfscale.mesh.replica_checks import check_not_compiled
+from tfscale.mesh.replica_checks import check_trains
+from tfscale.mesh.replica_checks import draw_apart
+from tfscale.optimizers.update import mixed_update
+from tfscale.step import step_context
+from tfscale.step.packed_logs import PackedLogs
+from tfscale.step.runners import whole
+from tfscale.tensor_parallel import rank_state
+from tfscale.variables import zero
+from tfscale.variables.variable_creator import VariableCreator
+
+
+class MeshExtended(symbols.MirroredExtended):
+    """The `extended` of a `MeshStrategy`.
+
+    For `tf.distribute` a replica is the devices of its first stage: they get
+    the inputs and run all operations without another device.
+
+    Attributes:
+        config: The configuration of the strategy.
+        num_replicas: Number of replicas of this worker.
+        num_model_ranks: Number of model ranks of each replica.
+        sequence_parallel: Whether activations are sharded along the sequence.
+        workers: The `Workers` that have replicas, or None for one process.
+        num_gathers: How often values of all replicas have been gathered.
+        reducer: Sums the values of threads, over replicas and workers.
+        rank_calls: How functions are called on model ranks.
+        layouts: The layouts of variables.
+        optimizer_states: How the states of optimizers are sharded.
+        variable_creator: Makes the variables.
+        pipelined: The variables of models that were cut over the axis
+            "pipeline", by `id(variable)`.
+        gradient_noise: A `GradientNoise`, which measures gradients before and
+            after they are summed, or None.
+    """
+
+    def __init__(self, strategy, config: MeshConfig):
+        self.config = config
+        self.layouts = config.layouts
+        self.num_replicas = config.num_replicas
+        self.num_model_ranks = config.num_model_ranks
+        self.sequence_parallel = config.sequence_parallel
+        self.workers = config.workers
+        self.num_gathers = 0
+        self.pipelined: weakref.WeakValueDictionary = (
+            weakref.WeakValueDictionary()
+        )
+        self.gradient_noise: Any = None
+        self.optimizer_states = zero.OptimizerStateSharding(
+            config.zero_stage,
+            config.num_replicas,
+            config.num_model_ranks,
+            config.offloads_slots,
+        )
+        self.variable_creator = VariableCreator(
+            config.devices, config.layouts, self.optimizer_states
+        )
+        self.rank_calls = RankCalls(config)
+        self._logs: PackedLogs | None = None
+        self._devices = config.first_stage_devices
+        self.reducer = Reducer(
+            self.num_replicas, self.num_model_ranks, self.workers
+        )
+        super().__init__(
+            strategy,
+            # The constructor accepts devices of one machine only.
+            devices=self._devices[:1],
+            cross_device_ops=self.reducer,
+        )
+
+    def _initialize_single_worker(self, devices):
+        # As TensorFlow does, without its printed line. The host is the one of
+        # the program, where Python functions of a dataset run.
+        del devices
+        host = symbols.device_util.canonicalize("/device:CPU:0")
+        self._input_workers_devices = ((host, self._first_ranks),)
+        self._host_input_device = symbols.numpy_dataset.SingleDevice(host)
+        spec = tf.DeviceSpec.from_string(host)
+        if spec.job not in (None, "localhost"):
+            # The default device of the scope.
+            self._default_device = (
+                f"/job:{spec.job}/replica:{spec.replica}/task:{spec.task}"
+            )
+        self._inputs = MeshInputs(
+            self._container_strategy(),
+            host,
+            self._devices,
+            self._first_ranks,
+            self.workers,
+        )
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        return self._inputs.of_dataset(dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        return self._inputs.from_function(dataset_fn, options)
+
+    @property
+    def worker_devices(self):
+        """One device of each replica, for inputs.
+
+        In a call there is one for each model rank.
+        """
+        return rank_state.current().devices or self._first_ranks
+
+    @property
+    def _first_ranks(self):
+        return self._devices[:: self.num_model_ranks]
+
+    @property
+    def _num_replicas_in_sync(self):
+        step = step_context.current()
+        if step.is_one_replica:
+            return 1
+        if step.batch_shard is not None:
+            step.batch_shard.is_divided = True
+        num_workers = 1 if self.workers is None else self.workers.count
+        return self.num_replicas * num_workers
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        replicas_before = 0
+        if self.workers is not None:
+            replicas_before = self.workers.index * self.num_replicas
+        replica = Replica(replicas_before + replica_id // self.num_model_ranks)
+        replica.thread = replica_id
+        return replica
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group.thread
+
+    def replica_and_rank(self) -> tuple[int, int]:
+        """Replica and model rank of this thread; in replica context."""
+        thread = symbols.get_current_replica_id_as_int()
+        if thread is None:
+            raise ValueError(
+                "A step must be called by the replicas. Received: a call in "
+                "the scope of the strategy, outside of `strategy.run`. Call "
+                "`strategy.run(model.train_step, args=(batch,))`, or run the "
+                "function around the step so."
+            )
+        return divmod(thread, self.num_model_ranks)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes have replicas too."""
+        return self.workers is not None
+
+    @property
+    def has_several_replicas(self) -> bool:
+        """Whether gradients are added up, here or over workers."""
+        # `num_replicas_in_sync` notes that the step has asked.
+        return self.num_replicas > 1 or self.has_workers
+
+    def _create_variable(self, next_creator, **kwargs):
+        colocate_with = kwargs.get("colocate_with")
+        if not isinstance(
+            colocate_with, (symbols.DistributedVariable, type(None))
+        ):
+            # A single device: the state of a numpy dataset and the like.
+            return super()._create_variable(next_creator, **kwargs)
+        return self.variable_creator.create(
+            self._container_strategy(), next_creator, **kwargs
+        )
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        self.layouts.check_all_matched(self.variable_creator.paths)
+        check_not_compiled(self, fn)
+        check_has_pipeline(self, fn)
+        check_divides_weights(self)
+        model = whole.model_of(fn)
+        logs_are_packed = self.has_workers and model is not None
+        if logs_are_packed:
+            adapt_model(model)
+        results = self._call(fn, args, kwargs)
+        if logs_are_packed:
+            self._logs = PackedLogs(
+                results, self._local_values, self.reducer.means
+            )
+        return results
+
+    def _call(self, fn, args, kwargs):
+        is_divided = whole.are_per_replica(args)
+        if attributes.predicts(fn) and not is_divided:
+            check_one_process(
+                self._container_strategy(),
+                "`predict_on_batch`, whose rows belong to no known replica,",
+                "Call `model.predict(x, batch_size=len(x))` in all workers.",
+            )
+            # `predict_on_batch`: all replicas have the same results, and Keras
+            # would return each of them.
+            results = self._call_on_ranks(fn, args, kwargs)
+            return tf.nest.map_structure(
+                lambda value: self._local_results(value)[0], results
+            )
+        fn = whole.checking_gradients(whole.with_input_dependencies(fn))
+        # A `tf.function` has a separate graph in each replica, in which
+        # replicas cannot exchange values.
+        if self._num_replicas_in_sync == 1 or isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            return self._call_on_ranks(fn, args, kwargs)
+        check_trains(fn)
+        draw_apart(fn)
+        with whole.prepared(fn, is_divided) as step:
+            return self._call_on_ranks(step, args, kwargs)
+
+    def _call_on_ranks(self, fn, args, kwargs):
+        if self.num_model_ranks > 1 or self.gathers_weights:
+            return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
+        fn = with_seeds(fn, self._container_strategy())
+        return super()._call_for_each_replica(fn, args, kwargs)
+
+    def call_ranks(self, fn, devices, args=(), kwargs=None):
+        """Calls a function on model ranks, a thread for each device."""
+        fn = with_seeds(with_collectives(fn), self._container_strategy())
+        with rank_state.within(devices=tuple(devices)):
+            return super()._call_for_each_replica(fn, args, kwargs or {})
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether replicas gather a weight where it is read."""
+        return self.optimizer_states.are_weights_sharded
+
+    @property
+    def accumulates_shards(self) -> bool:
+        """Whether sums of microbatches' gradients are sharded over replicas."""
+        states = self.optimizer_states
+        return states.stage >= 2 and states.are_sharded
+
+    @property
+    def gradients_are_summed(self) -> bool:
+        """Whether an optimizer applies sums over the replicas in this thread.
+
+        Every replica then updates its own components without a merge call, so
+        that `apply` may be inside a `tf.cond`.
+        """
+        return step_context.current().update is not None
+
+    def sum_over_workers(self, tensors) -> list[tf.Tensor]:
+        """Sums over the workers, of tensors summed in this one."""
+        if self.workers is None:
+            return list(tensors)
+        return self.workers.all_reduce(tensors)
+
+    def from_first_worker(self, tensor: tf.Tensor, path: str) -> tf.Tensor:
+        """Worker 0's tensor, if there are several workers."""
+        if self.workers is None:
+            return tensor
+        fact = f"{path} {tensor.shape} {tensor.dtype.name}"
+        self.workers.coordination.check_same("variables", fact)
+        return self.workers.from_first(tensor)
+
+    def _update(self, var, fn, args, kwargs, group):
+        check_in_scope(var)
+        update = mixed_update.update_local_shards(
+            super()._update, self.optimizer_states
+        )
+        return update(var, fn, args, kwargs, group)
+
+    def _replica_ctx_update(self, var, fn, args, kwargs, group):
+        if not self.optimizer_states.reads_local_shards:
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        shard = self.optimizer_states.local_shard(var)
+        with tf.device(shard.device):
+            return fn(shard, *args, **kwargs)
+
+    def _use_merge_call(self):
+        return not self.gradients_are_summed and super()._use_merge_call()
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        if self.gradients_are_summed:
+            return value
+        return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+    def _in_multi_worker_mode(self):
+        return self.workers is not None
+
+    def _get_cross_device_ops(self, value):
+        return self.reducer
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        has_all = is_per_replica(value, len(self._devices))
+        if self.workers is None and self.num_model_ranks > 1 and has_all:
+            return self.reducer.on_each(reduce_op, [value])[0]
+
+        def reduce(value):
+            is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
+            is_mirrored = isinstance(value, symbols.Mirrored)
+            if self.workers is not None:
+                if is_mean and is_mirrored:
+                    return value.values[0]
+                if is_mean and self._logs is not None:
+                    mean = self._logs.take(value)
+                    if mean is not None:
+                        return mean
+            elif not is_of_threads(value) or (is_mirrored and not is_mean):
+                return super(MeshExtended, self)._reduce_to(
+                    reduce_op, value, destinations, options
+                )
+            return self.reducer.on_destinations(
+                reduce_op, self._local_values(value), value, destinations
+            )
+
+        return tf.nest.map_structure(reduce, value)
+
+    def _local_values(self, value):
+        """The tensors of a value, one for each replica of this worker."""
+        if self.workers is None:
+            return self._local_results(value)
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        if isinstance(value, symbols.Mirrored):
+            value = value.values[0]
+        if is_of_threads(value):
+            return [tf.convert_to_tensor(x) for x in value.values]
+        return [tf.convert_to_tensor(value)] * self.num_replicas
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        # A tensor that threads share is one tensor for all replicas.
+        values = [value for value, _ in value_destination_pairs]
+        return self.reducer.on_each(reduce_op, values)
+
+    def _batch_gather_to(self, value_destination_pairs, axis, options=None):
+        # Called by `all_gather`, once for all threads.
+        self.num_gathers += 1
+        return [
+            self.reducer.gathered(self._local_values(value), axis)
+            if self.workers is not None
+            else tf.concat([value] * self.num_replicas, axis)
+            if not is_of_threads(value)
+            else self._gather_to(value, destination, axis, options)
+            for value, destination in value_destination_pairs
+        ]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self.workers is not None:
+            # Keras gathers one tensor of each worker, with its replicas' sizes.
+            values = (
+                self._local_values(value) if is_of_threads(value) else [value]
+            )
+            return self.reducer.gathered(values, axis)
+        if is_per_replica(value, len(self._devices)):
+            return self.reducer.gather_on_each(value, axis)
+        return super()._gather_to_implementation(
+            value, destinations, axis, options
+        )
+
+    def _of_first_ranks(self, value):
+        return of_first_ranks(value, len(self._devices), self.num_model_ranks)
+
+    def _local_results(self, value):
+        # A merge call has a value of each rank.
+        value = tf.nest.map_structure(self._of_first_ranks, value)
+        with rank_state.within(devices=None):
+            return super()._local_results(value)

@@ -1,0 +1,88 @@
+"""Sums gradients over replicas, and scatters those whose slots are sharded."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.collectives import reducer
+from tfscale.collectives import replica_collectives
+from tfscale.mesh.replica_checks import check_in_scope
+from tfscale.step import batch_norm
+from tfscale.variables import gather_again
+from tfscale.variables import zero
+from tfscale.variables.shards import shard
+
+
+def sum_over_replicas(extended: Any, gradients, variables) -> list:
+    """Gradients summed over the replicas; in replica context.
+
+    For a variable with sharded slots it is this replica's shard.
+    """
+    for variable in variables:
+        check_in_scope(variable)
+    states, sums = extended.optimizer_states, list(gradients)
+    if not extended.has_several_replicas:
+        return sums
+    if states.are_weights_sharded:
+        gather_again.gather_again()
+    given = [i for i, value in enumerate(gradients) if value is not None]
+    dims = [_dim(states, gradients[i], variables[i]) for i in given]
+
+    def sum_up(tensors):
+        # Statistics of layers follow the gradients, and are not sharded.
+        more = [None] * (len(tensors) - len(dims))
+        return replica_collectives.sum_up(tensors, [*dims, *more])
+
+    dense = [tf.convert_to_tensor(gradients[i]) for i in given]
+    found = batch_norm.all_sums_and_statistics(sum_up, dense)
+    for i, total in zip(given, found):
+        sums[i] = total
+    if extended.gradient_noise is not None:
+        extended.gradient_noise.of_replicas(
+            gradients, sums, variables, extended
+        )
+    return sums
+
+
+def scatter_microbatch(extended: Any, gradients, variables, weight) -> list:
+    """Gradients of a microbatch times `weight`, reduce-scattered over replicas.
+
+    With `zero_stage=3` the tape has done so for sharded weights.
+    """
+    states = extended.optimizer_states
+    found, dims = list(gradients), {}
+    for i, (gradient, variable) in enumerate(zip(gradients, variables)):
+        if gradient is None or zero.is_divided(variable):
+            continue
+        factor = tf.cast(weight, gradient.dtype)
+        found[i] = tf.math.multiply_no_nan(gradient, factor)
+        dim = states.dim_of(variable)
+        if dim is not None:
+            dims[i] = dim
+    shards = replica_collectives.reduce_scatter_here(
+        [found[i] for i in dims], list(dims.values())
+    )
+    for i, gradient in zip(dims, shards):
+        shape = states.sharding_of(variables[i]).local_shape
+        found[i] = tf.ensure_shape(gradient, shape)
+    return found
+
+
+def shard_gradient(extended: Any, gradient, variable) -> tf.Tensor:
+    """This device's shard of a gradient that all devices have whole.
+
+    It is what `apply_sums` takes; see `adapters/optimizer.py`.
+    """
+    sharding = extended.optimizer_states.sharding_of(variable)
+    return shard(gradient, sharding, *extended.replica_and_rank())
+
+
+def _dim(states, gradient, variable):
+    """The dim along which the sum is sharded; see `Reducer.on_each`."""
+    if zero.is_divided(variable):
+        return reducer.SCATTERED
+    sharding = states.sharding_of(variable)
+    is_shard = gradient.shape == sharding.local_shape
+    if sharding.data_dim is not None and is_shard:
+        return reducer.SCATTERED
+    return sharding.data_dim

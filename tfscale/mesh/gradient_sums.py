@@ -1,0 +1,134 @@
+"""The gradients of one device, for a `train_step` that uses their values."""
+
+from collections.abc import Iterable
+
+import keras
+import tensorflow as tf
+
+from tfscale.collectives import replica_collectives
+from tfscale.mesh import gradient_reduction
+from tfscale.mesh.extended import MeshExtended
+from tfscale.step import step_context
+from tfscale.step.checks import changed_gradients
+from tfscale.tensor_parallel import collectives
+
+
+def sum_gradients(
+    gradients: Iterable[tf.Tensor | tf.IndexedSlices | None],
+    variables: Iterable[keras.Variable],
+) -> list[tf.Tensor | None]:
+    """What one device would have, of the gradients of replicas and ranks.
+
+    A tape in a `train_step` gives gradients of the rows of a replica and, on
+    model ranks, of a shard of each variable. What clips them, takes their norm
+    or adds to them needs the whole: this sums them over the replicas and puts
+    shards together. `optimizer.apply` takes what is made of the result as it
+    is, on any mesh, also with `zero_stage=1`. It must be the same on all
+    replicas: made of sums, variables and constants.
+
+    On one device it only sums the rows of lookups, so that the same step trains
+    there. All replicas have to call it, in replica context and in a
+    graph, outside of branches and loops.
+
+    Args:
+        gradients: For each variable a tensor, `tf.IndexedSlices` or None, of
+            the shape that the tape gives.
+        variables: The trainable variables that they are of, made in the scope
+            of the strategy.
+
+    Returns:
+        For each variable a tensor of its whole shape, or None.
+
+    Raises:
+        ValueError: If there is no sum yet, in a microbatch of
+            `GradientAccumulation`; if it is called eagerly on several devices,
+            outside of replicas, or for variables made outside of the scope.
+        TypeError: If another strategy than a `MeshStrategy` has replicas.
+
+    Example: clipping by hand.
+
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import tfscale
+    >>> class Clipped(keras.Model):
+    ...     def train_step(self, data):
+    ...         x, y = data
+    ...         with tf.GradientTape() as tape:
+    ...             loss = self.compute_loss(x, y, self(x, training=True))
+    ...         variables = self.trainable_variables
+    ...         gradients = tape.gradient(loss, variables)
+    ...         gradients = tfscale.sum_gradients(gradients, variables)
+    ...         gradients, norm = tf.clip_by_global_norm(gradients, 1.0)
+    ...         self.optimizer.apply(gradients, variables)
+    ...         return {"norm": norm}
+    >>> tfscale.use_virtual_devices(8)
+    >>> with tfscale.MeshStrategy(tfscale.device_mesh(data=2)).scope():
+    ...     inputs = keras.Input((4,))
+    ...     model = Clipped(inputs, keras.layers.Dense(1)(inputs))
+    ...     model.compile("sgd", "mse")
+    >>> x = keras.ops.ones((8, 4))
+    >>> history = model.fit(x, x[:, :1], verbose=0)
+    """
+    gradients, variables = list(gradients), list(variables)
+    if step_context.current().gradient_capture is not None:
+        raise ValueError(
+            "Gradients of a batch can be summed where all of them are there. "
+            "Received: `sum_gradients` in a microbatch of "
+            "GradientAccumulation, after which others come. Clip by "
+            "`clipnorm` or `global_clipnorm` of the optimizer, or give it an "
+            "`apply` of its own, which is called with the gradients of the "
+            "batch."
+        )
+    strategy = tf.distribute.get_strategy()
+    extended = strategy.extended
+    if not isinstance(extended, MeshExtended):
+        if strategy.num_replicas_in_sync == 1:
+            return [_dense(gradient) for gradient in gradients]
+        raise TypeError(
+            "`sum_gradients` sums over the replicas of a "
+            f"`tfscale.MeshStrategy`. Received: {type(strategy).__name__}, "
+            "whose optimizers would sum them once more. Use a MeshStrategy."
+        )
+    extended.replica_and_rank()  # an error outside of replicas
+    if tf.executing_eagerly():
+        if not extended.has_several_replicas and extended.num_model_ranks == 1:
+            return [_dense(gradient) for gradient in gradients]
+        raise ValueError(
+            "`optimizer.apply` knows by the graph what `sum_gradients` has "
+            "returned. Received: an eager call, on a mesh of several devices. "
+            "Leave out run_eagerly=True, or put `strategy.run` into a "
+            "`tf.function`."
+        )
+    _, unsummed = changed_gradients.origins_of(
+        gradients, variables, extended.has_several_replicas
+    )
+    sums = gradient_reduction.sum_over_replicas(extended, unsummed, variables)
+    return [
+        gradient if total is None else changed_gradients.as_sum(_dense(total))
+        for gradient, total in zip(gradients, _whole(sums, variables, extended))
+    ]
+
+
+def _dense(gradient):
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _whole(sums, variables, extended):
+    """Whole sums, from this replica's and rank's shards."""
+    states = extended.optimizer_states
+    shardings = [states.sharding_of(variable) for variable in variables]
+    sums = list(sums)
+    indices = [
+        i
+        for i, sharding in enumerate(shardings)
+        if sums[i] is not None and sharding.data_dim is not None
+    ]
+    gathered = replica_collectives.gather(
+        [sums[i] for i in indices], [shardings[i].data_dim for i in indices]
+    )
+    for i, whole in zip(indices, gathered):
+        sums[i] = whole
+    for i, sharding in enumerate(shardings):
+        if sums[i] is not None and sharding.model_dim is not None:
+            sums[i] = collectives.concat_over_ranks(sums[i], sharding.model_dim)
+    return sums

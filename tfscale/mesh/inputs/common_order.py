@@ -1,0 +1,50 @@
+"""Checks that all workers read the same dataset in the same order.
+
+Where TensorFlow divides a dataset over workers, each worker reads all of it and
+keeps its shard. If workers shuffle by different seeds, some records are read
+twice and others never: two workers with arrays and `shuffle=True` saw 49 of 64
+rows.
+"""
+
+import tensorflow as tf
+
+from tfscale.cluster.coordination import Coordination
+from tfscale.graphs import dataset_graph
+
+_OFF = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def check(dataset: tf.data.Dataset, coordination: Coordination) -> None:
+    """Raises a ValueError if workers are known to have different datasets.
+
+    They may differ in seeds, batches or length, or have no fixed order.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    fact = f"{dataset.element_spec}, {int(dataset.cardinality())} batches"
+    if policy != _OFF:
+        reason = dataset_graph.without_order(dataset)
+        if dataset.options().deterministic is False:
+            reason = "the option `deterministic` set to False"
+        if reason:
+            raise ValueError(
+                "A dataset that several workers divide must have the same "
+                "order in all of them: else some records are seen twice and "
+                f"others never. Received: {reason}. Give each worker records "
+                "of its own, with "
+                "`strategy.distribute_datasets_from_function`."
+            )
+        seeds = dataset_graph.shuffle_seeds(dataset)
+        if any(seed == (0, 0) for seed in seeds):
+            raise ValueError(
+                "A dataset that several workers divide must be shuffled by a "
+                "seed, the same in all of them: else some records are seen "
+                "twice and others never. Received: a shuffle without one. "
+                "Pass `seed=` to `shuffle`; or call "
+                "`keras.utils.set_random_seed` with the same seed in all "
+                "workers, or `fit` with shuffle=False; or use `tfscale.data`, "
+                "or give each worker records of its own with "
+                "`strategy.distribute_datasets_from_function`."
+            )
+        sizes = dataset_graph.batch_sizes(dataset)
+        fact += f", batched by {sizes}, seeds of shuffles {seeds}"
+    coordination.check_same("dataset", fact)

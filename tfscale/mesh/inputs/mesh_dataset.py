@@ -1,0 +1,116 @@
+"""A dataset that is distributed over replicas, and its iterator.
+
+    dataset ─► batches of replicas ─► read ahead ─► iterator ─┬─► replica 0
+                                                              ├─► replica 1
+                                                              └─► ...
+
+On CPUs all replicas take batches from one ordinary iterator of tf.data.
+TensorFlow's iterator for several devices has one more for each of them, and in
+it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
+128 KiB (`ApplyPython311MemoryPatch`, TensorFlow 2.21).
+"""
+
+import tensorflow as tf
+
+from tfscale._internals import datasets
+from tfscale._internals import fitting
+from tfscale._internals import symbols
+from tfscale.adapters.epochs import tell_steps
+from tfscale.mesh.inputs.position_tracker import PositionTracker
+
+
+class MeshIterator(datasets.SharedIterator):
+    """Takes the batches of a step, and counts them."""
+
+    def __init__(self, iterator, is_ordinary, must_have_batch, tracker):
+        super().__init__(iterator, is_ordinary)
+        self._must_have_batch = must_have_batch
+        self._tracker = tracker
+
+    def __next__(self):
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            if self._must_have_batch:
+                raise ValueError(
+                    "There must be a batch to train, evaluate or predict on. "
+                    "Received: data without any. Look for a filter, a `take` "
+                    "or `drop_remainder=True` that leaves nothing, or for a "
+                    "generator that has been used up."
+                ) from None
+            raise
+        self._must_have_batch = False
+        if self._tracker is not None:
+            self._tracker.count_batches(1)
+        return batch
+
+
+class _MeshData:
+    """The members in which both classes differ from TensorFlow's.
+
+    Attributes:
+        probe_batches: A distributed dataset of batches for Keras' probe, or
+            None; the probe then takes none of the user's batches.
+        has_ordinary_iterator: Whether it was made with `ORDINARY_ITERATOR`.
+        tracked: The `ResumableDataset` whose position is tracked, or None if
+            the position moves by itself.
+    """
+
+    probe_batches = None
+    has_ordinary_iterator = False
+    tracked = None
+    _tracker = None
+
+    def __iter__(self):
+        is_ordinary = self.has_ordinary_iterator
+        if not tf.executing_eagerly():
+            return datasets.SharedIterator(super().__iter__(), is_ordinary)
+        purpose, epochs = fitting.reader_of(self) or (None, None)
+        data, tracker = super(), None
+        if purpose == "probe" and self.probe_batches is not None:
+            data = super(_MeshData, self.probe_batches)
+        elif purpose != "probe" and self.tracked is not None:
+            tracker = self._new_tracker(purpose)
+            if epochs is not None:
+                tell_steps(epochs, tracker.count_batches)
+                tracker = None
+        return MeshIterator(
+            data.__iter__(),
+            is_ordinary,
+            must_have_batch=purpose in ("probe", "predict"),
+            tracker=tracker,
+        )
+
+    def _new_tracker(self, purpose):
+        if self._tracker is not None:
+            self._tracker.move_position()
+        self._tracker = PositionTracker(self.tracked, purpose)
+        return self._tracker
+
+
+class MeshDataset(_MeshData, symbols.DistributedDataset):
+    """A `tf.distribute.DistributedDataset` of one dataset.
+
+    Attributes:
+        given_dataset: The dataset, as it was given.
+    """
+
+    given_dataset: tf.data.Dataset
+
+
+class MeshDatasetFromFunction(
+    _MeshData, symbols.DistributedDatasetsFromFunction
+):
+    """A `tf.distribute.DistributedDataset` of batches of replicas.
+
+    Attributes:
+        batches_per_step: How many batches the replicas here take in a step.
+    """
+
+    batches_per_step = 1
+
+    @property
+    def cardinality(self):
+        """The length in steps; Keras would expect a step for each batch."""
+        count = int(super().cardinality)
+        return count if count < 0 else -(-count // self.batches_per_step)

@@ -1,0 +1,162 @@
+"""Distributes datasets over the replicas of a mesh."""
+
+import tensorflow as tf
+
+from tfscale._internals import datasets
+from tfscale._internals import symbols
+from tfscale.adapters import py_dataset
+from tfscale.collectives.workers import Workers
+from tfscale.graphs import dataset_graph
+from tfscale.mesh.inputs import common_order
+from tfscale.mesh.inputs import uneven_data
+from tfscale.mesh.inputs.mesh_dataset import MeshDataset
+from tfscale.mesh.inputs.mesh_dataset import MeshDatasetFromFunction
+from tfscale.mesh.inputs.position_tracker import has_position
+
+_NUMBERS = (
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8),
+    *(tf.complex64, tf.complex128),
+)
+
+
+class MeshInputs:
+    """Distributes datasets over replicas, on this worker and on others.
+
+    TensorFlow's datasets for several devices fetch batches ahead to each. CPUs
+    gain nothing by that. Devices of other machines would fetch by calls to this
+    one; the step sends them their inputs instead. `replica_devices` get the
+    batches, one device of each replica.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        host: str,
+        devices: tuple[str, ...],
+        replica_devices: tuple[str, ...],
+        workers: Workers | None = None,
+    ):
+        machine = host.rpartition("/")[0]
+        self._strategy = strategy
+        self._host = host
+        self._devices = replica_devices
+        self._workers = workers
+        self._is_on_cpu = all("CPU" in device for device in devices)
+        self._fetches_ahead = not self._is_on_cpu and all(
+            device.startswith(machine) for device in devices
+        )
+
+    def of_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+    ) -> MeshDataset:
+        """See `tf.distribute.Strategy.experimental_distribute_dataset`."""
+        distributed = self._of_dataset(dataset, options)
+        batches = py_dataset.first_batches_from_python()
+        if batches is not None:
+            distributed.probe_batches = self._of_dataset(batches, options)
+        return distributed
+
+    def _of_dataset(self, dataset, options):
+        if self._workers is not None:
+            common_order.check(dataset, self._workers.coordination)
+        source, context = dataset, self._context()
+        is_read_ahead = (
+            context.num_replicas_in_sync > 1
+            or self._workers is not None
+            or bool(options)
+            or not self._is_on_cpu
+        )
+        if is_read_ahead:
+            source = _copied_from_python(dataset)
+            source = source.read_ahead if has_position(source) else source
+        distributed = MeshDataset(
+            self._input_workers(options),
+            self._strategy,
+            source,
+            num_replicas_in_sync=context.num_replicas_in_sync,
+            input_context=None if self._workers is None else context,
+            options=self._options(options),
+        )
+        distributed.given_dataset = dataset
+        distributed.has_ordinary_iterator = self._is_on_cpu and not options
+        if is_read_ahead and has_position(dataset):
+            distributed.tracked = dataset
+        return distributed
+
+    def from_function(self, dataset_fn, options) -> MeshDatasetFromFunction:
+        """See `tf.distribute.Strategy.distribute_datasets_from_function`."""
+
+        def of_worker(context):
+            dataset = dataset_fn(context)
+            if self._workers is None:
+                return dataset
+            return uneven_data.padded_to_longest(dataset, self._workers)
+
+        distributed = MeshDatasetFromFunction(
+            self._input_workers(options),
+            self._strategy,
+            [self._context()],
+            of_worker,
+            self._options(options),
+        )
+        distributed.has_ordinary_iterator = self._is_on_cpu and not options
+        distributed.batches_per_step = len(self._devices)
+        return distributed
+
+    def _context(self):
+        count, index = 1, 0
+        if self._workers is not None:
+            count, index = self._workers.count, self._workers.index
+        return tf.distribute.InputContext(
+            num_input_pipelines=count,
+            input_pipeline_id=index,
+            num_replicas_in_sync=count * len(self._devices),
+        )
+
+    def _options(self, options):
+        if options or not self._is_on_cpu:
+            return options
+        return datasets.ORDINARY_ITERATOR
+
+    def _input_workers(self, options):
+        mode = tf.distribute.InputReplicationMode.PER_REPLICA
+        if options and options.experimental_replication_mode == mode:
+            raise NotImplementedError(
+                "A mesh has one dataset for all replicas of a worker. "
+                "Received: InputOptions with "
+                "`experimental_replication_mode=PER_REPLICA`. Leave it out."
+            )
+        fetches = self._fetches_ahead
+        if options:
+            fetches = options.experimental_fetch_to_device
+        # Each released iterator may delay `fit`, because tf.data's autotuner
+        # may sleep through its end.
+        devices = (
+            self._devices if fetches else [self._host] * len(self._devices)
+        )
+        return symbols.InputWorkers([(self._host, tuple(devices))])
+
+
+def _copied_from_python(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset whose records, if Python makes them, are copies.
+
+    A tensor that a Python function returns to tf.data may share the memory of
+    the user's array. TensorFlow reuses buffers that have no other owner:
+    targets were overwritten by differences of targets and predictions.
+    """
+    if not dataset_graph.calls_python(dataset):
+        return dataset
+
+    def copy(*records):
+        tensors = tf.nest.flatten(records, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            dataset.element_spec,
+            [
+                tf.raw_ops.DeepCopy(x=x) if x.dtype in _NUMBERS else x
+                for x in tensors
+            ],
+            expand_composites=True,
+        )
+
+    return dataset.map(copy)

@@ -1,0 +1,110 @@
+"""Checks of what a strategy is to run on replicas, before it runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale._internals import symbols
+from tfscale.step.runners import whole
+from tfscale.tensor_parallel import rank_seeds
+from tfscale.variables import zero
+
+
+def check_has_pipeline(extended: Any, fn: Callable) -> None:
+    """Raises if stages of a mesh would have no layer of a model."""
+    # Without variables there is nothing to train.
+    if extended.config.num_stages == 1 or not extended.variable_creator.paths:
+        return
+    model = whole.model_of(fn)
+    # Its class is in a higher layer, and checks its variables itextended.
+    is_pipeline = hasattr(model, "pipeline_summary")
+    if not extended.pipelined or any(
+        id(variable) not in extended.pipelined and not is_pipeline
+        for variable in trained_by(fn)
+    ):
+        raise ValueError(
+            "A mesh with a 'pipeline' axis is for a "
+            "`tfscale.PipelineModel`. Received: `strategy.run`, or `fit`, "
+            f"on a mesh with pipeline={extended.config.num_stages}, of a model "
+            "that was not cut: it would train on one device of each row. "
+            "Wrap the model, `tfscale.PipelineModel(model, "
+            "num_microbatches)`, in the strategy's scope, or make a mesh "
+            "with data= and model= only."
+        )
+
+
+def check_divides_weights(extended: Any) -> None:
+    """Raises if `zero_stage=3` divides nothing."""
+    states, paths = extended.optimizer_states, extended.variable_creator.paths
+    if extended.gathers_weights and paths and not states.max_gathered_bytes:
+        raise ValueError(
+            "zero_stage=3 must find weights to divide: trainable ones of "
+            f"at least {zero.MIN_ELEMENTS} elements with a dim that the "
+            f"replicas divide. Received: {len(paths)} variables, "
+            f"{paths[0]!r} the first, and none that {extended.num_replicas} "
+            "replicas divide. Use zero_stage=0 for a small model, or name "
+            "dims in a layout map: {'.*kernel': ('data', None)}."
+        )
+
+
+def check_not_compiled(extended: Any, fn: Callable) -> None:
+    """Raises if XLA would compile a function for several devices."""
+    graph = tf.compat.v1.get_default_graph()
+    count = len(extended.config.first_stage_devices)
+    # Ranks of a replica share one function, replicas have one each.
+    offloads = extended.optimizer_states.are_on_host
+    is_compiled = symbols.is_compiled_by_xla(graph) or (
+        (extended.num_model_ranks > 1 or extended.gathers_weights or offloads)
+        and attributes.asks_for_xla(fn)
+    )
+    if (count > 1 or offloads) and is_compiled:
+        raise ValueError(
+            "XLA compiles a function for one device. Received: "
+            f"`strategy.run`, on a mesh of {count} devices"
+            f"{' with slots on the host' * offloads}, in or of a "
+            "function with jit_compile=True. Pass jit_compile=False to "
+            "`compile` or `tf.function`, or leave it out; on a mesh "
+            "without a 'model' axis XLA can compile the stages of a "
+            "`tfscale.PipelineModel`."
+        )
+
+
+def check_trains(fn: Callable) -> None:
+    """Raises if a model to be trained was created outside of the scope."""
+    for variable in trained_by(fn):
+        check_in_scope(variable)
+
+
+def trained_by(fn: Callable) -> list[keras.Variable]:
+    """The weights of the model that a function trains."""
+    model = whole.model_of(fn)
+    if model is None or getattr(fn, "__name__", "") != "train_step":
+        return []
+    return model.trainable_variables
+
+
+def draw_apart(fn: Callable) -> None:
+    """Lets each replica draw different random numbers in a model.
+
+    Generators created in the scope do so from then on.
+    """
+    model = whole.model_of(fn)
+    for generator in rank_seeds.generators(model) if model else ():
+        rank_seeds.attach(generator)
+
+
+def check_in_scope(variable: keras.Variable | tf.Variable) -> None:
+    """Raises if replicas share a variable, and would race."""
+    name, value = variable.name, variable
+    if isinstance(variable, keras.Variable):
+        name, value = variable.path, attributes.value_of(variable)
+    if not isinstance(value, symbols.DistributedVariable):
+        raise ValueError(
+            "What trains under a strategy must be made in its scope. "
+            f"Received: {name!r}, made outside of the scope. Put all "
+            "that makes variables under `with strategy.scope():`, "
+            "`enable_lora` too."
+        )

@@ -1,0 +1,175 @@
+"""The updates of an optimizer of a mesh; see `adapters/optimizer.py`."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale.collectives import replica_collectives
+from tfscale.mesh import device_grid
+from tfscale.mesh import gradient_reduction
+from tfscale.optimizers.lars import has_ratio
+from tfscale.optimizers.update import clipping
+from tfscale.optimizers.update import optimizer_checks
+from tfscale.step import step_context
+from tfscale.step.checks import changed_gradients
+from tfscale.tensor_parallel import collectives
+
+
+class MeshUpdate:
+    """The update of an optimizer of a mesh, where it differs from Keras'."""
+
+    def __init__(self, extended: Any):
+        self._extended = weakref.ref(extended)
+        self.states = extended.optimizer_states
+
+    @property
+    def extended(self) -> Any:
+        """The `MeshExtended`."""
+        return self._extended()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether slots may be, over model ranks or over replicas."""
+        return self.extended.num_model_ranks > 1 or self.states.are_sharded
+
+    def host_of(self, variable) -> str:
+        """The host of the device of a component, or of its shard."""
+        return device_grid.host_of(variable.device)
+
+    def apply(
+        self,
+        optimizer: keras.Optimizer,
+        apply: Callable[..., Any],
+        grads: Sequence[Any],
+        given_variables: Sequence[keras.Variable] | None,
+        variables: Sequence[keras.Variable],
+        are_sums: bool,
+    ) -> Any:
+        """Calls `apply` of Keras, or of a user's class, with sums.
+
+        `given_variables` are the user's argument, or None; `variables` are
+        those of the gradients. `are_sums` says whether the gradients are sums
+        over the replicas.
+        """
+        if not tf.distribute.has_strategy():
+            raise ValueError(
+                "`optimizer.apply` must be called by the replicas of the "
+                f"strategy in whose scope {optimizer.name!r} was made. "
+                "Received: a call outside of `strategy.run` and of the "
+                "strategy's scope. Put the step into a function and call "
+                "`strategy.run(step, args=(x, y))`."
+            )
+        if tf.distribute.in_cross_replica_context():
+            if self.states.are_sharded:
+                raise ValueError(
+                    "With a zero_stage `optimizer.apply` must be called by the "
+                    "replicas. Received: a call outside of `strategy.run`. Put "
+                    "it into the function that `strategy.run` is given."
+                )
+            return apply(grads, given_variables)
+        if step_context.current().update is not None:
+            return apply(grads, given_variables)
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(variables)
+        grads = self._whole_gradients(optimizer, grads, variables, are_sums)
+        # In the branch of finite gradients replicas exchange nothing.
+        in_branch = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        update = step_context.Update(is_in_branch=in_branch)
+        with step_context.within(update=update):
+            graph = tf.compat.v1.get_default_graph()
+            before = graph.version
+            result = apply(grads, given_variables)
+        if self.extended.has_several_replicas:
+            optimizer_checks.check_draws(optimizer, graph, before)
+        if in_branch:
+            self.states.all_gather(variables)
+        return result
+
+    def _whole_gradients(self, optimizer, grads, variables, are_sums):
+        extended = self.extended
+        if self.is_sharded:
+            optimizer_checks.check(optimizer, variables, extended)
+        if not are_sums:
+            origins, unsummed = changed_gradients.origins_of(
+                grads, variables, extended.has_several_replicas
+            )
+            sums = gradient_reduction.sum_over_replicas(
+                extended, unsummed, variables
+            )
+            grads = [
+                gradient_reduction.shard_gradient(extended, grad, variable)
+                if o.is_sum
+                else total
+                for o, grad, variable, total in zip(
+                    origins, grads, variables, sums
+                )
+            ]
+        if self.is_sharded:
+            return clipping.clip(optimizer, grads, variables, extended)
+        return grads
+
+    @contextlib.contextmanager
+    def reading_shards(self):
+        """Within it, variables are this rank's and replica's shards."""
+        with collectives.local_shards(), self.states.reading_local_shards():
+            yield
+
+    def holds_everywhere(self, fact: tf.Tensor) -> tf.Tensor:
+        """Whether a condition holds on all ranks and sharded replicas."""
+        fails = tf.cast(tf.logical_not(fact), tf.float32)
+        if self.states.are_sharded:
+            fails = replica_collectives.sum_over_replicas(fails)
+        return tf.equal(collectives.sum_over_ranks(fails), 0.0)
+
+    def whole_norms(self, grads, variables) -> list[tuple[Any, ...]]:
+        """Variables with norms of their whole weights and gradients."""
+        given = [
+            (variable, gradient)
+            for variable, gradient in zip(variables, grads)
+            if has_ratio(variable)
+        ]
+        if not given:
+            return []
+        variables, grads = zip(*given)
+        with self.reading_shards():
+            weights = [
+                tf.convert_to_tensor(self.states.local_shard(variable))
+                for variable in variables
+            ]
+        squares = clipping.squares(
+            [*weights, *grads], variables * 2, self.extended
+        )
+        norms = [tf.sqrt(square) for square in squares]
+        count = len(variables)
+        return list(zip(variables, norms[:count], norms[count:]))
+
+    def move_averages(self, variables, averages, momentum) -> None:
+        """Moves averages of variables, each on its own shard."""
+        with collectives.local_shards():
+            for variable, average in zip(variables, averages):
+                if average is None:
+                    continue
+                value = tf.convert_to_tensor(self.states.local_shard(variable))
+                # Differs from the variable's if slots are on the host.
+                with tf.device(average.value.device):
+                    of_before = tf.cast(momentum, average.dtype)
+                    average.value.assign(
+                        of_before * tf.convert_to_tensor(average)
+                        + (1 - of_before) * value
+                    )
+
+    def gather_updated(self, all_variables, updated) -> None:
+        """Gathers the shards that replicas updated; None: of all variables."""
+        if not self.states.are_sharded:
+            return
+        update = step_context.current().update
+        if update is not None and update.is_in_branch:
+            self.states.write(all_variables)
+            return
+        self.states.all_gather(all_variables if updated is None else updated)

@@ -1,0 +1,163 @@
+"""Refuses optimizers that would be wrong with sharded slots."""
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import symbols
+from tfscale.graphs import random_operations
+from tfscale.graphs import walks
+from tfscale.optimizers.lars import LARS
+from tfscale.optimizers.update import clipping
+from tfscale.optimizers.update import optimizer_trial
+
+# Their updates need the whole of a variable.
+NOT_ELEMENTWISE = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+
+# Custom optimizers that were tried; each is tried once.
+_TRIED: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
+
+
+def check(
+    optimizer: keras.Optimizer,
+    variables: Sequence[keras.Variable],
+    extended: Any,
+) -> None:
+    """Refuses an optimizer that cannot update shards by themselves."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    sharded = [
+        v
+        for v in variables
+        if clipping.is_sharded(v)
+        or extended.optimizer_states.dim_of(v) is not None
+    ]
+    if not sharded:
+        return
+    if isinstance(inner, NOT_ELEMENTWISE):
+        raise ValueError(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {type(inner).__name__}, which needs the whole "
+            "of a variable at once. Use AdamW, Lion, SGD or another one that "
+            "is elementwise, or neither a layout map that shards something nor "
+            "a zero_stage."
+        )
+    if isinstance(inner, LARS) and inner is not optimizer:
+        raise ValueError(
+            "LARS needs norms of whole variables before a step is known to be "
+            "finite. Received: LARS in a LossScaleOptimizer, and variables "
+            "that are sharded. Use `mixed_bfloat16`, which needs no loss "
+            "scaling, or neither a layout map that shards something nor "
+            "a zero_stage."
+        )
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "Slots can be sharded, over model ranks or by a zero_stage, "
+            "under one optimizer for all variables. Received: a "
+            "MultiOptimizer, each part of which would clip by itself. Use one "
+            "of its optimizers for all."
+        )
+    if inner.gradient_accumulation_steps:
+        raise ValueError(
+            "`gradient_accumulation_steps` does not work where slots are "
+            "sharded, over model ranks or by a zero_stage. Received: "
+            f"{inner.gradient_accumulation_steps}. Leave it out, make batches "
+            "so many times as large, and give `fit` the callback "
+            "`tfscale.callbacks.GradientAccumulation(num_microbatches="
+            f"{inner.gradient_accumulation_steps})`."
+        )
+    constrained = [
+        v.path for v in sharded if getattr(v, "constraint", None) is not None
+    ]
+    if inner is not optimizer and constrained:
+        raise ValueError(
+            "Variables with a constraint whose slots are sharded cannot be "
+            f"trained with loss scaling. Received: {constrained[0]!r}. Use "
+            "`mixed_bfloat16`, or neither divide the variable in the layout "
+            "map nor set a zero_stage."
+        )
+    shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
+    _check_custom(inner, shardings)
+
+
+def check_draws(
+    optimizer: keras.Optimizer, graph: tf.Graph, version: int
+) -> None:
+    """Refuses an optimizer whose replicas draw different random numbers."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if _is_of_keras(inner) or not isinstance(graph, symbols.FuncGraph):
+        return
+    graph_def = graph.as_graph_def(from_version=version)
+    for node in _nodes(graph_def):
+        if (
+            random_operations.draws_from_generator(node.op)
+            or "seed2" in node.attr
+        ):
+            raise ValueError(
+                "An optimizer must update all replicas of a variable by the "
+                f"same numbers. Received: {inner.__class__.__name__}, which "
+                f"draws by {node.op}, on each replica other ones. Draw by "
+                "`keras.random` with a `seed`: a "
+                "`keras.random.SeedGenerator`, an attribute of the optimizer."
+            )
+
+
+def _nodes(graph_def):
+    library = {f.signature.name: f.node_def for f in graph_def.library.function}
+
+    def called(nodes):
+        values = [value for node in nodes for value in node.attr.values()]
+        functions = [x for v in values for x in (v.func, *v.list.func)]
+        return [f.name for f in functions if f.name in library]
+
+    yield from graph_def.node
+    for name in walks.reachable(
+        called(graph_def.node), lambda name: called(library[name])
+    ):
+        yield from library[name]
+
+
+def _is_of_keras(optimizer):
+    kind = optimizer.__class__
+    return getattr(keras.optimizers, kind.__name__, None) is kind
+
+
+def _check_custom(optimizer, shardings):
+    """Refuses a custom optimizer that fails the trial."""
+    kind = optimizer.__class__
+    if (
+        optimizer in _TRIED
+        or _is_of_keras(optimizer)
+        or isinstance(optimizer, LARS)
+    ):
+        return
+    try:
+        is_right = optimizer_trial.is_elementwise(optimizer, shardings)
+    except Exception as error:
+        is_right = True
+        warnings.warn(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which could not be tried "
+            f"({type(error).__name__}: {error}). Give it a `get_config`, of "
+            "which `from_config` makes a copy.",
+            stacklevel=2,
+        )
+    if not is_right:
+        raise ValueError(
+            "An optimizer whose slots are sharded must update each element by "
+            f"itself. Received: {kind.__name__}, which on a trial did not "
+            "make of the half of a variable what it made of the whole: it "
+            "looks at all of a variable, or of the gradients, or draws random "
+            "numbers. Use `clipnorm` or `global_clipnorm` of Keras to clip, "
+            "change gradients in a `train_step` after "
+            "`tfscale.sum_gradients`, or use neither a layout map that shards "
+            "something nor a zero_stage."
+        )
+    _TRIED.add(optimizer)

@@ -1,3 +1,0 @@
-"""The sharding of a variable over devices, as one object."""
-
-__all__ = []

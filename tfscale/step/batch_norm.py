@@ -1,0 +1,221 @@
+"""BatchNormalization over shards of a batch: replicas and microbatches.
+
+In Keras each replica averages its own rows: the averages drift apart, those of
+the first replica are saved, and without rows they are NaN. Here a layer notes,
+for each call, the number of elements, their mean and their variance. The
+moments of all shards p (microbatches of a loop or a pipeline, replicas) are
+
+    count     n = sum_p n_p
+    mean      m = sum_p n_p / n * m_p
+    variance      sum_p n_p / n * (v_p + (m_p - m)^2)
+
+which are the moments of the whole batch, to the last digit, in any grouping.
+Moments of replicas are summed with the gradients, or at the end of the step if
+there are none, each replica's in a separate row. A layer with
+`synchronized=True` sums them at once, and normalises by them.
+
+Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances (1979), equations 2.1.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfscale.step import step_context
+from tfscale.tensor_parallel import layer_losses
+from tfscale.tensor_parallel.rules import rules
+
+
+def pack(count, mean, variance) -> tf.Tensor:
+    """Count, mean and variance of a shard, of shape `(3, channels)`."""
+    # For one masked channel Keras returns scalars.
+    mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
+    counts = tf.fill(mean.shape, tf.cast(count, mean.dtype))
+    return tf.stack([counts, mean, variance])
+
+
+def combined(moments: tf.Tensor) -> tf.Tensor:
+    """The moments of all shards, from `(shards, 3, channels)`."""
+    counts, means, variances = tf.unstack(moments, axis=1)
+    count = tf.reduce_sum(counts, axis=0)
+    shares = tf.math.divide_no_nan(counts, count)
+    mean = tf.reduce_sum(shares * means, axis=0)
+    variances = shares * (variances + tf.square(means - mean))
+    return tf.stack([count, mean, tf.reduce_sum(variances, axis=0)])
+
+
+@dataclasses.dataclass(frozen=True)
+class MovingAverages:
+    """The moving averages of a layer before its first call in a step."""
+
+    layer: keras.layers.BatchNormalization
+    before: tuple[tf.Tensor, tf.Tensor]
+
+    @classmethod
+    def of(cls, layer, num_channels: int) -> "MovingAverages":
+        """The averages of a layer: whole, or this rank's channels."""
+        variables = layer.moving_mean, layer.moving_variance
+        read = tf.convert_to_tensor
+        if num_channels != layer.moving_mean.shape[0]:
+            read = rules.shard_of
+        return cls(layer, tuple(map(read, variables)))
+
+    def update(self, moments: Iterable[tf.Tensor]) -> None:
+        """Updates the averages by the whole batch's moments of each call."""
+        layer, averages = self.layer, list(self.before)
+        moments = [tf.unstack(each)[1:] for each in moments]
+        if layer.renorm:
+            for mean, variance in moments:
+                layer.update_moving(mean, variance)
+            return
+        for each in moments:
+            averages = [
+                average * layer.momentum
+                + tf.cast(new, average.dtype) * (1.0 - layer.momentum)
+                for average, new in zip(averages, each)
+            ]
+        variables = layer.moving_mean, layer.moving_variance
+        for variable, average in zip(variables, averages):
+            if average.shape == variable.shape:
+                variable.assign(average)
+            else:
+                rules.assign_shard(variable, average)
+
+
+class NotedMoments:
+    """The moments that the layers of a replica note, in a step or microbatch.
+
+    Attributes:
+        calls: For each call of a layer, in order, its moving averages and the
+            moments of its input.
+    """
+
+    def __init__(self):
+        self._context = tf.distribute.get_replica_context()
+        self._averages = {}
+        self.calls: list[tuple[MovingAverages, tf.Tensor]] = []
+        self.graph = tf.compat.v1.get_default_graph()
+
+    def moments_of(self, layer, moments_of_keras, inputs, mask):
+        """Mean and variance that a layer normalises by, and notes down."""
+        if mask is None:
+            # Keras would sum the moments over replicas, one layer at a time.
+            axis = layer.axis % inputs.shape.rank
+            axes = [i for i in range(inputs.shape.rank) if i != axis]
+            mean, variance = keras.ops.moments(inputs, axes)
+            size = inputs.shape.num_elements()
+            size = tf.size(inputs) if size is None else size
+            count = size // inputs.shape[layer.axis]
+        else:
+            mean, variance = moments_of_keras(inputs, mask)
+            count = tf.reduce_sum(tf.cast(mask, tf.int32))
+        if tf.is_tensor(count):
+            # Without rows any finite value will do; NaN would give a NaN
+            # gradient.
+            mean = tf.where(count > 0, mean, tf.zeros_like(mean))
+            variance = tf.where(count > 0, variance, tf.ones_like(variance))
+        moments = pack(count, mean, variance)
+        if layer.synchronized:
+            with layer_losses.kept():
+                (of_all,) = self.sums([self.in_its_row(moments)])
+            return tf.unstack(combined(of_all))[1:]
+        self.note(layer, mean, moments)
+        return mean, variance
+
+    def note(self, layer, mean, moments) -> None:
+        """Adds a call of a layer; `mean` has this rank's channels."""
+        if id(layer) not in self._averages:
+            averages = MovingAverages.of(layer, mean.shape.num_elements())
+            self._averages[id(layer)] = averages
+        moments = tf.stop_gradient(moments)
+        self.calls.append((self._averages[id(layer)], moments))
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas whose moments are combined."""
+        return self._context.num_replicas_in_sync
+
+    def in_its_row(self, moments) -> tf.Tensor:
+        """Moments in this replica's row; the other rows are zero."""
+        context = self._context
+        row = tf.one_hot(
+            context.replica_id_in_sync_group,
+            context.num_replicas_in_sync,
+            dtype=moments.dtype,
+        )
+        return row[:, tf.newaxis, tf.newaxis] * moments
+
+    def sums(self, tensors) -> list[tf.Tensor]:
+        """The sums over the replicas of some tensors."""
+        if self.num_replicas == 1:
+            return list(tensors)
+        return self._context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+    def take(self) -> list[tuple[MovingAverages, tf.Tensor]]:
+        """The calls noted since the last `take`."""
+        calls, self.calls, self._averages = self.calls, [], {}
+        return calls
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[NotedMoments]:
+    """Within it, layers of this replica note the moments of their inputs."""
+    moments = NotedMoments()
+    with step_context.within(moments=moments):
+        yield moments
+        all_sums_and_statistics(moments.sums, [])
+
+
+def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
+    """Sums tensors over the replicas, together with the noted moments.
+
+    The moments of all layers on a device are one tensor.
+    """
+    step = step_context.current().moments_in_graph
+    if step is None or not step.calls:
+        return list(all_reduce(tensors)) if tensors else []
+    calls = step.take()
+    moments = [of_call for _, of_call in calls]
+    if step.num_replicas == 1:
+        sums = list(all_reduce(tensors)) if tensors else []
+    else:
+        sums, moments = _summed(step, all_reduce, tensors, moments)
+    for indices in _by_layer(calls):
+        averages = calls[indices[0]][0]
+        with tf.device(averages.before[0].device):
+            averages.update([moments[i] for i in indices])
+    return sums
+
+
+def _summed(step, all_reduce, tensors, moments):
+    """Sums of tensors, and moments of the rows of all replicas."""
+    groups: dict[tuple, list[int]] = {}
+    for index, each in enumerate(moments):
+        groups.setdefault((each.device, each.dtype), []).append(index)
+    packed = []
+    for (device, _), indices in groups.items():
+        with tf.device(device):
+            joined = tf.concat([moments[i] for i in indices], axis=1)
+            packed.append(step.in_its_row(joined))
+    found = list(all_reduce([*tensors, *packed]))
+    moments = list(moments)
+    for ((device, _), indices), rows in zip(
+        groups.items(), found[len(tensors) :]
+    ):
+        sizes = [moments[i].shape[1] for i in indices]
+        with tf.device(device):
+            for i, each in zip(indices, tf.split(combined(rows), sizes, 1)):
+                moments[i] = each
+    return found[: len(tensors)], moments
+
+
+def _by_layer(calls):
+    found: dict[int, list[int]] = {}
+    for index, (averages, _) in enumerate(calls):
+        found.setdefault(id(averages.layer), []).append(index)
+    return found.values()

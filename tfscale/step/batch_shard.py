@@ -1,0 +1,149 @@
+"""The rows of a batch that a thread works on: a replica's or a microbatch's."""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfscale.step import losses
+from tfscale.step import model_loss
+from tfscale.step import step_context
+from tfscale.step.checks import layer_state
+from tfscale.tensor_parallel import layer_losses
+
+
+class BatchShard:
+    """Rows of a batch, whose losses count by their divisors.
+
+    Created in the thread and the graph of the step.
+
+    Args:
+        rows: Number of rows, a scalar.
+        total: Sums a tensor over the shards. All shards call it for the same
+            tensors in the same order.
+        num_replicas: The number by which Keras divides means.
+        layers: Layers that may hold losses, which `total` leaves alone.
+        weight: The factor that gradients are multiplied by afterwards.
+        all_rows: Number of rows of the batch, if known.
+        is_whole: Whether there is no other shard.
+        compiled: A list for the losses given to `compile`, if the caller of
+            `compute_loss` weighs and logs them itself, or None.
+
+    Attributes:
+        is_divided: Whether the loss has been divided for the sum over shards.
+        changes: The variables that layers assign to, or None.
+    """
+
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        total: Callable[[tf.Tensor], tf.Tensor],
+        num_replicas: int,
+        layers: Sequence[keras.Layer] = (),
+        weight: tf.Tensor | float = 1.0,
+        all_rows: tf.Tensor | None = None,
+        is_whole: bool = False,
+        compiled: list | None = None,
+    ):
+        self.rows = rows
+        self.num_replicas = num_replicas
+        self.weight = weight
+        self.is_whole = is_whole
+        self.compiled = compiled
+        self.is_divided = False
+        self.changes: layer_state.Changes | None = None
+        self._total = total
+        self._all_rows = all_rows
+        self._share = None
+        self._layers = layers
+        self.graph = tf.compat.v1.get_default_graph()
+
+    @classmethod
+    def of_replica(cls, data, layers=()) -> "BatchShard":
+        """The shard of this replica, whose rows are counted."""
+        context = tf.distribute.get_replica_context()
+        count = context.num_replicas_in_sync
+        reduce = functools.partial(
+            context.all_reduce, tf.distribute.ReduceOp.SUM
+        )
+        total = reduce if count > 1 else tf.identity
+        return cls(losses.num_rows(data), total, count, layers)
+
+    # No `functools.cached_property`: one lock for all threads, and the first
+    # replica to hold it waits for the others in `total`.
+
+    @property
+    def all_rows(self) -> tf.Tensor:
+        """Number of rows of all shards, a scalar."""
+        if self._all_rows is None:
+            self._all_rows = self.total(self.rows)
+        return self._all_rows
+
+    @property
+    def share(self) -> tf.Tensor:
+        """Share of the rows of the batch, a scalar; 0 without rows."""
+        if self._share is None:
+            self._share = tf.math.divide_no_nan(self.rows, self.all_rows)
+        return self._share
+
+    def totals(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Sums a vector over the shards.
+
+        The number of rows is summed with it.
+        """
+        if self._all_rows is not None:
+            return self.total(numbers)
+        with_rows = tf.concat([numbers, [self.rows]], axis=0)
+        *totals, self._all_rows = tf.unstack(self.total(with_rows))
+        return tf.stack(totals)
+
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sums a tensor over the shards."""
+        # Meanwhile another replica calls the same layers.
+        with layer_losses.kept(self._layers):
+            # No gradient flows through a divisor.
+            return self._total(tf.stop_gradient(tensor))
+
+    def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
+        """The result of a model's `compute_loss` for these rows."""
+        return model_loss.loss_of(self, model, compute_loss, args, kwargs)
+
+    def compiled_loss_of(
+        self, compile_loss, y_true, y_pred, sample_weight
+    ) -> tf.Tensor | None:
+        """The result of a `CompileLoss` for these rows."""
+        return model_loss.compiled_loss_of(
+            self, compile_loss, y_true, y_pred, sample_weight
+        )
+
+    @contextlib.contextmanager
+    def entered(self):
+        """Within it, this thread works on these rows."""
+        with step_context.within(batch_shard=self):
+            yield
+
+
+def warn_of_undivided() -> None:
+    """Warns if a `train_step` has not divided its loss over the replicas."""
+    batch_shard = step_context.current().batch_shard
+    if (
+        batch_shard is None
+        or batch_shard.num_replicas == 1
+        or batch_shard.is_divided
+    ):
+        return
+    warnings.warn(
+        "Gradients are added up over replicas, so the loss of each has to be "
+        "its part of the loss of the whole batch. Received: a `train_step` "
+        "whose loss comes neither from `compute_loss` nor from a loss of "
+        "Keras, and that has not asked for the number of replicas, "
+        f"{batch_shard.num_replicas}: gradients are so many times too large "
+        "if it is a mean over the rows that it has. Use "
+        "`self.compute_loss(...)`, to which a layer's `add_loss` adds, or "
+        "divide by `tf.distribute.get_strategy().num_replicas_in_sync`.",
+        stacklevel=2,
+    )

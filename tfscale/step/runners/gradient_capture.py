@@ -1,0 +1,112 @@
+"""Captures the gradients of a microbatch before the optimizer applies them."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.mesh.gradient_reduction import scatter_microbatch
+from tfscale.step import model_loss
+from tfscale.step.checks import changed_gradients
+from tfscale.variables import gather_again
+
+
+class GradientCapture:
+    """The gradients that `train_step` gives to the optimizer in one microbatch.
+
+    They are multiplied by the weight of the microbatch: at once if the loss
+    passes through `optimizer.scale_loss`, else later. At once is better in half
+    precision: they then have the range of the whole batch's.
+
+    Attributes:
+        gradients: For each variable a dense tensor or None.
+        variables: The variables given to `apply`, or None.
+        weight: The factor that is still to be applied to gradients.
+        are_paired: Whether `apply_gradients` was called, and not `apply`.
+        results: What metrics returned as their results.
+    """
+
+    def __init__(
+        self, optimizer: keras.Optimizer, weight: tf.Tensor | float = 1.0
+    ):
+        self.gradients: list[tf.Tensor | None] = []
+        self.variables: list[Any] | None = None
+        self.weight = weight
+        self.are_paired = False
+        self.results: list[Any] = []
+        self._full_weight = weight
+        self._optimizer = optimizer
+        self._has_captured = False
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def take(self, optimizer, grads, variables) -> None:
+        """Takes gradients in the place of `optimizer.apply`."""
+        if optimizer is not self._optimizer or self._has_captured:
+            raise ValueError(
+                "With GradientAccumulation `train_step` must apply the "
+                "gradients of one loss, once, by the optimizer that was given "
+                "to `compile`. Received: "
+                + (
+                    "a second call of its `apply`."
+                    if optimizer is self._optimizer
+                    else f"a call of another optimizer, {optimizer.name!r}."
+                )
+                + " Accumulate by hand in such a `train_step`."
+            )
+        if self._graph is not tf.compat.v1.get_default_graph():
+            raise ValueError(
+                "With GradientAccumulation `train_step` must call the "
+                "optimizer itself. Received: a call inside of a "
+                "`tf.function`, a branch or a loop. Leave the `tf.function` "
+                "away: `fit` puts the whole step into one."
+            )
+        self._has_captured = True
+        changed_gradients.warn_of_changed(
+            [changed_gradients.Origin(gradient) for gradient in grads],
+            of_shards=False,
+            of_rows="a microbatch",
+            advice="Clip by `clipnorm` or `global_clipnorm` of the optimizer, "
+            "or give it an `apply` of its own, which gets those of the batch.",
+        )
+        extended = tf.distribute.get_strategy().extended
+        if getattr(extended, "gathers_weights", False):
+            if self.weight is self._full_weight:
+                raise ValueError(
+                    "With zero_stage=3 gradients are summed over the replicas "
+                    "as they are computed, by the rows that each has. "
+                    "Received: a `train_step` whose loss does not say so. Take "
+                    "gradients of `self.optimizer.scale_loss(loss)`, or use "
+                    "zero_stage=2."
+                )
+            gather_again.gather_again()
+        self.gradients = [
+            None if g is None else tf.convert_to_tensor(g) for g in grads
+        ]
+        self.variables = None if variables is None else list(variables)
+        if getattr(extended, "accumulates_shards", False):
+            self.gradients = scatter_microbatch(
+                extended,
+                self.gradients,
+                self.variables or attributes.optimized_variables(optimizer),
+                self.weight,
+            )
+            self.weight = 1.0
+
+    def weigh(self, loss) -> tf.Tensor:
+        """The loss, whose gradient is multiplied by the weight."""
+        self.weight = tf.sign(self._full_weight)
+        loss = tf.convert_to_tensor(loss)
+        weight = tf.cast(self._full_weight, loss.dtype)
+        return model_loss.weighed(loss, tf.ones_like(weight), weight)
+
+    def check(self) -> None:
+        """Raises if there are no gradients."""
+        if not any(g is not None for g in self.gradients):
+            raise ValueError(
+                "With GradientAccumulation `train_step` must apply gradients "
+                "by the optimizer that was given to `compile`. Received: a "
+                f"`train_step` that never applied {self._optimizer.name!r} "
+                "to a gradient. Call `self.optimizer.apply` in it, or leave "
+                "the callback away."
+            )

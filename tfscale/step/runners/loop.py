@@ -1,0 +1,89 @@
+"""The microbatches of all replicas, in one loop.
+
+Layers on model ranks and some losses exchange values with other replicas in
+each microbatch, which threads cannot do from separate loops. So the replicas
+enter one loop, which calls each of them:
+
+    replica 0   trial ─┐   ┌─ microbatch ─┐   ┌─ update
+                       ├─ loop            ├───┤
+    replica 1   trial ─┘   └─ microbatch ─┘   └─ update
+
+For XLA there may be two loops, one after the other: see `Microbatches`.
+"""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale._internals import symbols
+from tfscale.step.runners.microbatch_count import GivenNumber
+from tfscale.step.runners.microbatch_count import GivenRows
+from tfscale.step.runners.replica_step import ReplicaStep
+
+
+def run_microbatches(
+    step: ReplicaStep, microbatches: GivenNumber | GivenRows
+) -> None:
+    """Runs the microbatches, and sets the step's sums; in replica context."""
+    if not tf.distribute.has_strategy():
+        _loop([step], microbatches, lambda fn: [fn(0)])
+        return
+    context = tf.distribute.get_replica_context()
+    context.merge_call(_loop_of_all, args=(step, microbatches))
+
+
+def _loop_of_all(strategy, step, microbatches):
+    # One step per thread, also for model ranks.
+    steps = list(getattr(step, "values", (step,)))
+
+    def on_each(fn):
+        results = {}
+
+        def call():
+            thread = symbols.get_current_replica_id_as_int()
+            results[thread] = fn(thread)
+
+        strategy.extended.call_for_each_replica(call)
+        return [results[thread] for thread in sorted(results)]
+
+    _loop(steps, microbatches, on_each)
+
+
+def _loop(
+    steps: Sequence[ReplicaStep],
+    microbatches: GivenNumber | GivenRows,
+    on_each: Callable[[Callable], list],
+):
+    count = microbatches.count(steps[0].most_rows)
+    sizes = [len(step.initial) for step in steps]
+
+    def divided(tensors):
+        tensors = iter(tensors)
+        return [list(itertools.islice(tensors, size)) for size in sizes]
+
+    sums = list(itertools.chain(*(step.initial for step in steps)))
+    shapes = list(itertools.chain(*(step.shapes for step in steps)))
+    index = tf.constant(0)
+    for more_rows in steps[0].batch.more_rows:
+
+        def body(index, *sums, more_rows=more_rows):
+            sums = divided(sums)
+
+            def run(thread):
+                step = steps[thread]
+                return step.microbatch(index, count, more_rows, sums[thread])
+
+            return index + 1, *itertools.chain(*on_each(run))
+
+        end = steps[0].batch.num_rows % count if more_rows else count
+        index, *sums = tf.while_loop(
+            lambda index, *_, end=end: index < end,
+            body,
+            [index, *sums],
+            [index.shape, *shapes],
+            parallel_iterations=1,
+        )
+    for step, replica_sums in zip(steps, divided(sums)):
+        step.sums = replica_sums

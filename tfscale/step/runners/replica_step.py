@@ -1,0 +1,276 @@
+"""A step of microbatches, for one replica or model rank.
+
+Before the loop the whole `train_step` runs once where no variable changes:
+
+    trial on the whole batch: the divisors of losses, the gradients, the layers
+    that note moments. Only the divisors are
+            used, so TensorFlow prunes all that they do not need.
+    loop    on each microbatch: the sums below
+    end     one update
+
+A microbatch counts by its rows: gradients of its `train_step` are multiplied by
+its share of this replica's rows, and `compute_loss` (step/model_loss.py)
+divides by that and counts each loss by its divisor in that of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.graphs.noting_scope import NotingScope
+from tfscale.mesh.gradient_noise import GradientNoise
+from tfscale.mesh.gradient_noise import squared_norms
+from tfscale.step import batch_norm
+from tfscale.step import losses
+from tfscale.step import step_context
+from tfscale.step.batch_shard import BatchShard
+from tfscale.step.checks import changed_gradients
+from tfscale.step.checks import layer_state
+from tfscale.step.microbatches import Microbatches
+from tfscale.step.runners import checks
+from tfscale.step.runners.gradient_capture import GradientCapture
+from tfscale.variables.of_variable import sharding_of
+
+
+class ReplicaStep:
+    """A step of a replica; created in its thread, in replica context.
+
+    Attributes:
+        batch: The data.
+        most_rows: Rows of the largest replica, a scalar of int32; the same on
+            all replicas of all workers.
+        initial: The sums before the first microbatch, a flat list of tensors.
+        sums: The sums after the last microbatch; set by the loop.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        train_step: Callable[[Any], Any],
+        data: Any,
+        num_microbatches: int | None,
+        noise: GradientNoise | None,
+    ):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # Several replicas have different, unknown numbers of rows.
+        is_compiled = model.jit_compile and replicas == 1
+        self.batch = Microbatches(data, num_microbatches, is_compiled)
+        self.sums: list[tf.Tensor] = []
+        self._model = model
+        self._train_step = train_step
+        self._rows = tf.cast(self.batch.num_rows, losses.precision())
+        self._noise = noise if replicas == 1 else None
+        self._try(data, num_microbatches)
+
+    def _try(self, data, num_microbatches):
+        found = []
+
+        def record(tensor):
+            found.append(tensor)
+            return tensor
+
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
+        with NotingScope(collect_losses=True) as scope:
+            try:
+                logs, capture, noted = self._run(data, record, 1.0)
+            except Exception:
+                # Weights that a layer assigned to are no longer variables here:
+                # perhaps the reason of the error.
+                checks.check_updates(self._model, scope.changed)
+                raise
+            names = _results_of_metrics(self._model, scope)
+            returned = {id(result) for result in capture.results}
+            self._are_results = [
+                name in names or id(value) in returned
+                for name, value in _flat(logs)
+            ]
+        capture.check()
+        changed_gradients.warn_of_logged(
+            logs,
+            "a microbatch",
+            "Compute it in an `apply` of the optimizer, which gets all.",
+        )
+        checks.check_updates(self._model, scope.changed)
+        if num_microbatches != 1:
+            assigned = layer_state.assigned_names(graph, num_before)
+            layer_state.warn_in_microbatches(
+                self._model, scope.changed, assigned
+            )
+        *self._totals, rows = _sums_over_replicas(
+            [*found, _at_replica_index(self._rows)]
+        )
+        self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
+        self._variables = capture.variables
+        self._are_paired = capture.are_paired
+        self._dtypes = [
+            None if g is None else g.dtype for g in capture.gradients
+        ]
+        self._averages = [averages for averages, _ in noted.calls]
+        self._logs = logs
+        self.initial = [
+            tf.zeros(_known_shape(g, capture.variables, i), _sum_dtype(g.dtype))
+            for i, g in enumerate(capture.gradients)
+            if g is not None
+        ]
+        self._num_gradients = len(self.initial)
+        self.initial += [tf.zeros_like(moments) for _, moments in noted.calls]
+        if self._noise is not None:
+            # Squared norms; q and r: see `GradientNoise`.
+            self.initial += [tf.zeros(self._num_gradients), tf.zeros(2)]
+        self._num_sums = len(self.initial)
+        self.initial += [
+            tf.zeros([dim or 0 for dim in x.shape], x.dtype)
+            for x in _tensors(logs)
+        ]
+
+    @property
+    def shapes(self) -> list[tf.TensorShape]:
+        """The shapes of the sums."""
+        known = [x.shape for x in self.initial[: self._num_sums]]
+        return known + [x.shape for x in _tensors(self._logs)]
+
+    def microbatch(
+        self,
+        index: tf.Tensor,
+        count: tf.Tensor,
+        more_rows: int | None,
+        sums: list[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Runs one microbatch; adds its results to `sums`.
+
+        See `Microbatches.microbatch` for the other arguments.
+        """
+        data = self.batch.microbatch(index, count, more_rows)
+        totals = iter(self._totals)
+        weight = tf.math.divide_no_nan(losses.num_rows(data), self._rows)
+        logs, capture, noted = self._run(data, lambda _: next(totals), weight)
+        before = iter(sums)
+        found = []
+        for g in capture.gradients:
+            if g is not None:
+                total = next(before)
+                g = _times(tf.cast(g, total.dtype), capture.weight)
+                found.append(total + g)
+        for _, moments in noted.calls:
+            both = tf.stack([next(before), moments])
+            found.append(batch_norm.combined(both))
+        if self._noise is not None:
+            microbatch_gradients = [
+                _times(g, capture.weight)
+                for g in capture.gradients
+                if g is not None
+            ]
+            found.append(next(before) + squared_norms(microbatch_gradients))
+            rows = tf.maximum(losses.num_rows(data), 1.0)
+            found.append(next(before) + tf.stack([1.0, 1.0 / rows]) * weight**2)
+        for is_result, value in zip(self._are_results, _tensors(logs)):
+            old = next(before)
+            if not is_result and value.dtype.is_floating:
+                value = old + _times(value, weight)
+            found.append(value)
+        return found
+
+    def end(self, noting: batch_norm.NotedMoments) -> Any:
+        """Updates the variables by the sums; returns the logs.
+
+        The moments of layers are given to `noting`, which updates averages.
+        """
+        sums = iter(self.sums)
+        gradients = [
+            None if dtype is None else tf.cast(next(sums), dtype)
+            for dtype in self._dtypes
+        ]
+        noting.calls += [(averages, next(sums)) for averages in self._averages]
+        if self._noise is not None:
+            squares, shares = next(sums), next(sums)
+            variables = self._variables or self._model.trainable_variables
+            self._noise.of_microbatches(
+                squares, gradients, variables, *tf.unstack(shares)
+            )
+        optimizer = self._model.optimizer
+        if self._are_paired:
+            optimizer.apply_gradients(zip(gradients, self._variables))
+        else:
+            optimizer.apply(gradients, self._variables)
+        return keras.tree.pack_sequence_as(self._logs, list(sums))
+
+    def _run(self, data, total, weight):
+        batch_shard = BatchShard(
+            losses.num_rows(data),
+            total,
+            tf.distribute.get_strategy().num_replicas_in_sync,
+            attributes.flatten_layers(self._model),
+            weight,
+        )
+        capture = GradientCapture(self._model.optimizer, weight)
+        noted = batch_norm.NotedMoments()
+        with step_context.within(
+            batch_shard=batch_shard, moments=noted, gradient_capture=capture
+        ):
+            logs = self._train_step(data)
+        return logs, capture, noted
+
+
+def _at_replica_index(scalar):
+    """A vector with one entry for each replica; those of others are zero."""
+    context = tf.distribute.get_replica_context()
+    index = context.replica_id_in_sync_group
+    size = context.num_replicas_in_sync
+    return scalar * tf.one_hot(index, size, dtype=scalar.dtype)
+
+
+def _sums_over_replicas(scalars):
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return scalars
+    flat = tf.concat([tf.reshape(x, [-1]) for x in scalars], axis=0)
+    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+    sizes = [x.shape.num_elements() for x in scalars]
+    return [
+        tf.reshape(vector, x.shape)
+        for vector, x in zip(tf.split(flat, sizes), scalars)
+    ]
+
+
+def _times(tensor, weight):
+    """The product, which is 0 for a weight of 0 whatever the tensor is."""
+    return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
+
+
+def _results_of_metrics(model, scope):
+    names = set()
+    for metric in model.metrics:
+        if any(id(v) in scope.state_mapping for v in metric.variables):
+            result = metric.result()
+            names |= set(result if isinstance(result, dict) else [metric.name])
+    return names
+
+
+def _flat(logs):
+    if isinstance(logs, dict):
+        return [
+            (name, tf.convert_to_tensor(value))
+            for name, each in sorted(logs.items())
+            for value in keras.tree.flatten(each)
+        ]
+    return [(None, tf.convert_to_tensor(x)) for x in keras.tree.flatten(logs)]
+
+
+def _tensors(logs):
+    return [tensor for _, tensor in _flat(logs)]
+
+
+def _sum_dtype(dtype):
+    half = (tf.float16, tf.bfloat16)
+    return tf.float32 if dtype in half else dtype
+
+
+def _known_shape(gradient, variables, index):
+    if gradient.shape.is_fully_defined() or variables is None:
+        return gradient.shape
+    # The shape of this rank's shard.
+    return tf.TensorShape(sharding_of(variables[index]).local_shape)

@@ -1,0 +1,170 @@
+"""The step that replicas run, which knows its shard of the batch."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.adapters.layer import adapt_layers
+from tfscale.adapters.metric import adapted_metrics
+from tfscale.step import batch_norm
+from tfscale.step import model_loss
+from tfscale.step.batch_shard import BatchShard
+from tfscale.step.checks import changed_gradients
+from tfscale.step.checks import layer_state
+
+
+@contextlib.contextmanager
+def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
+    """Gives the function to run in place of a step on shards of a batch.
+
+    Only a step of a model (`model.train_step`) has a known batch. `is_divided`
+    says whether replicas have different rows, or all the same.
+    """
+    model = model_of(fn)
+    replica_data: list[Any] | None = [] if is_divided else None
+
+    @functools.wraps(fn)
+    def step(*args, **kwargs):
+        with batch_norm.noting():
+            if model is None:
+                return fn(*args, **kwargs)
+            logs = _run_on_shard(model, fn, replica_data, *args, **kwargs)
+            if not is_divided:
+                _count_once(model)
+            return logs
+
+    with contextlib.ExitStack() as stack:
+        if model is not None:
+            _check_metrics(model)
+            stack.enter_context(adapted_metrics(model.metrics))
+            stack.enter_context(model_loss.of_whole_batch(model))
+            # Layers that `fit` builds are not known before.
+            adapt_layers(attributes.flatten_layers(model))
+        yield step
+
+
+def _check_metrics(model):
+    for variable in model.metrics_variables:
+        if not isinstance(variable.value, tf.distribute.DistributedValues):
+            raise ValueError(
+                "Metrics must be made in the scope of the strategy, because "
+                "each replica counts by itself. Received: one with the "
+                f"variable {variable.path!r}, made outside of the scope: all "
+                "replicas would count in it together. Put what makes it, and "
+                "`compile`, under `with strategy.scope():`."
+            )
+
+
+def _count_once(model):
+    """Has the first replica count a batch that all of them have."""
+    context = tf.distribute.get_replica_context()
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for variable in model.metrics_variables:
+        if variable.aggregation == "sum":
+            value = tf.convert_to_tensor(variable)
+            variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
+
+
+def _run_on_shard(model, fn, replica_data, *args, **kwargs):
+    """Runs a step on a shard, which joins those of the other replicas."""
+    data = keras.tree.flatten((args, kwargs))
+    if not data or tf.TensorShape(getattr(data[0], "shape", ())).rank == 0:
+        return fn(*args, **kwargs)
+    layers = attributes.flatten_layers(model)
+    batch_shard = BatchShard.of_replica(data, layers)
+    if replica_data is not None and batch_shard.num_replicas > 1:
+        batch_shard.changes = layer_state.Changes(model, data, replica_data)
+    with batch_shard.entered():
+        logs = fn(*args, **kwargs)
+    if batch_shard.changes is not None:
+        batch_shard.changes.warn()
+    return logs
+
+
+def are_per_replica(args: Any) -> bool:
+    """Whether arguments differ between replicas."""
+    return any(
+        isinstance(value, tf.distribute.DistributedValues)
+        for value in tf.nest.flatten(args)
+    )
+
+
+def with_input_dependencies(fn: Callable) -> Callable:
+    """A function whose operations all wait for its inputs.
+
+    At the end of a dataset whose batches have a static shape Keras takes one
+    more, which fails. Operations that only use its shape would still run: the
+    optimizer would count a step, and metrics a batch without a loss.
+
+    In `predict` TensorFlow may know that a replica has no rows, for which
+    layers are not written (Keras adds a tensor without rows as a bias).
+    """
+    if tf.executing_eagerly() or isinstance(
+        fn, tf.types.experimental.PolymorphicFunction
+    ):
+        return fn
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        data = tf.nest.flatten((args, kwargs), expand_composites=True)
+        if any(map(_has_no_rows, data)):
+            args, kwargs = tf.nest.map_structure(_of_any_rows, (args, kwargs))
+        with tf.control_dependencies(list(filter(tf.is_symbolic_tensor, data))):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+def _has_no_rows(value):
+    return tf.is_symbolic_tensor(value) and value.shape[:1] == [0]
+
+
+def _of_any_rows(value):
+    """A tensor whose number of rows TensorFlow does not know."""
+    if not _has_no_rows(value):
+        return value
+    shape = [None, *value.shape[1:]]
+    return tf.compat.v1.placeholder_with_default(value, shape)
+
+
+def checking_gradients(fn: Callable) -> Callable:
+    """Has a function warn of what its `train_step` does to local gradients."""
+    model = model_of(fn)
+    if (
+        model is None
+        or model.__class__.train_step is keras.Model.train_step
+        or isinstance(fn, tf.types.experimental.PolymorphicFunction)
+    ):
+        return fn
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        with changed_gradients.explained(model.trainable_variables):
+            logs = fn(*args, **kwargs)
+        changed_gradients.warn_of_logged(
+            logs,
+            "a replica or of a model rank",
+            "Sum them before, `tfscale.sum_gradients(gradients, variables)`, "
+            "and log what is made of the sums.",
+        )
+        return logs
+
+    return run
+
+
+def model_of(fn: Callable) -> keras.Model | None:
+    """The compiled model that a function is a method of, or None."""
+    found: Any = fn
+    while found is not None:
+        model = getattr(found, "__self__", None)
+        if isinstance(model, keras.Model):
+            return model if model.compiled else None
+        # TensorFlow wraps functions that it may have to convert.
+        found = getattr(found, "__wrapped__", None)
+    return None

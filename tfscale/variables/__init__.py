@@ -1,0 +1,3 @@
+"""Variables of a mesh: their components, shards and parts."""
+
+__all__ = []

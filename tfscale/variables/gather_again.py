@@ -1,0 +1,148 @@
+"""Gathers weights again in the backward, so that none is kept from the forward.
+
+A tape gives the backward the tensors of the forward: a gathered weight would
+live until its gradient is computed. When all gradients are there, operations of
+the backward that read a gathered weight get one that is gathered a second time,
+in the graph that Keras is tracing:
+
+    shard ─┬─► gate ─► whole ─► forward
+           └─► gate ─► whole ─► backward          the second gate waits until
+                                                  other weights were used
+
+It takes the shard that the forward read, so it is right also where weights are
+assigned between the two. Operations between a weight and its use, mostly a cast
+to half precision, run again too.
+
+The graph has no cycle: a new gather waits only for operations that are older
+than each of its uses.
+
+Source: the recomputation of all-gathers in Zhang et al., SimpleFSDP: Simpler
+Fully Sharded Data Parallel with torch.compile (2024), section 3.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.variables import gather_window
+from tfscale.variables import weight_gather
+from tfscale.variables.weight_gather import Gather
+
+
+class _Uses(NamedTuple):
+    """A use of a weight: all of the forward's, or one of the backward's.
+
+    Attributes:
+        position: Of the gather, or of the operation, in the graph.
+        gather: The first gather.
+        operations: `(operation, inputs)`; see `weight_gather.uses`.
+        is_backward: Whether it is a use in the backward.
+    """
+
+    position: int
+    gather: Gather
+    operations: list
+    is_backward: bool
+
+
+def gather_again() -> None:
+    """Lets the backward of this replica's step gather its weights again.
+
+    In replica context, when gradients are there; all replicas do the same.
+    """
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    step = weight_gather.gathers_of_step(graph)
+    if not step.gathers:
+        return
+    order = {op.name: i for i, op in enumerate(graph.get_operations())}
+    found = _uses(step.gathers, graph, order)
+    plan = gather_window.plan(
+        [
+            gather_window.Need(
+                use.gather, use.gather.num_bytes, use.is_backward
+            )
+            for use in found
+        ],
+        step.limit,
+    )
+    gate, wholes = None, {}
+    for use, waits in zip(found, plan):
+        gather = use.gather
+        if not use.is_backward:
+            gate = graph.get_operation_by_name(gather.gate)
+            continue
+        if waits is not None:
+            ends = [
+                op
+                for index in waits
+                for op in _ends(found[index], graph)
+                if order[op.name] < use.position
+            ]
+            shard = graph.get_tensor_by_name(gather.shard)
+            with tf.device(shard.device):
+                sent, whole = weight_gather.gather_after(
+                    [gate, *ends], shard, gather.dim
+                )
+            gate, wholes[gather] = sent.op, {(): whole}
+        if gather in wholes:
+            _replace(use.operations, wholes[gather])
+    # The backward may come later, before another `apply`.
+    again = {use.gather for use in found if use.is_backward}
+    step.gathers[:] = [g for g in step.gathers if g not in again]
+
+
+def _uses(gathers, graph, order):
+    found = []
+    for gather in gathers:
+        forward = []
+        for use in weight_gather.uses(graph.get_tensor_by_name(gather.whole)):
+            if _is_backward(use[0]):
+                position = order[use[0].name]
+                found.append(_Uses(position, gather, [use], True))
+            else:
+                forward.append(use)
+        found.append(_Uses(order[gather.gate], gather, forward, False))
+    return sorted(found, key=lambda use: use.position)
+
+
+def _is_backward(op):
+    return weight_gather.BACKWARD in op.name
+
+
+def _ends(use, graph):
+    """The operations after which the memory of a weight is free."""
+    ends = [op for op, _ in use.operations]
+    gradient = use.gather.gradient
+    if use.is_backward and gradient is not None:
+        ends.append(graph.get_tensor_by_name(gradient).op)
+    return ends
+
+
+def _replace(uses, made):
+    """Replaces a gathered tensor in operations.
+
+    Args:
+        uses: The operations; see `weight_gather.uses`.
+        made: The new tensor and its views, by their operations.
+    """
+
+    def view(views):
+        if views not in made:
+            op, source = views[-1], view(views[:-1])
+            inputs = [x if x.op.type == "Const" else source for x in op.inputs]
+            with tf.device(op.device):
+                made[views] = op.graph.create_op(
+                    op.type,
+                    inputs,
+                    [output.dtype for output in op.outputs],
+                    attrs=dict(op.node_def.attr),
+                    op_def=op.op_def,
+                ).outputs[0]
+        return made[views]
+
+    for op, inputs in uses:
+        for index, views in inputs:
+            attributes.replace_input(op, index, view(views))

@@ -1,0 +1,44 @@
+"""The sharding of a variable of Keras or TensorFlow."""
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale.variables.sharding import Sharding
+
+
+def sharding_of(variable) -> Sharding:
+    """How a variable of Keras or TensorFlow is sharded over its mesh.
+
+    A variable of no mesh is on one device.
+    """
+    return getattr(value_of(variable), "sharding", None) or _whole(variable)
+
+
+def state_sharding_of(variable) -> Sharding:
+    """How the optimizer's states of a variable are sharded.
+
+    As the variable's, and with `zero_stage=1` over the data axis too.
+    """
+    value = value_of(variable)
+    return getattr(value, "state_sharding", None) or _whole(variable)
+
+
+def are_states_on_host(variable) -> bool:
+    """Whether the optimizer's states of a variable are on the host.
+
+    Args:
+        variable: See `sharding_of`.
+    """
+    return getattr(value_of(variable), "are_states_on_host", False)
+
+
+def value_of(variable):
+    """The TensorFlow variable of one of Keras, or itself."""
+    if isinstance(variable, keras.Variable):
+        return attributes.value_of(variable)
+    return variable
+
+
+def _whole(variable):
+    return Sharding(tuple(variable.shape), tf.as_dtype(variable.dtype).size)

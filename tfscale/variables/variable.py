@@ -1,0 +1,157 @@
+"""Variables of a mesh: a component on a device of every replica and rank.
+
+    MeshVariable      every component holds the value
+    ShardedVariable   every component holds a part of it (sharded_variable.py)
+    MeshAccumulator   every replica adds up its own (metrics)
+
+They differ from those of `tf.distribute.MirroredStrategy`: gradients of lookups
+are dense, model ranks of one replica count once, and with gradients that are
+summed already, each replica updates its own component.
+"""
+
+import tensorflow as tf
+
+from tfscale._internals import symbols
+from tfscale.collectives import operations
+from tfscale.step import step_context
+from tfscale.tensor_parallel import collectives
+from tfscale.variables.sharding import Sharding
+
+
+class _Common:
+    """The members that all kinds share.
+
+    Scalars can be numbers of Python.
+    """
+
+    _primary: tf.Variable
+
+    def __float__(self):
+        return float(self.numpy())
+
+    def __int__(self):
+        return int(self.numpy())
+
+    def assign(self, value, *args, **kwargs):
+        """See `tf.Variable.assign`; on trial it changes nothing."""
+        step = step_context.current()
+        if step.update is not None and step.update.is_on_trial:
+            self._checked(value)
+            return self
+        self._note(value)
+        return super().assign(value, *args, **kwargs)
+
+    def assign_add(self, value, *args, **kwargs):
+        """See `tf.Variable.assign_add`."""
+        self._note(value)
+        return super().assign_add(value, *args, **kwargs)
+
+    def assign_sub(self, value, *args, **kwargs):
+        """See `tf.Variable.assign_sub`."""
+        self._note(value)
+        return super().assign_sub(value, *args, **kwargs)
+
+    def _note(self, value):
+        shard = step_context.current().batch_shard
+        if shard is not None and shard.changes is not None:
+            shard.changes.note(self, value)
+
+    @property
+    def whole_shape(self) -> tf.TensorShape:
+        """The shape of the value, of which components may have shards."""
+        return self._primary.shape
+
+    def _checked(self, value):
+        """A value as a tensor; before any component is changed."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self.whole_shape):
+            raise ValueError(
+                "A value must have the shape of the variable that it is "
+                f"assigned to. Received: {value.shape} for {self.name!r} of "
+                f"shape {self.whole_shape}. Give the whole value, as of one "
+                "device; the variable was not changed."
+            )
+        return value
+
+
+class MeshVariable(_Common, symbols.MirroredVariable):
+    """A variable with equal components on one device of every replica.
+
+    Created by `MeshStrategy` in its scope, not by users.
+    """
+
+    @property
+    def sharding(self) -> Sharding:
+        """The sharding over the devices: none here."""
+        extended = self.distribute_strategy.extended
+        return Sharding(
+            tuple(self._primary.shape),
+            self.dtype.size,
+            extended.num_replicas,
+            extended.num_model_ranks,
+        )
+
+    @property
+    def state_sharding(self) -> Sharding:
+        """The sharding of an optimizer's slots of it."""
+        return self.distribute_strategy.extended.optimizer_states.sharding_of(
+            self
+        )
+
+    @property
+    def are_states_on_host(self) -> bool:
+        """Whether an optimizer's slots of it are on the host."""
+        states = self.distribute_strategy.extended.optimizer_states
+        return states.are_on_host
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        value = super()._dense_var_to_tensor(dtype, name, as_ref)
+        if self.trainable and not tf.distribute.in_cross_replica_context():
+            return collectives.as_used(_dense_gradient(value))
+        return value
+
+    def _update_replica(self, update_fn, value, **kwargs):
+        if self.distribute_strategy.extended.gradients_are_summed:
+            # Every replica computes the same value: nothing to aggregate.
+            component = self._get_on_device_or_primary()
+            with tf.device(component.device):
+                return update_fn(component, value, **kwargs)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
+    """A variable of which every replica has its own, added up when read.
+
+    The model ranks of a replica have equal values; the first one's counts. All
+    workers have to read it, at the same time.
+    """
+
+    def _get_cross_replica(self):
+        strategy = self.distribute_strategy
+        ranks = strategy.extended.num_model_ranks
+        first_ranks = [v.read_value() for v in self._values[::ranks]]
+        if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return first_ranks[0]
+        total = operations.reduce(first_ranks)
+        (total,) = strategy.extended.sum_over_workers([total])
+        if self.aggregation == tf.VariableAggregation.MEAN:
+            total /= tf.cast(strategy.num_replicas_in_sync, total.dtype)
+        return total
+
+
+@tf.custom_gradient
+def _dense_gradient(x):
+    """The same tensor, whose gradient is dense.
+
+    The gradient of a lookup is a `tf.IndexedSlices` with a row for each lookup.
+    Keras' optimizers square such slices before they sum them, and use their
+    norms: both wrong. A dense gradient has them summed. It is the last
+    operation of a tape, and is named like those of TensorFlow: see
+    step/checks/changed_gradients.py.
+    """
+
+    def gradient(dy):
+        with tf.name_scope("gradient_tape/"):
+            return tf.identity(tf.convert_to_tensor(dy))
+
+    return tf.identity(x), gradient

@@ -1,0 +1,258 @@
+"""Creates a strategy's variables: on which devices, and which shard on each."""
+
+import contextlib
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale._internals import symbols
+from tfscale.adapters.layer import adapt_layer
+from tfscale.adapters.optimizer import adapt_optimizer
+from tfscale.mesh.device_grid import host_of
+from tfscale.optimizers.update.mesh_update import MeshUpdate
+from tfscale.tensor_parallel import rank_seeds
+from tfscale.tensor_parallel.layouts.layouts import Layouts
+from tfscale.tensor_parallel.rules import sharded_call
+from tfscale.tensor_parallel.sequence_parallel import sequence_model
+from tfscale.variables.late_variables import late_variable
+from tfscale.variables.late_variables import layers_around
+from tfscale.variables.of_variable import sharding_of
+from tfscale.variables.of_variable import state_sharding_of
+from tfscale.variables.sharded_variable import ShardedVariable
+from tfscale.variables.sharding import Sharding
+from tfscale.variables.shards import shards
+from tfscale.variables.variable import MeshAccumulator
+from tfscale.variables.variable import MeshVariable
+from tfscale.variables.zero import OptimizerStateSharding
+
+_CLASSES = {
+    **symbols.distribute_utils.VARIABLE_CLASS_MAPPING,
+    tf.VariableSynchronization.ON_WRITE: MeshVariable,
+    tf.VariableSynchronization.ON_READ: MeshAccumulator,
+}
+
+
+class VariableCreator:
+    """Creates the variables of a strategy's scope.
+
+    The creator of a variable decides its sharding: a layer's is sharded by the
+    layout map, an optimizer's slot like its variable and, with `zero_stage=1`,
+    over the replicas too, any other not at all. Layers and optimizers are
+    prepared for shards when they create their first one.
+
+    With several stages, variables are created on the replica's host and
+    `PipelineModel` moves them (`placed_on`), so that a model is never built on
+    one accelerator.
+
+    Attributes:
+        paths: Paths of the layers' variables so far.
+    """
+
+    def __init__(
+        self,
+        devices,
+        layouts: Layouts,
+        optimizer_states: OptimizerStateSharding,
+    ):
+        self._device_grid = devices
+        self._layouts = layouts
+        self._optimizer_states = optimizer_states
+        self.paths = []
+        self._pipeline_rank: int | None = None
+        self._made_like: Any = None
+
+    @contextlib.contextmanager
+    def placed_on(self, pipeline_rank: int, like=None):
+        """Within it, variables are on a stage's devices, sharded as `like`."""
+        before = self._pipeline_rank, self._made_like
+        self._pipeline_rank, self._made_like = pipeline_rank, like
+        try:
+            yield
+        finally:
+            self._pipeline_rank, self._made_like = before
+
+    def create(self, strategy, next_creator, *, colocate_with=None, **kwargs):
+        """Creates a variable, on the devices of `colocate_with` if given."""
+        devices = self._devices(colocate_with)
+        callers, path = _callers_and_path(**kwargs)
+        if self._optimizer_states.are_on_host and _is_optimizer(callers):
+            devices = [host_of(device) for device in devices]
+        if _is_layer(callers):
+            self.paths.append(path)
+        is_weight = _is_layer(callers) and kwargs.get("trainable")
+        sharding = values = None
+        is_moved = self._made_like is not None
+        is_first = strategy.extended.has_workers and not is_moved
+        if (
+            is_first
+            or self._layouts.size > 1
+            or (self._optimizer_states.are_sharded and _is_optimizer(callers))
+            or (self._optimizer_states.are_weights_sharded and is_weight)
+        ):
+            with tf.init_scope(), tf.device(host_of(devices[0])):
+                initial = _as_tensor(**kwargs)
+                if is_first:
+                    initial = strategy.extended.from_first_worker(initial, path)
+                sharding = self._sharding(
+                    callers, path, initial, colocate_with, kwargs
+                )
+                if sharding.is_sharded:
+                    values = shards(initial, sharding)
+            kwargs["initial_value"] = initial
+
+        def create_components(**kwargs):
+            components = []
+            for index, device in enumerate(devices):
+                if index:
+                    # The slash makes the name absolute.
+                    kwargs["name"] = (
+                        f"{components[0].name.split(':')[0]}/replica_{index}/"
+                    )
+                    kwargs["initial_value"] = components[0].read_value
+                if values:
+                    kwargs["initial_value"] = values[index]
+                with tf.init_scope(), tf.device(device):
+                    components.append(next_creator(**kwargs))
+            return components
+
+        classes = _CLASSES
+        if values:
+            kwargs.pop("shape", None)
+            like = self._made_like
+            sharded = functools.partial(
+                ShardedVariable,
+                sharding=sharding,
+                path=path if like is None else like.path,
+                is_state=_is_optimizer(callers),
+            )
+            classes = dict.fromkeys(classes, sharded)
+        variable = symbols.distribute_utils.create_mirrored_variable(
+            strategy,
+            create_components,
+            classes,
+            symbols.distribute_utils.VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
+            adapt_layer(callers[-1])
+        if callers and isinstance(callers[-1], keras.random.SeedGenerator):
+            rank_seeds.attach(callers[-1])
+        if _is_optimizer(callers):
+            adapt_optimizer(
+                callers[-1],
+                MeshUpdate(strategy.extended),
+                has_slots=colocate_with is not None,
+            )
+        elif callers and values and sharding.model_dim is not None:
+            # A scale of int8 is sharded because its weight is.
+            weight_path = path.removesuffix("scale").rstrip("_")
+            is_found = self._layouts.is_found(weight_path)
+            _prepare_layers(callers, strategy.extended, is_found)
+        return variable
+
+    def _devices(self, colocate_with):
+        if colocate_with is not None:
+            return attributes.devices_of(colocate_with)
+        rank = self._pipeline_rank
+        devices = [
+            device
+            for stages in self._device_grid
+            for device in stages[rank or 0]
+        ]
+        if rank is not None or len(self._device_grid[0]) == 1:
+            return devices
+        return [host_of(device) for device in devices]
+
+    def _sharding(self, callers, path, initial, colocate_with, kwargs):
+        like = colocate_with
+        if like is None:
+            like = self._made_like
+        model_dim = data_dim = None
+        if like is None:
+            model_dim = self._layout_dim(callers, path, initial, kwargs)
+        elif tuple(initial.shape) == sharding_of(like).shape:
+            # States of an optimizer are sharded like their variable, and more.
+            is_state = _is_optimizer(callers)
+            found = state_sharding_of(like) if is_state else sharding_of(like)
+            model_dim, data_dim = found.model_dim, found.data_dim
+        sharding = Sharding(
+            tuple(initial.shape),
+            initial.dtype.size,
+            len(self._device_grid),
+            len(self._device_grid[0][0]),
+            model_dim,
+            data_dim,
+        )
+        if (
+            self._optimizer_states.are_weights_sharded
+            and like is None
+            and _is_layer(callers)
+            and kwargs.get("trainable")
+            and initial.dtype.is_floating
+        ):
+            data_dim = self._layouts.data_dim(path, tuple(initial.shape))
+            return self._optimizer_states.weight_sharding(sharding, data_dim)
+        return sharding
+
+    def _layout_dim(self, callers, path, initial, kwargs):
+        """The dim along which model ranks divide a new variable of a layer."""
+        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
+            return None
+        if not _is_layer(callers):
+            return None
+        declared = _declared_dim(callers, kwargs["name"])
+        if declared is None:
+            declared = sharded_call.scale_dim(
+                callers[-1], kwargs["name"], len(initial.shape)
+            )
+        return self._layouts.split_dim(path, tuple(initial.shape), declared)
+
+
+def _callers_and_path(name, initial_value, **_):
+    """The creators of a variable, outermost first, and its path."""
+    callers = attributes.name_scope_callers()
+    late = late_variable(initial_value)
+    if late is not None and _is_layer(callers):
+        return [*callers, *layers_around(late, callers[-1])], late.path
+    return callers, f"{symbols.current_path()}/{name}"
+
+
+def _is_layer(callers):
+    return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
+
+
+def _is_optimizer(callers):
+    return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
+
+
+def _declared_dim(callers, name):
+    """The dim that a layer declares for a variable of its own or of a sublayer.
+
+    `model_parallel_dims` of a layer has the sharded dim of each variable by
+    its path below the layer.
+    """
+    for depth, caller in enumerate(callers):
+        dims = getattr(caller, "model_parallel_dims", None)
+        if dims is not None:
+            names = [layer.name for layer in callers[depth + 1 :]]
+            return dims.get("/".join([*names, name]))
+    return None
+
+
+def _prepare_layers(callers, extended, is_found):
+    apply_decision = functools.partial(
+        sequence_model.apply_decision, extended.num_model_ranks
+    )
+    for layer in sharded_call.layers_with_rules(callers):
+        sharded_call.attach(layer, apply_decision)
+        layer.sharded_call.is_found &= is_found
+        extended.rank_calls.sharded_calls.add(layer.sharded_call)
+
+
+def _as_tensor(initial_value, dtype=None, **_):
+    if callable(initial_value):
+        initial_value = initial_value()
+    return tf.convert_to_tensor(initial_value, dtype)

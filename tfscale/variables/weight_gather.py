@@ -1,0 +1,221 @@
+"""Gathers a weight that replicas divide, where it is read.
+
+    shard on each replica ─► gate ─► all-gather ─► whole weight ─► its uses
+    shard of the gradient ◄────── reduce-scatter ◄──────── gradient
+
+The gate is the operation that sends a shard: it waits until weights that were
+gathered earlier have been used (`gather_window.py`). The gathers of a replica's
+step are noted, by the names of tensors, for `gather_again.py`.
+
+Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models (2020), section 5.3 (P_os+g+p).
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfscale._internals import symbols
+from tfscale.collectives import replica_collectives
+from tfscale.variables.gather_window import Window
+
+# The gathers of each replica's step, by its graph and its thread.
+_steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+@dataclasses.dataclass(eq=False)
+class Gather:
+    """A weight that one replica's step has gathered.
+
+    Tensors are named, because they would keep their graph alive.
+
+    Attributes:
+        shard: Name of this replica's shard.
+        dim: The dim along which replicas divide it.
+        gate: Name of the operation that sends the shard.
+        whole: Name of the gathered tensor.
+        num_bytes: Size of the gathered tensor.
+        gradient: Name of the reduce-scattered gradient, once there is one.
+    """
+
+    shard: str
+    dim: int
+    gate: str
+    whole: str
+    num_bytes: int
+    gradient: str | None = None
+
+
+class StepGathers:
+    """The gathers of one replica in the graph of a step, in order.
+
+    Args:
+        limit: Bytes of gathered weights that may be alive at the same time.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.gathers: list[Gather] = []
+        self._window = Window(limit)
+
+    def waits(self, graph, gather: Gather) -> list[tf.Operation]:
+        """The operations that a new gather of the forward waits for."""
+        waits = [graph.get_operation_by_name(g.gate) for g in self.gathers[-1:]]
+        for other in self._window.add(gather, gather.num_bytes):
+            whole = graph.get_tensor_by_name(other.whole)
+            waits.extend(op for op, _ in uses(whole))
+        return waits
+
+
+def gathers_of_step(graph, limit: int = 0) -> StepGathers:
+    """The gathers of this thread in a graph.
+
+    Args:
+        graph: The graph of the step.
+        limit: See `StepGathers`, if there is none yet.
+    """
+    threads = _steps.setdefault(graph, {})
+    thread = symbols.get_current_replica_id_as_int()
+    if thread not in threads:
+        threads[thread] = StepGathers(limit)
+    return threads[thread]
+
+
+def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
+    """The whole weight; its gradient is this replica's shard of the sum.
+
+    In replica context; all replicas call it.
+
+    Args:
+        shard: This replica's shard of the weight.
+        dim: The dim along which replicas divide it.
+        limit: Bytes of gathered weights that may be alive at the same time.
+    """
+    if tf.executing_eagerly():
+        return _with_gradient(lambda shard: _gather(shard, dim), dim)(shard)
+    step = gathers_of_step(shard.graph, limit)
+    replicas = tf.distribute.get_strategy().extended.num_replicas
+    num_bytes = shard.shape.num_elements() * shard.dtype.size * replicas
+    gather = Gather(shard.name, dim, "", "", num_bytes)
+
+    def forward(shard):
+        waits = step.waits(shard.graph, gather)
+        gate, whole = gather_after(waits, shard, dim)
+        gather.gate = gate.op.name
+        return whole
+
+    def note(gradient):
+        gather.gradient = gradient.name
+
+    whole = _with_gradient(forward, dim, note)(shard)
+    gather.whole = whole.name
+    step.gathers.append(gather)
+    return whole
+
+
+def gather_after(
+    waits: Sequence[tf.Operation], shard: tf.Tensor, dim: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers a weight when operations have run; no gradient is defined.
+
+    Args:
+        waits: The operations.
+        shard: See `gathered`.
+        dim: See `gathered`.
+
+    Returns:
+        The gate, which sends the shard, and the whole weight.
+    """
+    with tf.control_dependencies(waits):
+        gate = tf.identity(shard)
+    return gate, _gather(gate, dim)
+
+
+def uses(tensor: tf.Tensor, views: tuple = ()) -> list[tuple]:
+    """The operations that compute with a tensor, or with a view of it.
+
+    Args:
+        tensor: The tensor.
+        views: The operations from a whole weight to the tensor.
+
+    Returns:
+        `(operation, [(index of its input, views), ...])` of each.
+    """
+    found: dict[tf.Operation, list] = {}
+    for op in tensor.consumers():
+        if is_view(op, tensor):
+            for user, inputs in uses(op.outputs[0], (*views, op)):
+                found.setdefault(user, []).extend(inputs)
+            continue
+        for index, value in enumerate(op.inputs):
+            if value is tensor:
+                found.setdefault(op, []).append((index, views))
+    return list(found.items())
+
+
+# Cheap operations between a weight and its use.
+_VIEWS = frozenset(
+    (
+        "Cast",
+        "ExpandDims",
+        "Identity",
+        "Reshape",
+        "Squeeze",
+        "StopGradient",
+        "Transpose",
+    )
+)
+BACKWARD = "gradient_tape/"
+
+
+def is_view(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether an operation of the forward is a cheap view of a tensor."""
+    return (
+        op.type in _VIEWS
+        and BACKWARD not in op.name
+        and all(x is tensor or x.op.type == "Const" for x in op.inputs)
+    )
+
+
+def _gather(shard, dim):
+    (whole,) = replica_collectives.gather([shard], [dim])
+    # No gradient is defined: `custom_gradient` looks for variables behind it.
+    return tf.stop_gradient(whole)
+
+
+def _with_gradient(forward, dim, note=lambda gradient: None):
+    @tf.custom_gradient
+    def scatter(gradient):
+        (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
+        return tf.stop_gradient(summed), _refuse_second_derivative
+
+    @tf.custom_gradient
+    def gather(shard):
+        def backward(gradient):
+            # Sparse rows of a lookup become dense.
+            gradient = tf.convert_to_tensor(gradient)
+            if gradient.shape == shard.shape:
+                # `tf.recompute_grad` differentiates by variable, so this
+                # gradient is reduced and scattered already.
+                return gradient
+            summed = scatter(gradient)
+            note(summed)
+            return summed
+
+        return forward(shard), backward
+
+    return gather
+
+
+def _refuse_second_derivative(gradient):
+    """A tape would treat the sum over replicas as constant."""
+    del gradient
+    raise ValueError(
+        "With zero_stage=3 gradients of weights are summed over the replicas "
+        "before a tape returns them. Received: a loss that contains gradients "
+        "of weights, whose own gradients would be those of other numbers. Use "
+        "zero_stage=1. Gradients by inputs, as in a gradient penalty, may be "
+        "part of a loss."
+    )

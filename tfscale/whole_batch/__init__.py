@@ -1,3 +1,0 @@
-"""How a replica or a microbatch counts in the whole batch."""
-
-__all__ = []
