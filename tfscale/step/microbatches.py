@@ -67,8 +67,13 @@ class Microbatches:
             sizes = [size] * count
             divided = [tf.split(each, count) for each in self._tensors]
         else:
-            more = tf.cast(tf.range(count) < self.num_rows % count, tf.int32)
-            sizes = tf.unstack(self.num_rows // count + more)
+            # Also of a known number, so that one static shape is that of all
+            # microbatches: a loop takes one after the other.
+            rows = tf.raw_ops.PlaceholderWithDefault(
+                input=self.num_rows, shape=[]
+            )
+            more = tf.cast(tf.range(count) < rows % count, tf.int32)
+            sizes = tf.unstack(rows // count + more)
             some = [tf.maximum(size, 1) for size in sizes]
             divided = [
                 tf.split(_with_rows(each, count), some)

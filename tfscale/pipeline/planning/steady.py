@@ -29,9 +29,10 @@ from typing import NamedTuple
 
 from tfscale.pipeline.planning.action import Action
 
-# Six iterations, of 8 microbatches in 2 stages, took 4 % longer in a loop, and
-# the first step no less time (benchmarks/pipeline/README.md).
-MIN_REPEATS = 7
+# Six iterations of one microbatch, those of 8 in 2 stages, took 4 % longer in a
+# loop, and the first step no less time (benchmarks/pipeline/README.md).
+MIN_REPEATS = 6
+MIN_MICROBATCHES = 7
 
 
 class Repeated(NamedTuple):
@@ -100,7 +101,8 @@ def _candidates(actions, min_repeats):
             for same, group in itertools.groupby(distances, length.__eq__):
                 size = len(list(group))
                 repeats = size // length + 1
-                if same and repeats >= min_repeats:
+                is_long = repeats * period >= MIN_MICROBATCHES
+                if same and is_long and repeats >= min_repeats:
                     body = tuple(actions[start : start + length])
                     found = Repeated(body, repeats, period)
                     yield length * (repeats - 1), start, found
