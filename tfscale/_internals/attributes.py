@@ -224,11 +224,19 @@ def make_value_anew(variable: keras.Variable, value: Any) -> None:
     """Gives a Keras variable another variable of TensorFlow.
 
     Keras' method for a variable without a value asks the strategy in scope.
-    The name keeps that of the layer: `exclude_from_weight_decay` has patterns.
+    The new one keeps the name of the layer and the number of the old one, by
+    which `exclude_from_weight_decay` of an optimizer knows variables.
     """
-    layer = variable.value.name.rpartition("/")[0]
+    before = variable.value
+    layer = before.name.rpartition("/")[0]
     with tf.name_scope(f"{layer}/" if layer else ""):
         variable._initialize(value)
+    for component, old in zip(_components(variable.value), _components(before)):
+        component._unique_id = old._unique_id
+
+
+def _components(variable):
+    return getattr(variable, "values", (variable,))
 
 
 def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:

@@ -117,7 +117,8 @@ class _Participant:
         self._group = _FIRST_GROUP + kind * _MAX_DEVICES + spec.device_index
         host = symbols.device_util.canonicalize("/device:CPU:0", device)
         make = symbols.ResourceVariable
-        with tf.init_scope():
+        # A name that is no layer's, whoever first needs it.
+        with tf.init_scope(), tf.name_scope("tfscale/"):
             with tf.device(host):
                 self._count = make(0, dtype=tf.int32, trainable=False)
             # Operations that use it run in the order of the program.

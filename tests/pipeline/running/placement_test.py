@@ -242,6 +242,22 @@ class PlacementTest(parameterized.TestCase):
         self.assertEqual(found, expected)
         self.assertStartsWith(found[0], "a/kernel")
 
+    def test_variables_that_an_optimizer_excluded_before_are_excluded(self):
+        # Optimizers know variables by numbers, which were new ones.
+        with mesh_strategy(2, 2).scope():
+            model = build()
+            optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+            kernels = [model.get_layer(name).kernel for name in ("a", "b")]
+            optimizer.exclude_from_weight_decay(var_list=kernels[:1])
+            pipeline = PipelineModel(model, NUM_MICROBATCHES, balance=["b"])
+            pipeline.compile(optimizer, "mse")
+        before = [kernel.numpy() for kernel in kernels]
+        x = np.zeros((16, 7))
+        # No gradient of the kernels: they change by their decay alone.
+        pipeline.train_on_batch(x, np.ones((16, 4)))
+        np.testing.assert_array_equal(kernels[0].numpy(), before[0])
+        self.assertFalse(np.array_equal(kernels[1].numpy(), before[1]))
+
     def test_the_copies_on_the_host_are_let_go(self):
         strategy = mesh_strategy(2, 1)
         with strategy.scope():
