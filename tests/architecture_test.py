@@ -93,6 +93,7 @@ CHANGED_OF_KERAS = {
         "tfscale/adapters/mirrored_strategy.py",
         "in_place.putting of strategy.extended",
     ),
+    ("tfscale/_internals/attributes.py", "component._unique_id"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
     ("tfscale/_internals/fitting.py", "bar._time_after_first_step"),
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),

@@ -188,7 +188,7 @@ TENSORFLOW = {
     },
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable"
     ".__init__": {
-        "_unique_id": "in which order variables were created",
+        "_unique_id": "order of creation; how optimizers know variables",
     },
     "tensorflow.python.eager.context": {
         "context": "how the outermost function of a step is run",
