@@ -5,20 +5,17 @@
 All devices together, as multiples of the bytes of all weights once.
 """
 
-import os
-
 import tensorflow as tf
 from absl import app
 from absl import flags
 
-from benchmarks import processes
+from benchmarks.memory.measure import GPT
+from benchmarks.memory.measure import measure
 
 _WIDTH = flags.DEFINE_integer("width", 1024, "Features of each of 12 layers.")
 _ONLY = flags.DEFINE_string("only", "", "Measures what has this in its name.")
 _ROUNDS = flags.DEFINE_integer("rounds", 1, "How often each is measured.")
 
-# Its activations are small beside its weights.
-GPT = {"gpt": True, "depth": 8, "width": 512, "batch": 1}
 CONFIGS = {
     "one device": {},
     "data 2": {"data": 2},
@@ -82,19 +79,6 @@ ON_GPU = {
     "one GPU": {"device": "GPU"},
     "one GPU, offload='slots'": {"device": "GPU", "offload": "slots"},
 }
-
-# Both count: the one on x86, the other where there is no oneDNN.
-COUNTING = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPU_ALLOCATOR_USE_BFC": "true"}
-
-
-def measure(config, **arguments):
-    """What the worker says of a configuration."""
-    return processes.measure(
-        "benchmarks.memory.worker",
-        config,
-        env={**os.environ, **COUNTING},
-        **arguments,
-    )
 
 
 def main(argv):

@@ -143,7 +143,6 @@ OF_ONE_DEVICE = {
     "optimizers/update/clipping.py": "squares of gradients",
     "mesh/gradient_noise.py": "squares of gradients",
     "pipeline/running/batch_loss.py": "terms of losses",
-    "pipeline/running/executor.py": "gradients by the users of a tensor",
     "pipeline/running/step.py": "gradients of a variable that stages share",
     "pipeline/tracing/stage_graph.py": "terms of losses",
 }

@@ -9,7 +9,7 @@ found, since which operations run at once differs, and well below what it was.
 import pytest
 from absl.testing import parameterized
 
-from benchmarks.memory import peaks
+from benchmarks.memory import measure
 
 # Tensors of 4 MiB: the counter misses small ones.
 SIZES = {"depth": 6, "width": 1024, "zero_stage": 1}
@@ -39,7 +39,7 @@ class ZeroMemoryTest(parameterized.TestCase):
         bounds = {"rest": rest, "step": step, "evaluate": evaluate}
         tries = []
         for _ in range(3):
-            found = peaks.measure({**SIZES, **config}, timeout=150)
+            found = measure.measure({**SIZES, **config}, timeout=150)
             tries.append({key: found[key] for key in bounds})
             if all(found[key] <= bounds[key] for key in bounds):
                 return
@@ -47,7 +47,7 @@ class ZeroMemoryTest(parameterized.TestCase):
 
 
 def pipeline_over_summary(**options):
-    found = peaks.measure(
+    found = measure.measure(
         {**ACTIVATIONS, "pipeline": 4, **options}, timeout=280
     )
     return found["step"] / found["predicted"]
@@ -55,17 +55,17 @@ def pipeline_over_summary(**options):
 
 def accumulation_over_docs():
     """Predicted: activations of a microbatch, and the sum of all gradients."""
-    whole = peaks.measure(ACTIVATIONS, timeout=280)
-    found = peaks.measure({**ACTIVATIONS, "accumulate": 8}, timeout=280)
+    whole = measure.measure(ACTIVATIONS, timeout=280)
+    found = measure.measure({**ACTIVATIONS, "accumulate": 8}, timeout=280)
     activations = (whole["step"] - whole["rest"]) / 8
     return found["step"] / (whole["rest"] + 1.0 + activations)
 
 
 def sharded_gpt_over_whole():
     """Tied embeddings: the largest weight is the first and the last."""
-    whole = peaks.measure({**peaks.GPT, "data": 4}, timeout=280)
-    found = peaks.measure(
-        {**peaks.GPT, "data": 4, "zero_stage": 3}, timeout=280
+    whole = measure.measure({**measure.GPT, "data": 4}, timeout=280)
+    found = measure.measure(
+        {**measure.GPT, "data": 4, "zero_stage": 3}, timeout=280
     )
     return found["step"] / whole["step"]
 

@@ -41,7 +41,7 @@ class PartsTest(tf.test.TestCase, parameterized.TestCase):
                 for place in sharding.coordinates
             ],
         )
-        for place in SHARDINGS[read].places:
+        for place in SHARDINGS[read].coordinates:
             self.assertAllEqual(
                 read_shard(prefix, "v", tf.float32, SHARDINGS[read], place),
                 WHOLE[SHARDINGS[read].slices(*place)],
