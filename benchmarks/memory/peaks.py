@@ -2,8 +2,11 @@
 
     python -m benchmarks.memory.peaks
 
-All devices together, as multiples of the bytes of all weights once.
+All devices together, as multiples of the bytes of all weights once. Medians of
+several processes: which free pieces of memory a tensor gets differs.
 """
+
+import statistics
 
 import tensorflow as tf
 from absl import app
@@ -14,7 +17,7 @@ from benchmarks.memory.measure import measure
 
 _WIDTH = flags.DEFINE_integer("width", 1024, "Features of each of 12 layers.")
 _ONLY = flags.DEFINE_string("only", "", "Measures what has this in its name.")
-_ROUNDS = flags.DEFINE_integer("rounds", 1, "How often each is measured.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Processes of each.")
 
 CONFIGS = {
     "one device": {},
@@ -95,13 +98,16 @@ def main(argv):
             measure({"width": _WIDTH.value, **config})
             for _ in range(_ROUNDS.value)
         ]
-        least = {key: min(each[key] for each in found) for key in found[0]}
+        typical = {
+            key: statistics.median(each[key] for each in found)
+            for key in found[0]
+        }
         print(
-            f"{name:36} {least['rest']:6.2f} {least['step']:6.2f} "
-            f"{least['largest_step']:6.2f} {least['predicted']:9.2f} "
-            f"{least['evaluate']:9.2f} "
-            f"{1e3 * least['processor']:7.0f} ms "
-            f"{1e3 * least['clock']:7.0f} ms",
+            f"{name:36} {typical['rest']:6.2f} {typical['step']:6.2f} "
+            f"{typical['largest_step']:6.2f} {typical['predicted']:9.2f} "
+            f"{typical['evaluate']:9.2f} "
+            f"{1e3 * typical['processor']:7.0f} ms "
+            f"{1e3 * typical['clock']:7.0f} ms",
             flush=True,
         )
     if not tf.config.list_physical_devices("GPU"):

@@ -3,7 +3,7 @@
     python -m benchmarks.memory.times
 
 Twelve Dense(1024) with Adam on two devices of a core, 128 rows each, trained in
-turns in one process.
+turns in one process. Each turn begins with a model that is traced.
 """
 
 import statistics
@@ -27,32 +27,41 @@ def main(argv):
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tfscale.use_virtual_devices(2)
     config = {**worker.DEFAULTS, "data": 2, "batch": 128}
-    batch, models, first = worker.make_batch(config), {}, {}
-    for stage in (1, *_STAGES):  # the first one starts TensorFlow
-        keras.utils.set_random_seed(0)
-        mesh = tfscale.device_mesh(data=2)
-        with tfscale.MeshStrategy(mesh, zero_stage=stage).scope():
-            models[stage] = worker.make_model(config)
-        start = time.perf_counter()
-        models[stage].fit(batch, verbose=0)
-        first[stage] = time.perf_counter() - start
-    steps = {stage: worker.Peaks("CPU:0") for stage in _STAGES}
+    batch = worker.make_batch(config)
+    _first_fit(config, batch, 1)  # It starts TensorFlow.
+    times = {
+        kind: {stage: [] for stage in _STAGES}
+        for kind in ("step", "processor", "first step")
+    }
     for turn in range(_ROUNDS.value):
         for stage in _STAGES[:: 1 if turn % 2 else -1]:
-            models[stage].fit(
-                batch.repeat(6), verbose=0, callbacks=[steps[stage]]
-            )
+            model, seconds = _first_fit(config, batch, stage)
+            times["first step"][stage].append(seconds)
+            steps = worker.Peaks("CPU:0")
+            model.fit(batch.repeat(6), verbose=0, callbacks=[steps])
             # The first of a fit starts its iterator.
-            del steps[stage].clock[-6], steps[stage].times[-6]
-    for name, times in (
-        ("step", {s: statistics.median(steps[s].clock) for s in _STAGES}),
-        ("processor", {s: statistics.median(steps[s].times) for s in _STAGES}),
-        ("first step", first),
-    ):
+            times["step"][stage].append(statistics.median(steps.clock[1:]))
+            times["processor"][stage].append(statistics.median(steps.times[1:]))
+    for kind, found in times.items():
+        none, sharded = (found[stage] for stage in _STAGES)
+        ratios = [after / before for before, after in zip(none, sharded)]
         print(
-            f"{name:10} {1e3 * times[0]:7.0f} ms {1e3 * times[3]:7.0f} ms "
-            f"{times[3] / times[0]:5.2f}"
+            f"{kind:10} {1e3 * statistics.median(none):7.0f} ms "
+            f"{1e3 * statistics.median(sharded):7.0f} ms "
+            f"{statistics.median(ratios):5.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
+
+
+def _first_fit(config, batch, stage):
+    """A new model, and the seconds of its first step."""
+    keras.utils.set_random_seed(0)
+    mesh = tfscale.device_mesh(data=2)
+    with tfscale.MeshStrategy(mesh, zero_stage=stage).scope():
+        model = worker.make_model(config)
+    start = time.perf_counter()
+    model.fit(batch, verbose=0)
+    return model, time.perf_counter() - start
 
 
 if __name__ == "__main__":

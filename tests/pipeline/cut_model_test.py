@@ -48,6 +48,28 @@ def pipeline(*data, **options):
     )
 
 
+class Shaken(keras.layers.Layer):
+    """Draws from TensorFlow's hidden state, which no generator tells of."""
+
+    def call(self, inputs):
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+class Penalised(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(inputs))
+        return inputs
+
+
+class Counting(keras.layers.Layer):
+    def build(self, input_shape):
+        self.count = self.add_weight(name="count", trainable=False)
+
+    def call(self, inputs):
+        self.count.assign_add(1.0)
+        return inputs + self.count
+
+
 class CutTest(tf.test.TestCase, parameterized.TestCase):
     def check(self, build, layer, y, strategy=None, file=None):
         """Losses and weights are those of the whole model, frozen as it is."""
@@ -163,6 +185,9 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
             (),
             "adds to the loss",
         ),
+        (Shaken, (), "draws random numbers"),
+        (Penalised, (), "adds to the loss"),
+        (Counting, (), "updates its statistics in training: .*count"),
     )
     def test_layers_that_train_otherwise_are_refused(self, make, args, message):
         model = keras.Sequential(

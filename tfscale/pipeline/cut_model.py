@@ -1,10 +1,14 @@
 """Cuts a model in two, so that the second half trains on cached activations."""
 
 import keras
+import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.cached_activations import adapt_prefix_and_suffix
+from tfscale.graphs.noting_scope import NotingScope
+from tfscale.graphs.random_operations import draws_from_seed
+from tfscale.graphs.random_operations import draws_from_state
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.planning.cut_points import cuts_from_names
 from tfscale.pipeline.stages.graph import Value
@@ -76,7 +80,7 @@ def cut(model: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
     cuts = cuts_from_names(names, [layer], 2)
     first, second = cut_graph(graph, cuts)
     _check_boundary(graph, first, second, layer)
-    _check_frozen(first)
+    _check_frozen(graph, first)
     inputs = dict(zip(graph.inputs, graph.functional.inputs))
     [boundary] = second.inputs
     features = _run(first, inputs)[boundary]
@@ -133,7 +137,7 @@ def _check_boundary(graph, first, second, layer):
     )
 
 
-def _check_frozen(stage):
+def _check_frozen(graph, stage):
     """Refuses layers whose results are not always the same."""
     for call in stage.calls:
         for variable in call.variables:
@@ -143,25 +147,38 @@ def _check_frozen(stage):
                     f" variable {variable.path!r}. Set `trainable = False` for "
                     f"layer {call.name!r}, or cut before it."
                 )
-        if not isinstance(call.operation, keras.Layer):
-            continue
-        for layer in attributes.flatten_layers(call.operation):
-            is_updated = (
-                isinstance(layer, keras.layers.BatchNormalization)
-                and layer.trainable
-            )
-            reason = (
-                "draws random numbers in training"
-                if attributes.direct_generators(layer)
-                else "updates its statistics in training"
-                if is_updated
-                else "adds to the loss"
-                if layer.activity_regularizer is not None
-                else None
-            )
+
+    @tf.function(autograph=False)
+    def run(*inputs):
+        tensors = dict(zip(graph.inputs, inputs))
+        for call in stage.calls:
+            reason = _difference_in_training(call, tensors)
             if reason is not None:
                 raise ValueError(
                     "What is before the cut must do in training as it does in "
-                    f"`predict`. Received: layer {layer.name!r}, which "
+                    f"`predict`. Received: layer {call.name!r}, which "
                     f"{reason}. Make the model without that, or cut before it."
                 )
+
+    # With any number of rows: only the graph is looked at.
+    inputs = [graph.specs[value] for value in graph.inputs]
+    run.get_concrete_function(
+        *(tf.TensorSpec(each.shape, each.dtype) for each in inputs)
+    )
+
+
+def _difference_in_training(call, tensors):
+    """What a layer does in training only, if anything; in a graph."""
+    operations = tf.compat.v1.get_default_graph().get_operations
+    number = len(operations())
+    with NotingScope(collect_losses=True) as scope:
+        call.run(tensors, training=True)
+    types = [op.type for op in operations()[number:]]
+    if any(map(draws_from_state, types)) or (
+        scope.changed and any(map(draws_from_seed, types))
+    ):
+        return "draws random numbers in training"
+    if scope.changed:
+        paths = ", ".join(repr(each.path) for each in scope.changed)
+        return f"updates its statistics in training: {paths}"
+    return "adds to the loss" if scope.losses else None
