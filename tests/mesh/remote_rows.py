@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from unittest import mock
 
 import keras
 import numpy as np
@@ -28,6 +29,7 @@ from absl.testing import absltest
 import tfscale
 from tests import same_numbers
 from tfscale.cluster import Cluster
+from tfscale.pipeline.running import loop
 
 TEST = absltest.TestCase()
 # Of each of the three processes, two devices.
@@ -115,6 +117,15 @@ def pipeline_2():
         found.model.load_weights(path)
         for one, two in zip(found.model.weights, loaded.weights):
             np.testing.assert_array_equal(one, two)
+
+
+def pipeline_2_in_a_loop():
+    """9 microbatches of 16 rows, and of 1: what repeats runs in a loop."""
+    with mock.patch.object(loop, "run", side_effect=loop.run) as run:
+        found = same_numbers.on_mesh(job(33, adam), 2, 9, devices=[B0, C0])
+    TEST.assertGreater(run.call_count, 0)
+    expected = same_numbers.on_one_device(job(33, adam))
+    same_numbers.assert_same(TEST, expected, found)
 
 
 def data_2_pipeline_2():
@@ -278,6 +289,7 @@ def lost_server():
 ROWS = (
     a_signal_to_a_server,
     pipeline_2,
+    pipeline_2_in_a_loop,
     data_2_pipeline_2,
     pipeline_2_model_2,
     data_2_model_2,
