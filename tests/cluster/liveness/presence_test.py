@@ -114,7 +114,7 @@ class PresenceTest(absltest.TestCase):
             (OSError(errno.EHOSTUNREACH, "no route"), False),
         ):
             roster, lost = Roster(), []
-            connection = mock.MagicMock(**{"recv.side_effect": error})
+            connection = mock.MagicMock(**{"makefile.side_effect": error})
             roster.connections["b:1"] = connection
             is_lost = threading.Event()
 

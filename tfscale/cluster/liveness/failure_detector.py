@@ -18,7 +18,6 @@ Only Python knows the exit code of a program. But a worker that ends, by
 and it does not wait for them.
 """
 
-import contextlib
 import logging
 import re
 import socket
@@ -31,6 +30,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.cluster.cluster import Cluster
 from tfscale.cluster.coordinator import coordinator_of
+from tfscale.cluster.liveness import presence
 from tfscale.cluster.liveness.presence import Presence
 from tfscale.cluster.liveness.presence import Roster
 
@@ -98,9 +98,9 @@ class FailureDetector:
             roster.wait_for(others, timeout)
             self._connections = roster.connections
         else:
-            presence = Presence(cluster.address, first, timeout, word)
-            presence.be_ready()
-            self._connections = {first: presence.connection}
+            here = Presence(cluster.address, first, timeout, word)
+            here.be_ready()
+            self._connections = {first: here.connection}
         for address, connection in self._connections.items():
             threading.Thread(
                 target=self._listen, args=(address, connection), daemon=True
@@ -124,22 +124,22 @@ class FailureDetector:
 
     def _tell(self, words):
         for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # It may be gone.
-                connection.sendall(words.encode() + b"\n")
+            presence.tell(connection, words)
 
     def _listen(self, address, connection):
-        words = ""
-        try:
-            for line in connection.makefile():
-                words = line.strip()
-                word, _, found = words.partition(" ")
-                if word == "lost":
-                    self._note(found)
-                elif word == "bye" and self._is_awaited(int(found)):
-                    self._note(address, _HAS_ENDED)
-        except OSError:
-            words = ""  # The machine is gone.
-        if not words.startswith("bye "):
+        has_ended = False
+
+        def hear(words):
+            nonlocal has_ended
+            word, _, found = words.partition(" ")
+            has_ended = word == "bye"
+            if word == "lost":
+                self._note(found)
+            elif has_ended and self._is_awaited(int(found)):
+                self._note(address, _HAS_ENDED)
+
+        machine_answers = presence.read_until_closed(connection, hear)
+        if not (machine_answers and has_ended):
             self._note(address)
 
     def _is_awaited(self, num_collectives):

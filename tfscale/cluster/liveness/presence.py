@@ -124,7 +124,8 @@ class Roster:
             with self._lock:
                 self._missing.pop(server, None)
                 self.connections[server] = connection
-                self._tell(connection)
+                if self._last_words:
+                    tell(connection, self._last_words)
             return
 
     def _greet(self, server, connection):
@@ -153,7 +154,7 @@ class Roster:
         while server in self.connections:
             connection = self.connections[server]
             with connection:
-                machine_answers = _wait_for_close(connection)
+                machine_answers = read_until_closed(connection)
             with self._lock:
                 if self._last_words:
                     return
@@ -177,7 +178,7 @@ class Roster:
         with self._lock:
             self._last_words = words
             for connection in self.connections.values():
-                self._tell(connection)
+                tell(connection, words)
         latest = max(
             (self._lost_at[s] for s in self._missing if s in self._lost_at),
             default=-_SECONDS_TO_COME_BACK,
@@ -186,11 +187,6 @@ class Roster:
             self._missing and time.monotonic() < latest + _SECONDS_TO_COME_BACK
         ):
             time.sleep(_POLLING_SECONDS)
-
-    def _tell(self, connection):
-        if self._last_words:
-            with contextlib.suppress(OSError):  # It may be gone already.
-                connection.sendall(f"{self._last_words}\n".encode())
 
 
 class Presence:
@@ -245,8 +241,7 @@ class Presence:
 
     def be_ready(self) -> None:
         """Tells the chief that this process serves."""
-        with contextlib.suppress(OSError):  # A loss is noticed later.
-            self.connection.sendall(b"ready\n")
+        tell(self.connection, "ready")
 
     def wait_for_end(self) -> None:
         """Returns when the chief has ended well, after its message.
@@ -254,12 +249,10 @@ class Presence:
         Raises:
             ConnectionError: If it has failed, or is gone without a word.
         """
+        lines: list[str] = []
         with self.connection as connection:
-            words = ""
-            with contextlib.suppress(OSError):
-                with connection.makefile() as lines:
-                    words = lines.readline().strip()
-                _wait_for_close(connection)
+            read_until_closed(connection, lines.append)
+        words = lines[0] if lines else ""
         if words != "end":
             _, has_failed, error = words.partition("failed ")
             how = "is gone, and had not ended: it was killed, or is cut off"
@@ -270,6 +263,31 @@ class Presence:
                 f"Received: the chief at {self._chief} {how}. What it printed "
                 "says why; this process ends with it. Start all of them again."
             )
+
+
+def tell(connection: socket.socket, words: str) -> None:
+    """Sends a line to a process, which may be gone: that is noticed later."""
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{words}\n".encode())
+
+
+def read_until_closed(
+    connection: socket.socket, on_line: Callable[[str], None] | None = None
+) -> bool:
+    """Calls `on_line` with each line, and returns when the process is gone.
+
+    Returns:
+        Whether its machine answers: the kernel there has closed the
+        connection.
+    """
+    try:
+        with connection.makefile(errors="replace") as lines:
+            for line in lines:
+                if on_line is not None:
+                    on_line(line.strip())
+    except OSError as error:
+        return isinstance(error, ConnectionError)
+    return True
 
 
 def _in_a_thread(work, *args):
@@ -286,18 +304,6 @@ def _keep_alive(connection, silence):
         (socket.TCP_KEEPCNT, (silence - _IDLE) // _BETWEEN),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _wait_for_close(connection):
-    """Whether the kernel at the other side said that it is closed."""
-    try:
-        while connection.recv(256):
-            pass
-    except TimeoutError:
-        return False
-    except OSError as error:
-        return isinstance(error, ConnectionError)
-    return True
 
 
 def _let_go():
