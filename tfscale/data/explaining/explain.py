@@ -29,12 +29,14 @@ def explain(
 ) -> Explanation:
     """Measures a pipeline, stage by stage, and what would make it faster.
 
-    It runs prefixes of the pipeline in turns, each for `seconds` in all, and
-    the model's own step on one batch over and over. The gain of more
-    parallelism or of a cache is computed from these times. That of prefetching,
-    which comes from bursts, is measured: the median of three rounds beside the
-    pipeline as it is, for a quarter of `seconds` each. Weights, optimizer,
-    metrics and position are restored.
+    The nodes of the result are those of tf.data's own model. It has one node
+    for a map and the batch after it, and for all maps of a pipeline, so the
+    stages are timed: it runs prefixes of the pipeline in turns, each for
+    `seconds` in all, and the model's own step on one batch over and over. The
+    gain of more parallelism or of a cache is computed from these times. That
+    of prefetching, which comes from bursts, is measured: the median of three
+    rounds beside the pipeline as it is, for a quarter of `seconds` each.
+    Weights, optimizer, metrics and position are restored.
 
     Args:
         pipeline: `tf.data.Dataset`; the stages of a `ResumableDataset` are
