@@ -116,7 +116,7 @@ class PlanTest(parameterized.TestCase):
         (
             dict(device=dataclasses.replace(DEVICES["H100"], memory=1e4)),
             ValueError,
-            "The smallest plan .* needs .* brings most",
+            "The smallest plan .* needs .* helps most",
         ),
     )
     def test_bad_input_is_refused(self, options, error, message):

@@ -108,13 +108,13 @@ class BadInputTest(parameterized.TestCase):
             r"must fit into a device's memory, 90 % .* Received: 'gpt' with .*"
             r" and 1 x H100 .*"
             r"The smallest plan \(num_microbatches=64\) needs .* GB: weights .*"
-            r"num_devices=2 brings most, ",
+            r"num_devices=2 helps most, with ",
         ):
             search.rank(_table(), 1, 64, H100)
 
     def test_nothing_fits_and_a_batch_of_1_has_no_half(self):
         device = dataclasses.replace(H100, memory=1e4)
-        with self.assertRaisesRegex(ValueError, "num_devices=2 brings most"):
+        with self.assertRaisesRegex(ValueError, "num_devices=2 helps most"):
             search.rank(_table(can_be_cut=False), 1, 1, device)
 
 

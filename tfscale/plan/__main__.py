@@ -5,7 +5,8 @@
         --num_devices=1024 --batch_size=2048 --device=H100
 
 The first argument is a function that builds a Keras model, as
-`module:function`. Options that the planner does not have are its arguments.
+`module:function`. Options that the planner does not know are arguments of that
+function.
 """
 
 import argparse

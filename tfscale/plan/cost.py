@@ -18,8 +18,8 @@ from tfscale.plan.layers import stage_sums
 from tfscale.plan.schedule_cost import ScheduleCost
 from tfscale.plan.schedule_cost import schedule_cost
 
-# Bytes of a trainable weight: its value, its gradient, two slots as of Adam;
-# and those that an update reads and writes.
+# Bytes of a trainable weight: its value, its gradient, the two slots of Adam;
+# and the bytes that an update reads and writes.
 _WEIGHT, _GRADIENT, _SLOTS, _UPDATE = 4, 4, 8, 28
 
 
@@ -48,11 +48,11 @@ class Settings:
 
     @property
     def mesh(self) -> str:
-        """Sizes of the axes, as tables have them."""
+        """Sizes of the axes, for a table."""
         return f"{self.data} x {self.pipeline} x {self.model}"
 
     def changed(self) -> dict[str, int | str]:
-        """The settings that are not those of one device."""
+        """The settings that differ from those of one device."""
         chosen, usual = dataclasses.asdict(self), dataclasses.asdict(Settings())
         return {k: v for k, v in chosen.items() if v != usual[k]}
 
@@ -63,7 +63,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is expected of a step; `Plan` says what the attributes are."""
+    """The prediction of a step; `Plan` documents the attributes."""
 
     settings: Settings
     seconds: dict[str, float]
@@ -90,7 +90,7 @@ class Prediction:
 
 
 class Predictor:
-    """Predicts steps of a model, which `cuts(layers, num_stages)` divides."""
+    """Predicts steps of a model that `cuts(layers, num_stages)` divides."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class Predictor:
         self._device = device
         self._cuts = cuts
         self._peak = device.flops if table.is_half else device.float32_flops
-        # Many settings have the same stages, and the same times of these.
+        # Many settings share stages, and the times of these.
         self._stages = functools.cache(self._make_stages)
         self._times = functools.cache(self._make_times)
         self._schedule_cost = functools.cache(schedule_cost)
 
     def predict(self, settings: Settings) -> Prediction:
-        """What to expect of a step."""
+        """Predicts a step."""
         s, m = settings, settings.num_microbatches
         num_stages = s.pipeline * s.stages_per_device
         stages = self._stages(s.model, num_stages)
@@ -166,9 +166,9 @@ class Predictor:
         return stage_sums(layers, self._cuts(layers, num_stages))
 
     def _make_times(self, ranks, num_stages, rows, sequence_parallel):
-        """Seconds of each stage: of its work, and of sums over model ranks.
+        """Seconds of each stage for its work, and for sums over model ranks.
 
-        Both are pairs, of the forward and the backward.
+        Both are pairs: forward and backward.
         """
         stages, device = self._stages(ranks, num_stages), self._device
         link = self._link(1, ranks) * device.link_efficiency
@@ -188,11 +188,11 @@ class Predictor:
         return computing, summing
 
     def _link(self, distance, size):
-        """Bandwidth of a ring of `size` devices, `distance` apart each."""
+        """Bandwidth of a ring of `size` devices, `distance` apart."""
         device = self._device
         if distance * size <= device.devices_per_machine:
             return device.link_bandwidth
-        # Those of a machine that are in one ring share their network cards.
+        # Devices of a machine that are in one ring use its network cards.
         together = max(1, device.devices_per_machine // distance)
         return min(device.link_bandwidth, device.network_bandwidth * together)
 
@@ -221,7 +221,7 @@ class Predictor:
         return num_bytes, num_bytes / link + self._device.latency
 
     def _num_shards(self, s):
-        """How many replicas divide slots: those of a machine."""
+        """Number of replicas that divide the slots: those of a machine."""
         if not s.zero_stage:
             return 1
         in_machine = self._device.devices_per_machine // (s.pipeline * s.model)
@@ -248,7 +248,7 @@ class Predictor:
             "activations": held + schedule.by_device(again, np.maximum),
         }
         if s.zero_stage == 3:
-            # That of a layer, and the next one's.
+            # The weights of a layer and of the next one.
             layers = self._table.by_ranks[s.model]
             largest = max(layer.trainable for layer in layers)
             kinds["gathered"] = np.full_like(held, 2 * _WEIGHT * largest)
@@ -257,5 +257,5 @@ class Predictor:
 
 
 def _ring(size):
-    """How often a device sends a tensor that a ring of devices sums."""
+    """How many times a device sends a tensor in a ring all-reduce."""
     return 2 * (size - 1) / size

@@ -9,24 +9,23 @@ class Device:
     """A kind of device, and the links between several of it.
 
     The defaults say how much of a data sheet a step reaches. They are fitted
-    on table 1 of Narayanan et al. 2021, "Efficient Large-Scale Language Model
+    to table 1 of Narayanan et al. 2021, "Efficient Large-Scale Language Model
     Training on GPU Clusters Using Megatron-LM" (A100).
 
     Args:
-        name: What it is called.
+        name: Name of the device.
         flops: Peak FLOP/s of dense products in 16 bits.
         float32_flops: The same in float32 (TF32 where TensorFlow uses that).
         memory: Bytes.
         memory_bandwidth: Bytes per second.
-        link_bandwidth: Bytes per second that it sends to others of its
-            machine.
-        network_bandwidth: Bytes per second that it sends to other machines.
-        devices_per_machine: How many devices fast links join.
-        efficiency: Part of the peak that a large matrix product reaches.
-        startup: Seconds that a product needs beside its FLOPs.
-        link_efficiency: Part of a link's bandwidth that is reached.
-        passes: How often an activation is read or written in a forward, and
-            again in a backward.
+        link_bandwidth: Bytes per second to another device of its machine.
+        network_bandwidth: Bytes per second to another machine.
+        devices_per_machine: Number of devices that fast links join.
+        efficiency: Fraction of the peak that a large matrix product reaches.
+        startup: Seconds of overhead of each product.
+        link_efficiency: Fraction of a link's bandwidth that is reached.
+        passes: How many times an activation is read or written in a
+            forward, and again in a backward.
         latency: Seconds of a message, whatever its size.
 
     Raises:
@@ -56,15 +55,16 @@ class Device:
 
     @property
     def usable_memory(self) -> float:
-        """Bytes that a plan may take: allocators lose some of the rest."""
+        """Bytes that a plan may use; the rest is lost to the allocator."""
         return 0.9 * self.memory
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            least = 0 if name in ("startup", "latency") else 1e-9
-            if name != "name" and not value >= least:
+            may_be_0 = name in ("startup", "latency")
+            if name != "name" and not (value > 0 or (may_be_0 and value == 0)):
                 raise ValueError(
-                    f"`{name}` of a device must be above 0. Received: "
+                    f"`{name}` of a device must be "
+                    f"{'0 or more' if may_be_0 else 'above 0'}. Received: "
                     f"{name}={value!r}."
                 )
 

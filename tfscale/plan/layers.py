@@ -17,8 +17,8 @@ class Work(NamedTuple):
         flops: Of matrix products.
         products: Matrix products, or groups of them that run as one.
         moved: Bytes of activations that are written.
-        undivided: Those of them that every model rank has, unless the ranks
-            divide the sequence.
+        undivided: The part of `moved` that every model rank has, unless the
+            ranks divide the sequence.
         summed: Bytes that are summed over the model ranks.
     """
 
@@ -31,17 +31,17 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A call of a layer; figures are of one example and one model rank.
+    """A call of a layer; figures are for one example and one model rank.
 
     Args:
-        name: Of the layer.
-        forward: What its forward does.
-        backward: What its backward does.
+        name: Name of the layer.
+        forward: Work of its forward.
+        backward: Work of its backward.
         trainable: Elements of trainable weights.
         frozen: Elements of other variables.
         kept: Bytes that are kept until the backward.
-        undivided: Those of them that every model rank has, unless the ranks
-            divide the sequence.
+        undivided: The part of `kept` that every model rank has, unless the
+            ranks divide the sequence.
         kept_once: Bytes that are kept for a microbatch of any size.
         cut_bytes: Bytes that cross a cut just before the layer.
     """
@@ -62,7 +62,7 @@ class ModelTable:
     """A model as the planner sees it.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
         by_ranks: Its layers, by the number of model ranks; 1 is always there.
         flops: Forward FLOPs of one example, undivided.
         num_weights: Elements of its weights.
@@ -100,9 +100,10 @@ class StageSums(NamedTuple):
 
 
 def balanced_cuts(layers: Sequence[Layer], num_stages: int) -> tuple[int, ...]:
-    """Cuts whose dearest stage is the cheapest, of at least as many layers.
+    """Cuts whose most expensive stage is the cheapest.
 
-    As `balance.partition`, in the time that thousands of plans allow.
+    Like `balance.partition`, but fast enough for thousands of plans. There
+    must be a layer for each stage.
     """
     costs = [layer.forward.flops + layer.backward.flops for layer in layers]
     before = [0, *itertools.accumulate(costs)]

@@ -1,4 +1,4 @@
-"""What the devices of this machine reach, measured in seconds."""
+"""Measures the devices of this machine, which takes seconds."""
 
 import os
 import time
@@ -10,9 +10,9 @@ from tfscale.plan.device import DEVICES
 from tfscale.plan.device import Device
 
 _REPEATS = 5
-# Of a matrix: large enough for most of the peak.
+# Width of a matrix that is large enough to reach most of the peak.
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
-# Products of a chain, one after the other.
+# Lengths of a chain of products.
 _FEW, _MANY = 2, 18
 
 
@@ -20,11 +20,11 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     """Times products, a copy and an all-reduce, on all devices at once.
 
     All devices work at the same time, as in training: virtual ones share
-    cores. If there are fewer than `num_devices`, they stand for the others.
+    cores. If there are fewer than `num_devices`, they stand for the rest.
 
     Args:
-        num_devices: How many devices are to be used.
-        memory: Bytes of a device, if they are known.
+        num_devices: Number of devices to use.
+        memory: Bytes of a device, if known.
     """
     kinds = ("GPU", "TPU", "CPU")
     devices = next(filter(None, map(tf.config.list_logical_devices, kinds)))
@@ -48,7 +48,7 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, 2 * width)
     bandwidth = link = 2 * num_bytes / copy
     if number > 1:
-        # A device of a ring sends so much.
+        # The bytes that each device of a ring sends.
         sent = 2 * (number - 1) / number * num_bytes
         link = sent / _seconds(all_reduce, names, 2 * width)
     return Device(
@@ -81,7 +81,7 @@ def _products(length):
 
 
 def _seconds(compute, names, size, dtype=tf.float32):
-    """Least seconds of a function of a tensor of each device."""
+    """Shortest time of a function of a tensor on each device."""
     inputs = []
     for name in names:
         with tf.device(name):
@@ -111,7 +111,7 @@ def _seconds(compute, names, size, dtype=tf.float32):
 
 
 def _memory(kind, num_devices):
-    """Bytes of a device: of a GPU with a preset, or a part of the machine's."""
+    """Bytes of a GPU with a preset, or of a device's share of the machine."""
     if kind == "GPU":
         (gpu, *_) = tf.config.list_physical_devices("GPU")
         details = tf.config.experimental.get_device_details(gpu)
@@ -120,7 +120,7 @@ def _memory(kind, num_devices):
             if name in described:
                 return preset.memory
         raise ValueError(
-            "The memory of a GPU is known where there is a preset for it. "
+            "The memory of a GPU is known only if there is a preset for it. "
             f"Received: device='measure' and {described!r}. Pass a "
             "`tfscale.plan.Device` with its figures."
         )

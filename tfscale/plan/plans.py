@@ -33,21 +33,21 @@ def plan(
     batch_size: int,
     device: str | Device = "measure",
 ) -> "Plans":
-    """Ranks the ways to train a model on so many devices.
+    """Ranks the ways to train a model on `num_devices` devices.
 
     Predicts time and memory of a step for each mesh of these devices, number
     of microbatches, schedule, recomputation, ZeRO stage and sequence
-    parallelism, and leaves out what does not fit. Variables get no values, so
-    that a model of any size can be planned on any machine.
+    parallelism, and leaves out plans that do not fit. Variables get no values,
+    so that a model of any size can be planned on any machine.
 
     Sources: Narayanan et al. 2021, "Efficient Large-Scale Language Model
     Training on GPU Clusters Using Megatron-LM"; Korthikanti et al. 2022,
     "Reducing Activation Recomputation in Large Transformer Models".
 
     Args:
-        build_model: A function of no arguments that builds the model. One with
-            a `call` of its own cannot be cut, and is planned for the other
-            axes; the `notes` of the result say so.
+        build_model: A function of no arguments that builds the model. A model
+            with a `call` of its own cannot be cut. It is planned for the
+            other axes, and the `notes` of the result say so.
         num_devices: Devices to use, all of them.
         batch_size: Examples of a step, over all replicas.
         device: `"A100"`, `"H100"`, `"H200"`, `"TPU v5e"`, `"TPU v6e"`, a
@@ -58,8 +58,8 @@ def plan(
         The `Plans`, the fastest first.
 
     Raises:
-        TypeError: If `build_model` is no function that returns a model, a
-            number no integer, or `device` of another type.
+        TypeError: If `build_model` is not a function that returns a model, a
+            number is not an integer, or `device` has another type.
         ValueError: If a number is less than 1, the model is not built, no
             preset has that name, nothing divides the batch, or no plan fits:
             the message then says what the smallest needs and what helps most.
@@ -84,7 +84,7 @@ def plan(
     if isinstance(device, str) and device == "measure":
         device = measure_device(num_devices)
     device = get_device(device)
-    # Sums over model ranks in every layer want the links of one machine.
+    # Sums over model ranks in every layer need the links of one machine.
     most = device.devices_per_machine
     ranks = [n for n in divisors(num_devices) if n <= most]
     table = trace_table(build_model, ranks)
@@ -99,10 +99,10 @@ def plan(
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Prediction):
-    """One way to train a model, and what is expected of it.
+    """One way to train a model, and its prediction.
 
     Args:
-        settings: What to choose: sizes of the axes, microbatches and so on.
+        settings: The choices: sizes of the axes, microbatches and so on.
         seconds: Seconds of a step, by cause.
         memory: Bytes of the fullest device, by kind.
         traffic: Bytes that a device sends in a step, by axis of the mesh.
@@ -148,7 +148,8 @@ class Plan(Prediction):
         """The model to compile: a `PipelineModel`, if the plan needs one.
 
         Args:
-            model: What `build_model` made in the scope of `strategy()`.
+            model: The model that `build_model` built in the scope of
+                `strategy()`.
         """
         s = self.settings
         if s.pipeline == s.num_microbatches == 1 and not s.recompute:
@@ -167,14 +168,14 @@ class Plans(Sequence):
 
     Args:
         plans: The plans.
-        model_table: What is known of the model.
+        model_table: The layers of the model.
         batch_size: Examples of a step.
-        device: What was planned for.
+        device: The device that the plans are for.
 
     Attributes:
         best: The fastest plan.
         notes: What was not planned, and why.
-        device: What was planned for.
+        device: The device that the plans are for.
 
     >>> import keras
     >>> import tfscale

@@ -23,7 +23,7 @@ def render_table(
     unit: str,
     line_length: int,
 ) -> None:
-    """Writes the best plan of each mesh, and why it is slower than the last."""
+    """Prints the best plan of each mesh, and why it is slower than the last."""
     rows = rich.table.Table(
         rich.table.Column("Data x pipeline\nx model", justify="center"),
         rich.table.Column("Microbatches\nand settings", ratio=1, min_width=22),
@@ -69,7 +69,7 @@ def render_notes(
     notes: Sequence[str],
     line_length: int,
 ) -> None:
-    """Writes what is below the table."""
+    """Prints the notes below the table."""
     best, num_meshes = ranked[0], len(best_of_each_mesh(ranked))
     causes = (
         f"{cause} {100 * seconds / best.step_seconds:.1f} %"

@@ -1,4 +1,4 @@
-"""What a schedule costs: closed forms of what `pipeline.simulate` finds."""
+"""Costs of schedules: closed forms of the results of `pipeline.simulate`."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ class ScheduleCost(NamedTuple):
     """Costs of a schedule whose stages all take the same time.
 
     Args:
-        bubble: Time in which a device waits, in times of a microbatch on it.
-        held: By device, the most activations of a stage that it holds at once.
+        bubble: Time in which a device waits, in times of one microbatch.
+        held: For each device, the most activations of a stage held at once.
         stage_devices: The device of each stage.
     """
 
@@ -19,7 +19,7 @@ class ScheduleCost(NamedTuple):
     stage_devices: np.ndarray
 
     def by_device(self, of_stages, combine=np.add) -> np.ndarray:
-        """Combines the numbers of the stages of each device: adds them."""
+        """Combines the numbers of each device's stages, by default by a sum."""
         result = np.zeros(len(self.held))
         combine.at(result, self.stage_devices, of_stages)
         return result
@@ -43,7 +43,7 @@ def schedule_cost(
     device = np.arange(num_devices)
     stage_devices = np.tile(device, stages_per_device)
     others = float(num_devices - 1)
-    # W is done while others are waited for (Qi et al. 2024, table 2).
+    # A device does W while it waits for others (Qi et al. 2024, table 2).
     without_weight = others * (1 + recompute) / (3 + recompute)
     match schedule:
         case "1f1b":

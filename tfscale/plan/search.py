@@ -12,8 +12,8 @@ from tfscale.plan.cost import Settings
 from tfscale.plan.device import Device
 from tfscale.plan.layers import ModelTable
 
-# Name, and stages of a device. Each of the others, with up to two, takes as
-# long as one of these, and holds no less.
+# Names, and stages of a device. Each other schedule with up to two stages takes
+# as long as one of these, and holds no less.
 _SCHEDULES = (
     *(("1f1b", 1), ("zb_h1", 1), ("zb_v", 2)),
     *(("interleaved", 2), ("interleaved", 4)),
@@ -23,7 +23,7 @@ _SCHEDULES = (
 def rank(
     table: ModelTable, num_devices: int, batch_size: int, device: Device
 ) -> list[Prediction]:
-    """All plans that fit, the fastest first, of equals the simplest.
+    """All plans that fit, the fastest first, and among equals the simplest.
 
     Raises:
         ValueError: If nothing divides the batch, or nothing fits.
@@ -48,7 +48,7 @@ def best_of_each_mesh(ranked: Sequence[Prediction]) -> list[Prediction]:
 
 
 def frontier(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """Those than which none is both faster and smaller, the fastest first."""
+    """Predictions that none is both faster and smaller than, fastest first."""
     found: list[Prediction] = []
     for p in sorted(predictions, key=lambda p: (p.step_seconds, p.num_bytes)):
         if not found or p.num_bytes < found[-1].num_bytes:
@@ -57,7 +57,7 @@ def frontier(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def why_slower(prediction: Prediction, than: Prediction) -> str:
-    """What adds most to the step of a plan, compared with a faster one."""
+    """The cause that adds most to a step, compared with a faster plan."""
     more = {
         cause: prediction.seconds[cause] - than.seconds[cause]
         for cause in prediction.seconds
@@ -87,7 +87,7 @@ def _settings(table, num_devices, batch_size, device) -> Iterator[Settings]:
             # Stage 3 would gather weights again for each microbatch.
             is_whole = mesh.pipeline == m == 1
             zero_stages = (0, 1, 3) if is_whole else (0, 1)
-            # The other schedules are for rounds of as many microbatches.
+            # The other schedules need a multiple of the stages in microbatches.
             in_rounds = mesh.pipeline > 1 and m % mesh.pipeline == 0
             for (name, chunks), recompute, zero, sequence in itertools.product(
                 _SCHEDULES if in_rounds else _SCHEDULES[:1],
@@ -152,14 +152,14 @@ def _too_large(found, table, num_devices, batch_size, device):
         change = min(needed, key=needed.__getitem__)
         helps = (
             ": of twice the devices and half the batch, "
-            f"{change} brings most, {readable_bytes(needed[change])}."
+            f"{change} helps most, with {readable_bytes(needed[change])}."
         )
     kinds = ", ".join(
         f"{kind} {readable_bytes(size)}" for kind, size in least.memory.items()
     )
     return ValueError(
-        "A plan must fit into a device's memory, 90 % of which are planned "
-        f"for. Received: {table.name!r} with {table.num_weights:,} weights, "
+        "A plan must fit into a device's memory, 90 % of which a plan may "
+        f"use. Received: {table.name!r} with {table.num_weights:,} weights, "
         f"batch_size={batch_size}, and {num_devices} x {device.name} of "
         f"{readable_bytes(device.memory)}. The smallest plan ({least.settings})"
         f" needs {readable_bytes(least.num_bytes)}: {kinds}. Use more or "

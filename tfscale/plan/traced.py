@@ -1,4 +1,4 @@
-"""The planner's table of a Keras model, of which no variable gets a value."""
+"""The planner's table of a Keras model, whose variables get no values."""
 
 import math
 from collections.abc import Callable
@@ -24,19 +24,19 @@ def trace_table(
 ) -> ModelTable:
     """Builds a model without values, and traces each of its layers.
 
-    The table has them for each number of model ranks in `ranks`, if ranks can
-    divide weights of the model.
+    The table has the layers for one model rank, and for each number in `ranks`
+    of model ranks that can divide weights.
     """
     if not callable(build_model) or isinstance(build_model, keras.Layer):
         raise TypeError(
             "`build_model` must be a function of no arguments that returns a "
-            f"`keras.Model`. Received: {build_model!r}. Put what makes the "
-            "model into a function."
+            f"`keras.Model`. Received: {build_model!r}. Put the code that "
+            "builds the model into a function."
         )
 
     def trace():
-        # Keras would make all values at the end of this scope, and of the
-        # next one in this thread, which ends first.
+        # Keras would make all values at the end of this scope, or of the
+        # next one in this thread. The thread ends before that.
         with keras.StatelessScope(initialize_variables=False):
             return _Tracer(build_model()).table(ranks)
 
@@ -120,14 +120,14 @@ class _Tracer:
         kept = set(self.kept_values)
 
         def num_bytes(values):
-            """Bytes on a rank, and those that a divided sequence divides."""
+            """Bytes on a rank, and the part that a divided sequence divides."""
             whole = set(values) - divided
             sequence = {v for v in whole if self._has_sequence(v, size)}
             total = self._bytes(values) - self._bytes(whole)
             return total / size + self._bytes(whole), self._bytes(sequence)
 
         for index, call in enumerate(graph.calls):
-            # Of a shared layer the first call counts the weights.
+            # The first call of a shared layer counts its weights.
             variables = {id(v): v for v in call.variables}
             split = [v for v in variables.values() if v.path in split_dims]
             dims = [split_dims[v.path] for v in split if "bias" not in v.name]

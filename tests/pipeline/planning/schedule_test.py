@@ -554,7 +554,7 @@ class GetScheduleTest(parameterized.TestCase):
             ValueError,
             "Received: schedule 'gpipe' for 2 devices and 4 microbatches, to "
             f"be used with {sizes[0]} devices and num_microbatches={sizes[1]}"
-            ". Make it for these sizes",
+            ". Create it for these sizes",
         ):
             get_schedule(gpipe(2, 4), *sizes)
 

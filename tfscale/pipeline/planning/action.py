@@ -1,4 +1,4 @@
-"""The pieces of work of a pipeline and what each of them needs.
+"""The actions of a pipeline, and the actions that each of them needs.
 
     F  forward of one microbatch through one stage
     B  backward: gradients of the stage's input and, unless the schedule has
@@ -46,7 +46,7 @@ class Action(NamedTuple):
         match = re.fullmatch(r"([FBWU])(\d+)\.(\d+)", text)
         if not match:
             raise ValueError(
-                "An action must be a kind out of F, B, W, U, a stage, a dot "
+                "An action must be a kind out of F, B, W and U, a stage, a dot "
                 f"and a microbatch. Received: {text!r}. Write, for example, "
                 "'F1.3' for the forward of microbatch 3 through stage 1."
             )
@@ -56,8 +56,8 @@ class Action(NamedTuple):
 def dependencies(action: Action, num_stages: int) -> tuple[Action, ...]:
     """The actions whose results `action` needs.
 
-    A chain suffices: skip connections only ever go forward, so whatever an
-    earlier stage made is there once the stage just before is done. A U needs
+    A chain suffices: skip connections only ever go forward, so the results of
+    all earlier stages are there once the stage just before is done. A U needs
     what its device has done before it, which a `Schedule` checks.
 
     >>> [str(a) for a in dependencies(Action("B", 0, 2), num_stages=4)]

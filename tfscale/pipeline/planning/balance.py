@@ -73,9 +73,9 @@ def partition(
         cut_bytes: For each layer, the bytes that cross a cut just before it.
             Defaults to none.
         stage_devices: The device of each stage. Defaults to one each.
-        tied: The layers that share some weights, and what it costs, in the unit
-            of `costs`, that one more device has these weights.
-        memory: A `LayerMemory`, or a tuple like it, for each layer. Goes
+        tied: The layers that share some weights, and the cost, in the unit of
+            `costs`, of these weights on one more device.
+        memory: A `LayerMemory`, or a tuple like it, for each layer. Needed
             with `memory_limit`.
         memory_limit: Bytes that each stage may take. Where several stages
             share a device, pass the share of one.
@@ -165,10 +165,10 @@ def partition(
 
 
 def _with_tied(best, allowed, tied, devices, num_layers, cost):
-    """The best cuts, some of which keep layers that share weights together.
+    """The best cuts, with layers that share weights together where that pays.
 
-    One pair of such layers after the other is kept together if that pays, those
-    of the dearest exchange first.
+    It tries one pair of such layers after the other, those whose exchange costs
+    most first.
     """
 
     def total(cuts):

@@ -1,4 +1,4 @@
-"""Cuts of a chain of layers that a user names."""
+"""Cuts of a chain of layers, from the names of layers."""
 
 import difflib
 import itertools
@@ -51,7 +51,7 @@ def cuts_from_names(
     if cuts and cuts[0] == 0:
         raise ValueError(
             "A cut point is the layer with which a stage begins, and the "
-            "first stage begins with the first layer without being told. "
+            "first stage always begins with the first layer. "
             f"Received: {cut_layers[0]!r}, the first layer. Name the layer "
             "with which the second stage begins."
         )

@@ -19,7 +19,7 @@ def list_schedule(
     weight: Sequence[float],
     name: str = "list",
 ) -> Schedule:
-    """Every device does what can start first: B before F before W.
+    """Every device does the action that can start first: B before F before W.
 
     The automatic schedule of Qi et al. (2023, section 4) for any placement of
     stages.
@@ -84,8 +84,8 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
     """No bubble inside a step, for twice the memory (Qi et al. 2023, 3.2).
 
     A device of `D` runs up to `2 D - 1` forwards ahead. If F, B and W take
-    equal time every device works without a gap; what is left of the bubble
-    are the times at which devices start and end::
+    equal time, every device works without a gap. The rest of the bubble is
+    before devices start and after they end::
 
         device 0  F0 F1 F2 B0 W0 B1 F3 B2 W1 W2 B3 W3
         device 1     F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3

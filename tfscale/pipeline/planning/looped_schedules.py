@@ -13,8 +13,8 @@ def interleaved(
 ) -> Schedule:
     """1F1B over smaller stages (Narayanan et al. 2021, section 2.2.2).
 
-    Divides the bubble of 1F1B by `stages_per_device`, for as many times the
-    transfers and somewhat more activations. Two devices, small letters for
+    Divides the bubble of 1F1B by `stages_per_device`, at the price of as many
+    times the transfers and more activations. Two devices, small letters for
     the second stage of each::
 
         device 0  F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1    b2    b3 B2 B3
@@ -174,8 +174,8 @@ def _group_size(num_devices, num_microbatches):
         while less % max(1, less // num_devices):
             less -= 1
         raise ValueError(
-            "A schedule that interleaves stages takes its microbatches round "
-            "in M // D equal groups (M microbatches, D devices). Received: "
+            "An interleaved schedule divides its microbatches into M // D "
+            "equal groups (M microbatches, D devices). Received: "
             f"num_microbatches={num_microbatches} on {num_devices} devices, "
             f"which are {groups} groups. Use num_microbatches={less} or "
             f"{more}."

@@ -34,9 +34,9 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
         device 2        F0 F1 F2 F3 B0 B1 B2 B3
 
     Every stage holds the activations of all microbatches at once. Backwards
-    go from the first microbatch to the last, where the paper goes the other
-    way: it costs nothing and gradients add up in the order of `one_f_one_b`,
-    so both give the same numbers to the last bit.
+    go from the first microbatch to the last, in the paper from the last to the
+    first. This costs nothing, and gradients add up in the order of
+    `one_f_one_b`, so both give the same numbers to the last bit.
 
     >>> [str(action) for action in gpipe(2, 2).actions[1]]
     ['F1.0', 'F1.1', 'B1.0', 'B1.1']
@@ -172,8 +172,8 @@ def get_schedule(
             its search begins with.
         num_devices: Size of the pipeline axis of the mesh.
         num_microbatches: Number of microbatches of one step.
-        stages_per_device: Stages of each device, or None for those that the
-            schedule usually has.
+        stages_per_device: Stages of each device, or None for the default of
+            the schedule.
         num_batches: Batches until the flush, for the last two names.
 
     Raises:
@@ -234,8 +234,8 @@ def fastest(
 ) -> Schedule:
     """The fastest schedule of the sizes of `base` that fits the memory.
 
-    Simulates all that have a name, and what `list_schedule` finds for these
-    costs, with as many stages on each device.
+    Simulates all named schedules, and those that `list_schedule` finds for
+    these costs, with as many stages on each device.
 
     Args:
         base: The schedule to beat.
@@ -274,7 +274,7 @@ def fastest(
 
 
 def _unit_schedule(num_devices, num_microbatches, stages_per_device):
-    """1F1B, or what comes nearest to it with several stages on a device."""
+    """1F1B, or the schedule nearest to it for several stages on a device."""
     if stages_per_device == 1:
         return one_f_one_b(num_devices, num_microbatches)
     num_stages = num_devices * stages_per_device
@@ -298,11 +298,11 @@ def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
     sizes = (schedule.num_devices, schedule.num_microbatches)
     if sizes != (num_devices, num_microbatches):
         raise ValueError(
-            "A schedule must be made for the sizes that it is used with. "
+            "A schedule must have the sizes that it is used with. "
             f"Received: schedule {schedule.name!r} for {sizes[0]} devices "
             f"and {sizes[1]} microbatches, to be used with {num_devices} "
-            f"devices and num_microbatches={num_microbatches}. Make it "
-            "for these sizes, or change the mesh or num_microbatches."
+            f"devices and num_microbatches={num_microbatches}. Create "
+            "it for these sizes, or change the mesh or num_microbatches."
         )
     if schedule.has_updates:
         raise ValueError(
@@ -312,8 +312,9 @@ def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
         )
     if stages_per_device not in (None, schedule.num_stages / sizes[0]):
         raise ValueError(
-            "A `tfscale.pipeline.Schedule` says itself how many stages a "
-            f"device has. Received: schedule {schedule.name!r} with "
-            f"{schedule.num_stages} stages on {sizes[0]} devices, and "
-            f"stages_per_device={stages_per_device}. Leave it out."
+            "The number of stages on a device is that of the given "
+            "`tfscale.pipeline.Schedule`. Received: schedule "
+            f"{schedule.name!r} with {schedule.num_stages} stages on "
+            f"{sizes[0]} devices, and stages_per_device={stages_per_device}. "
+            "Leave it out."
         )

@@ -20,7 +20,7 @@ from tfscale.pipeline.planning.action import dependencies
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which device does what in which order, checked when it is made.
+    """The actions of each device in order, checked when it is created.
 
     The numbers of stages, microbatches and devices follow from the actions.
     Several stages may share a device (interleaved schedules); a stage has
@@ -30,8 +30,8 @@ class Schedule:
         actions: For each device (pipeline rank) the list of its actions in
             the order in which it does them: `Action`s, or strings like
             `"F1.3"`.
-            With a U for each stage and batch it runs several batches, which
-            have equally many microbatches each.
+            With a U for each stage and batch it runs several batches, with
+            equally many microbatches each.
         name: Its name in summaries and timelines.
         vertical_sync: Only with U: whether all stages use the oldest weights
             that one of them has for a batch, in place of its own newest ones.
@@ -39,7 +39,7 @@ class Schedule:
     Raises:
         ValueError: If an action is missing, repeated or on a second device,
             if a U does not come after the last backward of its batch,
-            or if the devices would wait for each other for ever. The message
+            or if the devices would wait for each other forever. The message
             names the action, its device and position (both from 0).
 
     Example: two stages that treat each microbatch by itself.
@@ -312,7 +312,7 @@ class Schedule:
 
 
 def check_sizes(num_stages: int, num_microbatches: int) -> None:
-    """Raises a `ValueError` where there is nothing to schedule."""
+    """Raises a `ValueError` if there is nothing to schedule."""
     if num_stages < 1 or num_microbatches < 1:
         raise ValueError(
             "A schedule needs at least one stage and one microbatch. "

@@ -102,7 +102,7 @@ def simulate(
     activation_bytes: float | Sequence[float] = 0,
     stage_input_bytes: float | Sequence[float] = 0,
 ) -> Simulation:
-    """Plays a schedule through with given costs per microbatch.
+    """Simulates a schedule with given costs per microbatch.
 
     Costs may be in any unit of time. Each is one number for all stages or a
     sequence with one per stage.

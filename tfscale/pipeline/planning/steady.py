@@ -1,15 +1,15 @@
 """Finds what a schedule repeats, so that it can run in a loop.
 
-Once a pipeline is full, the order of its actions repeats, with the microbatch
-moved. 1F1B on two devices with 9 microbatches:
+Once a pipeline is full, its actions repeat in the same order, for later
+microbatches. 1F1B on two devices with 9 microbatches:
 
     before   F0.0 F0.1 F1.0
-    loop     B1.0 B0.0 F1.1 F0.2   7 times, 1 microbatch further each time
+    loop     B1.0 B0.0 F1.1 F0.2   7 times, each 1 microbatch later
     after    B1.7 B0.7 F1.8 B1.8 B0.8
 
 So the graph of a step need not grow with the number of microbatches. A tensor
-that one iteration makes and another one reads goes through a register, which
-is moved on after each:
+that one iteration makes and another one reads goes through registers, which
+shift after each iteration:
 
     F0.2 ─► [2] ─► [1] ─► [0] ─► B0.0
 
@@ -36,12 +36,12 @@ MIN_MICROBATCHES = 7
 
 
 class Repeated(NamedTuple):
-    """Actions that are done several times, with the microbatch moved.
+    """Actions that repeat, each time for later microbatches.
 
     Args:
-        actions: Those of the first time.
-        repeats: How often they are done.
-        period: How many microbatches further each time is.
+        actions: The actions of the first time.
+        repeats: How many times they are done.
+        period: By how many microbatches each time is later.
 
     >>> twice = Repeated((Action("F", 0, 0), Action("F", 1, 0)), 2, 1)
     >>> [str(action) for action in twice.unrolled()]
@@ -62,7 +62,7 @@ class Repeated(NamedTuple):
 def find_repeats(
     actions: Sequence[Action], min_repeats: int = MIN_REPEATS
 ) -> list[Repeated]:
-    """The same actions in the same order, with as few written out as can be.
+    """The same actions in the same order, as few of them written out as can be.
 
     >>> actions = [Action(kind, 0, m) for m in range(8) for kind in "FB"]
     >>> [(body, *_)] = find_repeats(actions)
@@ -112,16 +112,17 @@ def _candidates(actions, min_repeats):
 class Loop(NamedTuple):
     """A repetition, and the tensors that go in and out of its iterations.
 
-    Tensors go by keys of the caller, microbatches by their number in the first
-    iteration.
+    Tensors are named by keys of the caller, microbatches by their number in the
+    first iteration.
 
     Args:
         body: The repetition.
         registers: Microbatch and key of each tensor that is in flight at the
             start of an iteration.
-        consumed: Keys of which each iteration reads what was made before the
-            loop.
-        made: Keys of which is read after the loop what each iteration makes.
+        consumed: Keys of tensors that are made before the loop, and of which
+            each iteration reads some.
+        made: Keys of tensors that iterations make, and that are read after
+            the loop.
     """
 
     body: Repeated
@@ -140,7 +141,7 @@ def find_loops(
     readers: Users,
     results: Set[Hashable] = frozenset(),
 ) -> list[Repeated | Loop]:
-    """Divides a schedule into loops, and what is done once.
+    """Divides a schedule into loops, and actions that are done once.
 
     Args:
         actions: In an order in which each comes after all it depends on.
@@ -191,10 +192,10 @@ def _loop(positions, start, body, makers, readers, results):
 
 
 def _in_flight(positions, start, body, making, reading):
-    """The microbatches of which a tensor is in flight between iterations.
+    """The microbatches whose tensor is in flight between iterations.
 
-    By their number in the first iteration; None if they are not the same at
-    the start of each.
+    They have the numbers of the first iteration. None if they differ between
+    iterations.
     """
     length = len(body.actions)
     found = [set() for _ in range(body.repeats + 1)]

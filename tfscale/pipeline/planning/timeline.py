@@ -33,9 +33,8 @@ def as_text(
 
     Args:
         timelines: Title to spans.
-        width: Most columns that the time axis may take. Where actions are
-            too short for their names at that width, only the letter of the
-            kind is there.
+        width: Most columns of the time axis. An action that is too short for
+            its name at that width has the letter of its kind only.
         unit: Unit of time to print.
 
     Raises:

@@ -15,8 +15,8 @@ _THERE, _BACK = 0, 1
 def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
     """ZB-V (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory").
 
-    No bubble but the start's if F, B and W take equal time, with as many
-    activations on each device as 1F1B has on the first one. Two devices, small
+    No bubble but at the start if F, B and W take equal time. Each device holds
+    as many activations as the first device of 1F1B. Two devices, small
     letters for the second stage of each::
 
         device 0  F0 F1 F2 f0 b0 w0 f1 b1 w1 B0 W0 f2 b2 w2 B1 W1 B2 W2
@@ -26,8 +26,8 @@ def zb_v(num_devices: int, num_microbatches: int) -> Schedule:
     ['F0.0', 'F1.0', 'B1.0', 'W1.0', 'B0.0', 'W0.0']
     """
     check_sizes(num_devices, num_microbatches)
-    # The paper's order is for at least 2 D - 1 microbatches: of fewer, the
-    # others are left out.
+    # The paper's order is for at least 2 D - 1 microbatches. If there are
+    # fewer, those that are missing are left out.
     most = max(2 * num_devices - 1, num_microbatches)
     rows = []
     for device in range(num_devices):
