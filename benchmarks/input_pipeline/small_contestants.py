@@ -41,7 +41,7 @@ def _by_hand(pattern, count, parse):
 
 
 def _tfscale(source, parse=None, **kwargs):
-    kwargs = {"cache": "none", "shuffle_window": 10**9, **kwargs}
+    kwargs = {"cache": "none", "shuffle": 10**9, **kwargs}
     return data.pipeline(source, batch_size=BATCH_SIZE, parse=parse, **kwargs)
 
 

@@ -20,6 +20,8 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         {"batch_size": 2.0},
         {"batch_size": None},
         {"batch_size": True},
+        {"shuffle": 0},
+        {"shuffle": 8.0},
         {"shuffle_window": 0},
         {"prefetch": -2},
         {"prefetch": None},
@@ -54,6 +56,9 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue(self._pipeline().options().deterministic)
         with self.assertWarnsRegex(DeprecationWarning, "16 files"):
             self._pipeline(interleaved_reads=4)
+        with self.assertWarnsRegex(DeprecationWarning, "for `shuffle`"):
+            pipeline = self._pipeline(shuffle_window=4)
+        self.assertEqual(pipeline.recipe.window, 4)
         with self.assertWarnsRegex(DeprecationWarning, "8 workers"):
             self._pipeline(service_lanes=4)
         with self.assertWarnsRegex(DeprecationWarning, "autotune.ram_budget"):

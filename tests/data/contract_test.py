@@ -207,8 +207,8 @@ def _built(name, *, workers=1, worker=0, replicas=None, **kwargs):
     make, parse, *parse_batch = SOURCES[name]
     kwargs.setdefault("augment", _pair)
     kwargs.setdefault("cache", "none")
-    if name in WINDOWED:
-        kwargs.setdefault("shuffle_window", 16)
+    if name in WINDOWED and kwargs.get("shuffle", True) is True:
+        kwargs["shuffle"] = 16
     return data.pipeline(
         make(),
         parse=parse,
@@ -427,8 +427,8 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_a_changed_window_is_a_changed_order_of_the_same_records(self):
         kwargs = {"batch_size": 8}
-        small = _real(_batches(_pipeline("csv", shuffle_window=8, **kwargs)))
-        large = _real(_batches(_pipeline("csv", shuffle_window=99, **kwargs)))
+        small = _real(_batches(_pipeline("csv", shuffle=8, **kwargs)))
+        large = _real(_batches(_pipeline("csv", shuffle=99, **kwargs)))
         self.assertCountEqual(small, large)
         self.assertNotEqual(small, large)
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources.source import Source
@@ -15,6 +16,7 @@ _REPLACED = {
     "deterministic": "`options.deterministic`",
     "num_threads": "`options.threading.private_threadpool_size`",
     "interleaved_reads": "nothing: 16 files are read at a time",
+    "shuffle_window": "the number for `shuffle`",
     "ram_budget": "`options.autotune.ram_budget`",
     "service_lanes": "nothing: 8 workers of a service work at a time",
 }
@@ -52,10 +54,21 @@ def check_numbers(**numbers):
         _check_integer(name, value, least, rule)
 
 
+def shuffle_window(shuffle):
+    """The number of records that are mixed at a time; None if not given."""
+    if shuffle is None or isinstance(shuffle, (bool, np.bool_)):
+        return None
+    rule = "True, False or the number of records mixed at a time, 1 or more"
+    _check_integer("shuffle", shuffle, 1, rule)
+    return shuffle
+
+
 def with_replaced(
-    options: tf.data.Options | None, replaced: Mapping[str, Any]
-) -> tf.data.Options:
-    """Options that include the replaced arguments of the last release.
+    options: tf.data.Options | None,
+    shuffle: bool | int,
+    replaced: Mapping[str, Any],
+) -> tuple[tf.data.Options, bool | int]:
+    """`options` and `shuffle` with the replaced arguments of the last release.
 
     Raises:
         TypeError: If no release had such an argument.
@@ -78,7 +91,9 @@ def with_replaced(
             options.threading.private_threadpool_size = value
         elif name == "ram_budget" and value is not None:
             options.autotune.ram_budget = value
-    return options
+        elif name == "shuffle_window" and value is not None and shuffle:
+            shuffle = value
+    return options, shuffle
 
 
 def _check_integer(name, value, least, rule):

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfscale.data import arguments
 from tfscale.data import first_record
 from tfscale.data.caches import memory
-from tfscale.data.chain import batchwise
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
 from tfscale.data.chain import named
+from tfscale.data.chain import parsing
 from tfscale.data.chain import service as service_lib
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.chain.resumable_dataset import ResumableDataset
@@ -35,13 +35,12 @@ def pipeline(
     parse: Callable[..., Any] | None = None,
     parse_batch: Callable[..., Any] | None = None,
     augment: Callable[..., Any] | None = None,
-    shuffle: bool = True,
+    shuffle: bool | int = True,
     seed: int = 0,
     remainder: str = "keep",
     padding: Any = None,
     cache: str = "auto",
     cache_dir: str | os.PathLike[str] | None = None,
-    shuffle_window: int | None = None,
     input_context: tf.distribute.InputContext | None = None,
     shard: str = "records",
     prefetch: int = tf.data.AUTOTUNE,
@@ -70,7 +69,10 @@ def pipeline(
             int64 tensor of shape `(2,)` for `tf.random.stateless_*` and
             `tf.image.stateless_*`. The seed depends only on the pipeline's
             seed, the epoch and the record.
-        shuffle: Whether each epoch has its own order.
+        shuffle: Whether each epoch has its own order. An integer is the number
+            of records that are mixed at a time if a source cannot be read at
+            random, as in `Dataset.shuffle`. By default 512, or 16 MiB of small
+            records, or as many as fit the budget.
         seed: Integer, the seed of order and augmentation.
         remainder: Treatment of records that do not fill the last batch:
             `"keep"`, a smaller batch; `"drop"`; or `"pad"`, records of weight 0
@@ -90,9 +92,6 @@ def pipeline(
             share. A cache is identified by the names and sizes of its data, and
             by a few records, which are also parsed again and compared. Delete
             it if data changes in place.
-        shuffle_window: Integer, records that are mixed at a time if a source
-            cannot be read at random. By default 512, or 16 MiB of small
-            records, or as many as fit the budget.
         input_context: `tf.distribute.InputContext` of
             `distribute_datasets_from_function`; by default one worker.
         shard: `"records"`: the order of the records over all workers is that of
@@ -109,7 +108,7 @@ def pipeline(
             prefetching. Order and resume are the same. Each worker reads all of
             a source that is read in blocks. The batches of a worker that dies
             are lost.
-        **replaced: Arguments of the last release, which `options` replace.
+        **replaced: Arguments of the last release that have been replaced.
 
     Returns:
         A `ResumableDataset`, which is a `tf.data.Dataset` of batches.
@@ -134,12 +133,10 @@ def pipeline(
     arguments.check_source(source)
     arguments.check_seed(seed)
     arguments.check_numbers(
-        batch_size=batch_size,
-        shuffle_window=shuffle_window,
-        prefetch=prefetch,
-        parallelism=parallelism,
+        batch_size=batch_size, prefetch=prefetch, parallelism=parallelism
     )
-    options = arguments.with_replaced(options, replaced)
+    options, shuffle = arguments.with_replaced(options, shuffle, replaced)
+    window = arguments.shuffle_window(shuffle)
     if service is not None:
         service_lib.reach(service)
     context = input_context or tf.distribute.InputContext()
@@ -161,7 +158,7 @@ def pipeline(
             warnings.warn(str(finding), stacklevel=2)
     raw = first_record.read(source)
     if parse is None and parse_batch is not None:
-        parse = batchwise.of_one(parse_batch)
+        parse = parsing.of_one(parse_batch)
     parsers = [f for f in (source.decode, parse) if f is not None]
     parsed = first_record.mapped(tf.data.Dataset.from_tensors(raw), parsers)
     first = first_record.only_element(parsed)
@@ -170,13 +167,13 @@ def pipeline(
         spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
     else:
         spec = first_record.spec_of_any(source, parsers, first)
-    window = windows.window_size(source, shuffle, shuffle_window, budget)
+    window = windows.window_size(source, bool(shuffle), window, budget)
     recipe = Recipe(
         source=source,
         plan=plan,
         parse=parse,
         augment=augment,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
         window=window,
         spec=spec,
         parallelism=parallelism,
@@ -185,7 +182,7 @@ def pipeline(
         service=service,
         options=_options(options, context),
     )
-    recipe = batchwise.decided(recipe, parse_batch, raw)
+    recipe = parsing.decided(recipe, parse_batch, raw)
     recipe = dataclasses.replace(recipe, names_failed=named.can_name(recipe))
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed, plan.end)

@@ -80,11 +80,11 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_a_window_that_does_not_fit_is_refused(self):
         path = record_files.shard(self.create_tempdir().full_path)
-        with self.assertRaisesRegex(ValueError, "shuffle_window=10.*Use 9 or"):
+        with self.assertRaisesRegex(ValueError, "shuffle=10 .*Use 9 or"):
             data.pipeline(
                 data.tfrecords(path),
                 batch_size=2,
-                shuffle_window=10,
+                shuffle=10,
                 options=_with_budget(1000),
                 cache="none",
             )

@@ -12,7 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tfscale import data
-from tfscale.data.chain import batchwise
+from tfscale.data.chain import parsing
 
 _N = 21  # not a multiple of the batch size
 _BATCH = 8
@@ -299,7 +299,7 @@ class AugmentTest(tf.test.TestCase, parameterized.TestCase):
     def test_values_and_draws_are_those_of_single_records(self, name, cache):
         kwargs = dict(parse=lambda x: x / 7.0, augment=AUGMENTATIONS[name])
         one_by_one = _pipeline(_FLOATS, **kwargs)
-        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+        with mock.patch.object(parsing, "FEW_RECORDS", 0):
             found = _pipeline(_FLOATS, cache=cache, **kwargs)
         self.assertFalse(one_by_one.recipe.batchwise)
         self.assertTrue(found.recipe.batchwise)
@@ -323,7 +323,7 @@ class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
         rows, parse, why_not = FUNCTIONS[name]
         one_by_one = _pipeline(rows, parse=parse)
         self.assertIn("fewer", one_by_one.recipe.parse_reason)
-        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+        with mock.patch.object(parsing, "FEW_RECORDS", 0):
             found = _pipeline(rows, parse=parse)
         reason = found.recipe.parse_reason
         self.assertEqual(found.recipe.batchwise, why_not is None, reason)
@@ -344,7 +344,7 @@ class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
         rows, parse, _ = FUNCTIONS["bytes_in_an_example"]  # holds a quotient
         kwargs = dict(parse=parse, cache_dir=self.create_tempdir().full_path)
         one_by_one = _pipeline(rows, **kwargs)
-        with mock.patch.object(batchwise, "FEW_RECORDS", 0):
+        with mock.patch.object(parsing, "FEW_RECORDS", 0):
             found = _pipeline(rows, cache=cache, **kwargs)
         self.assertTrue(found.recipe.batchwise)
         for _ in range(2):  # the second epoch is of the cache
@@ -376,7 +376,7 @@ class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_record_of_another_length_is_named(self):
         rows = _BYTES.tolist()
         rows[12] = b"abc"
-        with mock.patch.multiple(batchwise, FEW_RECORDS=0, _TRIED=4):
+        with mock.patch.multiple(parsing, FEW_RECORDS=0, _TRIED=4):
             pipeline = _pipeline(
                 np.array(rows),
                 parse=lambda r: tf.io.decode_raw(r, tf.uint8),

@@ -8,7 +8,7 @@
     batch      and the remainder
     prefetch   AUTOTUNE, so that training does not wait for the other steps
 
-If records can be parsed in batches (see `batchwise`), reading, parsing and
+If records can be parsed in batches (see `parsing`), reading, parsing and
 caching are one parallel map of batches. Otherwise they and augmentation are one
 parallel map of records: each map of records costs 10 to 30 microseconds, and
 one number is easier to tune.

@@ -48,7 +48,7 @@ def window_size(
     if window is not None and min(window, source.num_records) > fit:
         raise ValueError(
             "The shuffle window must fit the memory budget. Received: "
-            f"shuffle_window={window} records of {record:.0f} bytes, of which "
+            f"shuffle={window} records of {record:.0f} bytes, of which "
             f"{_COPIES} windows live at a time, and a budget of {budget} "
             f"bytes. Use {fit} or less, or a larger `ram_budget` in "
             "`options.autotune`."
