@@ -88,10 +88,9 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/compile_loss.py", "in_place.put of compile_loss"),
     ("tfscale/adapters/layer.py", "in_place.put of layer"),
     ("tfscale/adapters/model.py", "in_place.put of model"),
-    ("tfscale/adapters/model.py", "in_place.putting of model"),
     (
         "tfscale/adapters/mirrored_strategy.py",
-        "in_place.putting of strategy.extended",
+        "in_place.put of strategy.extended",
     ),
     ("tfscale/_internals/attributes.py", "component._unique_id"),
     ("tfscale/_internals/attributes.py", "graph._add_control_dependencies"),
@@ -111,17 +110,16 @@ CHANGED_OF_KERAS = {
     ("tfscale/backup/state/callback_states.py", "logger.append_header"),
     ("tfscale/backup/state/callback_states.py", "logger.keys"),
     ("tfscale/backup/state/callback_states.py", "setattr of callback"),
-    ("tfscale/adapters/function.py", "in_place.putting of function"),
+    ("tfscale/adapters/function.py", "in_place.put of function"),
     ("tfscale/callbacks/batch_adapter.py", "optimizer.learning_rate"),
     ("tfscale/cluster/coordinator.py", "sys.exit"),
     ("tfscale/cluster/liveness/failure_detector.py", "sys.excepthook"),
     ("tfscale/data/explaining/explain.py", "model.history"),
     ("tfscale/data/explaining/explain.py", "model.stop_training"),
     ("tfscale/data/explaining/explain.py", "self.model.stop_training"),
-    ("tfscale/adapters/metric.py", "in_place.putting of metric"),
+    ("tfscale/adapters/metric.py", "in_place.put of metric"),
     ("tfscale/adapters/optimizer.py", "in_place.put of optimizer"),
-    ("tfscale/adapters/optimizer.py", "in_place.putting of optimizer"),
-    ("tfscale/adapters/row_optimizer.py", "in_place.putting of optimizer"),
+    ("tfscale/adapters/row_optimizer.py", "in_place.put of optimizer"),
     ("tfscale/_internals/in_place.py", "_CLASS.__set__ of instance"),
     ("tfscale/_internals/in_place.py", "setattr of instance"),
     ("tfscale/graphs/grappler.py", "context.function_call_options"),
@@ -255,7 +253,7 @@ def _changes_in(tree, own):
             if ast.unparse(node.args[0]) in ours:
                 continue
             if ast.unparse(node.func).split(".")[-1] in _SETTERS or (
-                ast.unparse(node.func) in ("in_place.put", "in_place.putting")
+                ast.unparse(node.func) == "in_place.put"
             ):
                 yield f"{ast.unparse(node.func)} of {ast.unparse(node.args[0])}"
             continue

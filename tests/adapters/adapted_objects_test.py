@@ -1,4 +1,4 @@
-"""Which classes come before those of Keras while a step is traced, in order.
+"""Which classes come before those of Keras in a step and after it, in order.
 
 A mixin whose `super()` is another one depends on their order. It is written
 down here, so that whoever changes it sees what comes before what.
@@ -6,6 +6,7 @@ down here, so that whoever changes it sees what comes before what.
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -23,17 +24,24 @@ def mixins(instance):
     ]
 
 
-def train(wrap, mesh, callbacks=(), layouts=None):
-    """Fits a model; the mixins of its parts while its loss is traced."""
+def on(mesh, layouts=None):
+    """The strategy of a mesh."""
     same_numbers.reset()
     layout_map = keras.distribution.LayoutMap(mesh)
     for pattern, layout in (layouts or {}).items():
         layout_map[pattern] = layout
-    strategy = tfscale.MeshStrategy(mesh, layout_map)
-    found = {}
+    return tfscale.MeshStrategy(mesh, layout_map)
 
-    def note(y, y_pred):
-        parts = {
+
+def train(wrap, strategy, callbacks=()):
+    """Fits a model; the mixins of its parts while its loss is traced.
+
+    They are put once, and stay.
+    """
+    traced = {}
+
+    def parts():
+        return {
             "model": trained,
             "inner model": model,
             "optimizer": trained.optimizer,
@@ -41,7 +49,9 @@ def train(wrap, mesh, callbacks=(), layouts=None):
             "seeds": dropout.seed_generator,
             **{layer.name: layer for layer in model.layers},
         }
-        found.update((name, mixins(part)) for name, part in parts.items())
+
+    def note(y, y_pred):
+        traced.update((name, mixins(part)) for name, part in parts().items())
         return keras.ops.square(y - y_pred)
 
     with strategy.scope():
@@ -59,18 +69,22 @@ def train(wrap, mesh, callbacks=(), layouts=None):
         trained.compile("adam", note)
     x = np.ones((8, 4), "float32")
     trained.fit(x, x[:, :3], batch_size=8, verbose=0, callbacks=list(callbacks))
-    return found
+    stayed = {name: mixins(part) for name, part in parts().items()}
+    assert stayed == traced, stayed
+    return traced
 
 
 class OrderTest(parameterized.TestCase):
     def test_of_a_pipeline_on_three_axes(self):
         found = train(
             lambda model: tfscale.PipelineModel(model, 2, balance=["norm"]),
-            tfscale.device_mesh(data=2, pipeline=2, model=2),
-            layouts={
-                ".*wide/kernel": (None, "model"),
-                ".*wide/bias": ("model",),
-            },
+            on(
+                tfscale.device_mesh(data=2, pipeline=2, model=2),
+                {
+                    ".*wide/kernel": (None, "model"),
+                    ".*wide/bias": ("model",),
+                },
+            ),
         )
         self.assertEqual(
             found,
@@ -90,7 +104,7 @@ class OrderTest(parameterized.TestCase):
     def test_of_accumulation_on_replicas(self):
         found = train(
             lambda model: model,
-            tfscale.device_mesh(data=2),
+            on(tfscale.device_mesh(data=2)),
             [tfscale.callbacks.GradientAccumulation(2)],
         )
         self.assertEqual(
@@ -101,6 +115,28 @@ class OrderTest(parameterized.TestCase):
                 "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": ["MeshSeedGenerator"],
+                "wide": [],
+                "norm": ["MeshBatchNormalization", "MeshLayer"],
+                "dropout": [],
+                "narrow": [],
+            },
+        )
+
+    def test_of_accumulation_on_one_device(self):
+        same_numbers.reset()
+        found = train(
+            lambda model: model,
+            tf.distribute.get_strategy(),
+            [tfscale.callbacks.GradientAccumulation(2)],
+        )
+        self.assertEqual(
+            found,
+            {
+                "model": ["MeshModel", "MeshLayer"],
+                "inner model": ["MeshModel", "MeshLayer"],
+                "optimizer": ["MeshOptimizer"],
+                "loss": ["MeshCompileLoss"],
+                "seeds": [],
                 "wide": [],
                 "norm": ["MeshBatchNormalization", "MeshLayer"],
                 "dropout": [],

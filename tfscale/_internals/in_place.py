@@ -10,9 +10,7 @@ with the mixin, like `FSDPModule` in PyTorch's FSDP2:
 So `isinstance` is true of both, and saved files do not depend on a mesh.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 # The real class of an object, whatever `__class__` says.
@@ -62,33 +60,6 @@ def put(instance: Any, mixin: type, **attributes: Any) -> None:
     if not issubclass(kind, mixin):
         subclass: Any = _subclass
         _CLASS.__set__(instance, subclass(mixin, kind))
-
-
-@contextlib.contextmanager
-def putting(instance: Any, mixin: type) -> Iterator[None]:
-    """Within it an object has the methods of a mixin; see `put`.
-
-    Example:
-
-    >>> class Guest:
-    ...     def greet(self):
-    ...         return "hello"
-    >>> class Polite:
-    ...     def greet(self):
-    ...         return "please, " + super().greet()
-    >>> guest = Guest()
-    >>> with putting(guest, Polite):
-    ...     guest.greet()
-    'please, hello'
-    >>> guest.greet()
-    'hello'
-    """
-    kind = type(instance)
-    put(instance, mixin)
-    try:
-        yield
-    finally:
-        _CLASS.__set__(instance, kind)
 
 
 @functools.cache

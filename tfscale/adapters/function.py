@@ -11,11 +11,19 @@ class _Traced(BaseException):
     """Ends the call after the trace."""
 
 
-class OnlyTraced(in_place.Mixin):
-    """Members that are put before the class of a `tf.function`."""
+class TracedFunction(in_place.Mixin):
+    """Members that are put before the class of a `tf.function`.
+
+    Attributes:
+        is_only_traced: Whether a call does not run it.
+    """
+
+    is_only_traced = False
 
     def __call__(self, *args, **kwargs):
-        """Traces the function, and raises."""
+        """Runs the function, or only traces it and raises."""
+        if not self.is_only_traced:
+            return super().__call__(*args, **kwargs)
         self.get_concrete_function(*args, **kwargs)
         raise _Traced
 
@@ -23,5 +31,9 @@ class OnlyTraced(in_place.Mixin):
 @contextlib.contextmanager
 def only_traced(function: Any) -> Iterator[None]:
     """Within it the first call traces a function, and ends the block."""
-    with in_place.putting(function, OnlyTraced), contextlib.suppress(_Traced):
-        yield
+    in_place.put(function, TracedFunction, is_only_traced=True)
+    try:
+        with contextlib.suppress(_Traced):
+            yield
+    finally:
+        function.is_only_traced = False

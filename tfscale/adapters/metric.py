@@ -1,8 +1,6 @@
 """A metric on replicas, tried before its first update, and in microbatches."""
 
-import contextlib
 from collections.abc import Iterable
-from collections.abc import Iterator
 
 import keras
 
@@ -18,7 +16,9 @@ class MeshMetric(in_place.Mixin):
     def update_state(self, *args, **kwargs):
         """See `keras.Metric.update_state`; refuses what is no sum."""
         update_state = super().update_state
-        metric_trial.check(self, update_state, args, kwargs)
+        # Replicas note moments; a user's own call is no step.
+        if step_context.current().moments is not None:
+            metric_trial.check(self, update_state, args, kwargs)
         return update_state(*args, **kwargs)
 
 
@@ -34,22 +34,16 @@ class AccumulatedMetric(in_place.Mixin):
         return result
 
 
-@contextlib.contextmanager
-def telling_results(metrics: Iterable[keras.Metric]) -> Iterator[None]:
-    """Within it, metrics tell the capture of a microbatch their results."""
-    with contextlib.ExitStack() as stack:
-        for metric in metrics:
-            stack.enter_context(in_place.putting(metric, AccumulatedMetric))
-        yield
+def adapt_accumulated_metrics(metrics: Iterable[keras.Metric]) -> None:
+    """Has metrics tell the capture of a microbatch their results."""
+    for metric in metrics:
+        in_place.put(metric, AccumulatedMetric)
 
 
-@contextlib.contextmanager
-def adapted_metrics(metrics: Iterable[keras.Metric]) -> Iterator[None]:
-    """Within it, custom metrics are tried before they are updated."""
-    with contextlib.ExitStack() as stack:
-        for metric in _custom(metrics):
-            stack.enter_context(in_place.putting(metric, MeshMetric))
-        yield
+def adapt_metrics(metrics: Iterable[keras.Metric]) -> None:
+    """Has custom metrics be tried before replicas update them."""
+    for metric in _custom(metrics):
+        in_place.put(metric, MeshMetric)
 
 
 def _custom(metrics):

@@ -1,7 +1,5 @@
 """A `tf.distribute.MirroredStrategy` whose replicas run microbatches."""
 
-import contextlib
-
 import tensorflow as tf
 
 from tfscale._internals import in_place
@@ -21,8 +19,7 @@ class CountedMirrored(in_place.Mixin):
         return super()._num_replicas_in_sync
 
 
-def adapted_strategy(strategy: tf.distribute.Strategy):
-    """Within it, Keras can be told that there is one replica."""
-    if type(strategy) is not tf.distribute.MirroredStrategy:
-        return contextlib.nullcontext()
-    return in_place.putting(strategy.extended, CountedMirrored)
+def adapt_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Puts the class of this module before that of a `MirroredStrategy`."""
+    if type(strategy) is tf.distribute.MirroredStrategy:
+        in_place.put(strategy.extended, CountedMirrored)

@@ -1,6 +1,5 @@
 """A model of a mesh: its steps, its losses, and who saves it."""
 
-import contextlib
 import os
 from typing import Any
 
@@ -75,10 +74,3 @@ def _check_writes(model, filepath):
 def adapt_model(model: keras.Model, **attributes: Any) -> None:
     """Puts the class of this module before a model's."""
     in_place.put(model, MeshModel, **attributes)
-
-
-@contextlib.contextmanager
-def adapted_model(model: keras.Model):
-    """Within it, a model is adapted; afterwards it is as before."""
-    with in_place.putting(model, MeshModel):
-        yield

@@ -233,7 +233,7 @@ def adapt_optimizer(
     `has_slots` says whether the optimizer has created slots.
     """
     _UPDATES[optimizer] = update
-    in_place.put(optimizer, _class_for(optimizer))
+    adapt_capturing(optimizer)
     if has_slots and update.states.are_on_host:
         in_place.put(optimizer, HostOptimizer)
 
@@ -258,17 +258,14 @@ def with_iterations(
     return found
 
 
-@contextlib.contextmanager
-def adapted_optimizer(optimizer: keras.Optimizer):
-    """Within it, an optimizer is adapted; afterwards it is as before."""
-    with in_place.putting(optimizer, _class_for(optimizer)):
-        yield
-
-
-def _class_for(optimizer):
+def adapt_capturing(optimizer: keras.Optimizer) -> None:
+    """Has microbatches capture what an optimizer is given, on any device."""
+    kind: type = MeshOptimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return MeshLossScaleOptimizer
-    return MeshLARS if isinstance(optimizer, LARS) else MeshOptimizer
+        kind = MeshLossScaleOptimizer
+    elif isinstance(optimizer, LARS):
+        kind = MeshLARS
+    in_place.put(optimizer, kind)
 
 
 def _device_of(variable):

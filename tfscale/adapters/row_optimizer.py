@@ -33,9 +33,9 @@ class SummedRows(in_place.Mixin):
             super().update_step(gradient, variable, rate)
 
 
-def adapted_rows(optimizer: keras.Optimizer):
-    """Within it, an optimizer takes each row of an embedding once."""
-    return in_place.putting(optimizer, SummedRows)
+def adapt_row_optimizer(optimizer: keras.Optimizer) -> None:
+    """Has an optimizer of parameter servers receive each row once."""
+    in_place.put(optimizer, SummedRows)
 
 
 def _summed(gradient):

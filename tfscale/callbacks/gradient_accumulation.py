@@ -14,6 +14,7 @@ from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import accumulation_for
 from tfscale.step.runners.accumulation_model import accumulation_of
+from tfscale.step.runners.accumulation_model import adapt
 from tfscale.step.runners.memory import rows_that_fit
 from tfscale.step.runners.microbatch_count import GivenNumber
 from tfscale.step.runners.microbatch_count import GivenRows
@@ -37,8 +38,8 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     It works without a strategy, under `tfscale.MeshStrategy`, and under
     `tf.distribute.MirroredStrategy` but for clipping and loss scaling, which
-    come there before the sum over replicas. All changes are undone when `fit`
-    ends, also by an exception.
+    come there before the sum over replicas. When `fit` ends, also by an
+    exception, the model trains as it did before.
 
     Args:
         num_microbatches: How many microbatches a batch (of each replica) is
@@ -122,6 +123,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         except (RuntimeError, ValueError) as error:
             if not without_call.builds_otherwise(model, error):
                 raise
+        adapt(model)
         noise = next(
             (
                 callback.noise_of(model)

@@ -225,8 +225,8 @@ class MeshExtended(symbols.MirroredExtended):
             return self._call_on_ranks(fn, args, kwargs)
         check_trains(fn)
         draw_apart(fn)
-        with whole.prepared(fn, is_divided) as step:
-            return self._call_on_ranks(step, args, kwargs)
+        step = whole.prepared(fn, is_divided)
+        return self._call_on_ranks(step, args, kwargs)
 
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:

@@ -1,6 +1,5 @@
 """The steps of parameter servers, for `fit`, `evaluate` and `predict`."""
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.adapters.row_optimizer import adapted_rows
+from tfscale.adapters.row_optimizer import adapt_row_optimizer
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.parameter_server import checks
 from tfscale.parameter_server.step_queue import StepQueue
@@ -71,6 +70,8 @@ class ParameterServerTrainer(WrappedModel):
     def make_train_function(self, force: bool = False) -> Any:
         """See `keras.Model`; the function hands a step to a worker."""
         self._check_variables()
+        if self.optimizer is not None:
+            adapt_row_optimizer(self.optimizer)
         if self.train_function is None or force:
             self.train_function = self._scheduling(self.train_step)
         return self.train_function
@@ -109,7 +110,7 @@ class ParameterServerTrainer(WrappedModel):
         counters = self._counters()
 
         def on_worker(data):
-            with self._adapted(), WorkerScope(metrics, counters) as scope:
+            with WorkerScope(metrics, counters) as scope:
                 step(data)
             return scope.finish()
 
@@ -139,11 +140,6 @@ class ParameterServerTrainer(WrappedModel):
             return self._logs()
 
         return function
-
-    def _adapted(self):
-        if self.optimizer is None:
-            return contextlib.nullcontext()
-        return adapted_rows(self.optimizer)
 
     def _logs(self):
         state = zip(self._metric_variables(), self._steps.sums)

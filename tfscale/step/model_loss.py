@@ -14,14 +14,9 @@ Losses of `add_loss` and of a custom `compute_loss` count by rows, as means over
 rows.
 """
 
-import contextlib
-
 import keras
 import tensorflow as tf
 
-from tfscale._internals import attributes
-from tfscale.adapters.compile_loss import adapt_compile_loss
-from tfscale.adapters.model import adapted_model
 from tfscale.step import losses
 from tfscale.step import step_context
 from tfscale.step.checks import across_rows
@@ -100,14 +95,6 @@ def compiled_loss_of(
         value if loss.weight == 1.0 else value * loss.weight
         for loss, value in zip(found, values)
     )
-
-
-@contextlib.contextmanager
-def of_whole_batch(model):
-    """Within it, the losses of a model are those of the whole batch."""
-    adapt_compile_loss(attributes.compile_loss_of(model))
-    with adapted_model(model):
-        yield
 
 
 @tf.custom_gradient

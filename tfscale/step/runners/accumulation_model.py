@@ -9,15 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale._internals import attributes
-from tfscale.adapters.layer import adapt_layers
-from tfscale.adapters.metric import telling_results
-from tfscale.adapters.mirrored_strategy import adapted_strategy
-from tfscale.adapters.optimizer import adapted_optimizer
+from tfscale.adapters.metric import adapt_accumulated_metrics
+from tfscale.adapters.mirrored_strategy import adapt_strategy
+from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step import batch_norm
-from tfscale.step import model_loss
 from tfscale.step import step_context
 from tfscale.step.runners import checks
 from tfscale.step.runners.gradient_capture import GradientCapture
@@ -25,6 +22,7 @@ from tfscale.step.runners.loop import run_microbatches
 from tfscale.step.runners.microbatch_count import GivenNumber
 from tfscale.step.runners.microbatch_count import GivenRows
 from tfscale.step.runners.replica_step import ReplicaStep
+from tfscale.step.runners.whole import adapt_to_shards
 
 
 class Accumulation:
@@ -56,39 +54,39 @@ class Accumulation:
             return step.end(noting)
 
 
+def adapt(model: keras.Model) -> None:
+    """Has a compiled model and its parts do what their step asks for.
+
+    Without a step in microbatches they do what they did before.
+    """
+    adapt_strategy(model.distribute_strategy)
+    adapt_to_shards(model)
+    for optimizer in checks.optimizers_of(model):
+        adapt_capturing(optimizer)
+    adapt_accumulated_metrics(model.metrics)
+
+
 @contextlib.contextmanager
 def accumulating(
     model: keras.Model, accumulation: Accumulation
 ) -> Iterator[None]:
-    """Within it, the steps of a compiled model run in microbatches."""
+    """Within it, the steps of an adapted model run in microbatches."""
     if accumulation_of(model) is not accumulation:
         model.tfscale_accumulation = accumulation
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(adapted_strategy(model.distribute_strategy))
-        stack.enter_context(model_loss.of_whole_batch(model))
-        stack.enter_context(_capturing(model))
-        adapt_layers(attributes.flatten_layers(model))
-        stack.enter_context(telling_results(model.metrics))
-        was_running, accumulation.is_running = accumulation.is_running, True
-        try:
-            yield
-        finally:
-            accumulation.is_running = was_running
-
-
-@contextlib.contextmanager
-def _capturing(model):
-    with contextlib.ExitStack() as stack:
-        for optimizer in checks.optimizers_of(model):
-            stack.enter_context(adapted_optimizer(optimizer))
+    was_running, accumulation.is_running = accumulation.is_running, True
+    try:
         yield
+    finally:
+        accumulation.is_running = was_running
 
 
 def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
-    """The gradients of a step, which changes no variable; in a graph."""
+    """The gradients of an adapted model's step, in a graph.
+
+    No variable is changed.
+    """
     capture = GradientCapture(model.optimizer)
     with (
-        _capturing(model),
         NotingScope(collect_losses=True),
         step_context.within(gradient_capture=capture),
     ):
@@ -106,7 +104,7 @@ def accumulation_for(
     microbatches: GivenNumber | GivenRows,
     noise: GradientNoise | None,
 ) -> Accumulation:
-    """The accumulation of a model that is compiled and built."""
+    """The accumulation of an adapted model, which is built."""
     before = model.train_function
     accumulation = Accumulation(microbatches, noise, before)
     with accumulating(model, accumulation):

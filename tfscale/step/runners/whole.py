@@ -1,33 +1,35 @@
 """The step that replicas run, which knows its shard of the batch."""
 
-import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+from tfscale.adapters.compile_loss import adapt_compile_loss
 from tfscale.adapters.layer import adapt_layers
-from tfscale.adapters.metric import adapted_metrics
+from tfscale.adapters.metric import adapt_metrics
+from tfscale.adapters.model import adapt_model
 from tfscale.step import batch_norm
-from tfscale.step import model_loss
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import changed_gradients
 from tfscale.step.checks import layer_state
 
 
-@contextlib.contextmanager
-def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
-    """Gives the function to run in place of a step on shards of a batch.
+def prepared(fn: Callable, is_divided: bool) -> Callable:
+    """The function to run in place of a step on shards of a batch.
 
     Only a step of a model (`model.train_step`) has a known batch. `is_divided`
     says whether replicas have different rows, or all the same.
     """
     model = model_of(fn)
     replica_data: list[Any] | None = [] if is_divided else None
+    if model is not None:
+        _check_metrics(model)
+        adapt_metrics(model.metrics)
+        adapt_to_shards(model)
 
     @functools.wraps(fn)
     def step(*args, **kwargs):
@@ -39,14 +41,17 @@ def prepared(fn: Callable, is_divided: bool) -> Iterator[Callable]:
                 _count_once(model)
             return logs
 
-    with contextlib.ExitStack() as stack:
-        if model is not None:
-            _check_metrics(model)
-            stack.enter_context(adapted_metrics(model.metrics))
-            stack.enter_context(model_loss.of_whole_batch(model))
-            # Layers that `fit` builds are not known before.
-            adapt_layers(attributes.flatten_layers(model))
-        yield step
+    return step
+
+
+def adapt_to_shards(model: keras.Model) -> None:
+    """Has a compiled model, its losses and its layers work on shards.
+
+    Layers that `fit` builds are not known before.
+    """
+    adapt_model(model)
+    adapt_compile_loss(attributes.compile_loss_of(model))
+    adapt_layers(attributes.flatten_layers(model))
 
 
 def _check_metrics(model):
