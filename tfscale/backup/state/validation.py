@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from tfscale._internals import fitting
 from tfscale.adapters.epochs import unwatch
 from tfscale.adapters.epochs import watch
 from tfscale.backup.exactness import warn_of_inexact
@@ -28,6 +27,7 @@ class Validation:
             self._position.drawn(1)
         self._done = 0
         self._num_epochs = -1
+        self._has_begun = False
         self._identity = self._position.identity()
         warn_of_inexact(epochs, "validation", num_probes)
         watch(epochs, self)
@@ -35,6 +35,7 @@ class Validation:
     def begin(self) -> None:
         """Called when a validation begins, and not for a look at a batch."""
         self._num_epochs += 1
+        self._has_begun = True
 
     def resume(self, state: dict[str, Any]) -> None:
         """Returns to the position after an earlier process' last validation.
@@ -77,6 +78,7 @@ class Validation:
         """See `Watcher`: there is nothing to skip."""
 
     def between_steps(self, step: int, iterator: Any) -> None:
-        """See `Watcher`; Keras draws a batch that it looks at."""
-        if step == 0 and fitting.probing_model() is not None:
+        """See `Watcher`; Keras draws a batch before a validation begins."""
+        if step == 0 and not self._has_begun:
             self._position.drawn(1)
+        self._has_begun = False
