@@ -29,6 +29,7 @@ from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.step import batch_norm
 from tfscale.step import losses
+from tfscale.step.model_loss import log_losses
 
 
 class PipelineTrainer(WrappedModel):
@@ -350,15 +351,12 @@ class PipelineTrainer(WrappedModel):
             result.loss + penalty, sample_weight=rows
         )
         if self._compile_loss is not None:
-            # As in Keras, batches of unknown size count equally here.
-            weight = result.share if inputs[0].shape[0] is None else rows
             # Of a `compute_loss` of the user's own there may be several calls.
             metrics = itertools.cycle(self._compile_loss.metrics)
             single = (
                 result.losses[:-1] if self._has_custom_loss else result.losses
             )
-            for metric, loss in zip(metrics, single):
-                metric.update_state(loss, sample_weight=weight)
+            log_losses(metrics, single, inputs[0].shape[0], result.share)
         y_pred = None
         if result.outputs:
             y_pred = self._plan.graph.pack_outputs(result.outputs)
