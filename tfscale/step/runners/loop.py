@@ -11,7 +11,6 @@ enter one loop, which calls each of them:
 For XLA there may be two loops, one after the other: see `Microbatches`.
 """
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -57,33 +56,23 @@ def _loop(
     on_each: Callable[[Callable], list],
 ):
     count = microbatches.count(steps[0].most_rows)
-    sizes = [len(step.initial) for step in steps]
-
-    def divided(tensors):
-        tensors = iter(tensors)
-        return [list(itertools.islice(tensors, size)) for size in sizes]
-
-    sums = list(itertools.chain(*(step.initial for step in steps)))
-    shapes = list(itertools.chain(*(step.shapes for step in steps)))
-    index = tf.constant(0)
+    index, sums = tf.constant(0), [step.initial for step in steps]
     for more_rows in steps[0].batch.more_rows:
 
-        def body(index, *sums, more_rows=more_rows):
-            sums = divided(sums)
-
+        def body(index, sums, more_rows=more_rows):
             def run(thread):
                 step = steps[thread]
                 return step.microbatch(index, count, more_rows, sums[thread])
 
-            return index + 1, *itertools.chain(*on_each(run))
+            return index + 1, on_each(run)
 
         end = steps[0].batch.num_rows % count if more_rows else count
-        index, *sums = tf.while_loop(
-            lambda index, *_, end=end: index < end,
+        index, sums = tf.while_loop(
+            lambda index, _, end=end: index < end,
             body,
-            [index, *sums],
-            [index.shape, *shapes],
+            (index, sums),
+            (index.shape, [step.shapes for step in steps]),
             parallel_iterations=1,
         )
-    for step, replica_sums in zip(steps, divided(sums)):
+    for step, replica_sums in zip(steps, sums):
         step.sums = replica_sums
