@@ -14,8 +14,8 @@ from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import trace
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
-from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
 

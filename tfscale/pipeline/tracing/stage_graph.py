@@ -3,45 +3,23 @@
 import dataclasses
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
-from tfscale._internals import instances
 from tfscale._internals import symbols
 from tfscale.pipeline.stages.graph import Value
 from tfscale.pipeline.stages.stages import Stage
 from tfscale.pipeline.tracing import failures
 from tfscale.pipeline.tracing import keys
+from tfscale.pipeline.tracing import stage_losses
+from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.pipeline.tracing.stage_variables import StageVariables
 from tfscale.step import batch_norm
 from tfscale.step import losses
 from tfscale.step import step_context
-from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import layer_state
-from tfscale.step.checks import loss_trial
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel import rank_state
-
-
-@dataclasses.dataclass(frozen=True)
-class Targets:
-    """The targets of the losses, in the last stage.
-
-    Attributes:
-        compile_loss: Keras' `CompileLoss`, or None.
-        structure: `(y, sample_weight)`, with anything but None where tensors
-            go; with a `model` `(y, sample_weight, x)`.
-        specs: `tf.TensorSpec`s of these tensors, flattened.
-        pack: Puts the model's flattened outputs into their structure.
-        model: The `PipelineModel` if it has a `compute_loss` of its own.
-    """
-
-    compile_loss: Any
-    structure: Any
-    specs: tuple[tf.TensorSpec, ...]
-    pack: Any
-    model: keras.Model | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,25 +212,16 @@ class StageGraph:
             total += tf.math.multiply_no_nan(added, scale)
         if self._targets is None:
             return total
-        targets = self._targets
-        tensors = [
-            self._argument(keys.Target(i), spec.shape, spec.dtype)
-            for i, spec in enumerate(targets.specs)
-        ]
-        rest = iter(tensors)
-        y, sample_weight, *x = keras.tree.map_structure(
-            lambda x: None if x is None else next(rest), targets.structure
+        is_whole = not (self.options.accumulate or self.options.has_replicas)
+        self.losses, self.by_added = stage_losses.find(
+            self._targets,
+            [values[v] for v in self._stage.outputs],
+            self._argument,
+            training=self.options.training,
+            is_whole=is_whole,
         )
-        y_pred = targets.pack([values[v] for v in self._stage.outputs])
-        if targets.model is not None:
-            self.losses = self._user_losses(*x, y, y_pred, sample_weight)
-        else:
-            self.losses = losses.compiled_losses(
-                targets.compile_loss, y, y_pred, sample_weight
-            )
         if not self.losses:
             return total
-        _check_reductions(self.losses)
         self.forward[keys.Losses()] = tf.stack([x.mean for x in self.losses])
         self.forward[keys.Divisors()] = tf.stack(
             [x.divisor for x in self.losses]
@@ -264,66 +233,6 @@ class StageGraph:
         )
         totals = tf.stack([x.total for x in self.losses])
         return total + tf.reduce_sum(tf.math.multiply_no_nan(totals, scale))
-
-    def _user_losses(self, *args):
-        """The losses of `compile`, then the user's `compute_loss`.
-
-        Called as on replicas (step/model_loss.py). A zero stands for the
-        losses that layers add, which the pipeline adds.
-        """
-        targets, compiled = self._targets, []
-        totals = self._argument(keys.Totals(), [None], losses.precision())
-
-        def total(divisors):
-            size = divisors.shape[0]
-            found = totals[len(compiled) : len(compiled) + size]
-            return tf.ensure_shape(found, [size])
-
-        is_whole = not (self.options.accumulate or self.options.has_replicas)
-        rows = self._argument(keys.Rows(), [], losses.precision())
-        all_rows = self._argument(keys.AllRows(), [], losses.precision())
-        batch_shard = BatchShard(
-            rows,
-            total,
-            1,
-            all_rows=all_rows,
-            is_whole=is_whole,
-            compiled=compiled,
-        )
-        added = tf.identity(tf.zeros((), losses.precision()))
-        model = instances.view(
-            targets.model,
-            **attributes.with_losses(
-                lambda: targets.compile_loss, lambda: [added]
-            ),
-        )
-        options = {"training": self.options.training}
-        with batch_shard.entered(), losses.as_on_one_device():
-            value = model.compute_loss(*args, **options)
-        if not is_whole:
-            loss_trial.check(targets.model, args, options)
-        value = tf.convert_to_tensor(value)
-        if value.shape.rank != 0:
-            raise ValueError(
-                "A `compute_loss` must return a scalar. Received: shape "
-                f"{value.shape} of {targets.model.name!r}. Return its mean "
-                "over the rows."
-            )
-        (self.by_added,) = tf.gradients(value, added)
-        custom_loss = losses.CompiledLoss(
-            name="compute_loss",
-            value=tf.cast(value, losses.precision()),
-            divisor=losses.num_rows(args),
-            weight=1.0,
-            is_sum=False,
-            is_reduced=False,
-        )
-        # Those of `compile` are only logged.
-        shown = [
-            dataclasses.replace(each, weight=0.0, is_reduced=False)
-            for each in compiled
-        ]
-        return (*shown, custom_loss)
 
     def _backward(self, total, params, inputs):
         outputs, gradients = [total], [tf.ones((), losses.precision())]
@@ -364,17 +273,6 @@ class StageGraph:
             if self.options.accumulate:
                 gradient += self._argument(key, gradient.shape, gradient.dtype)
             self.weight_gradients[key] = gradient
-
-
-def _check_reductions(compiled):
-    vectors = [loss.name for loss in compiled if loss.is_vector]
-    if vectors and len(vectors) < len(compiled):
-        raise ValueError(
-            "In a pipeline all losses must be reduced, or none: Keras adds a "
-            "scalar to every element of what is not. Received: "
-            f"reduction='none' for {vectors[0]!r} of {len(compiled)} losses. "
-            "Use reduction='sum_over_batch_size'."
-        )
 
 
 def _python_functions(graph):

@@ -27,8 +27,8 @@ from tfscale.pipeline.tracing import keys
 from tfscale.pipeline.tracing import phases
 from tfscale.pipeline.tracing.phases import Phase
 from tfscale.pipeline.tracing.stage_graph import StageGraph
-from tfscale.pipeline.tracing.stage_graph import Targets
 from tfscale.pipeline.tracing.stage_graph import TraceOptions
+from tfscale.pipeline.tracing.stage_losses import Targets
 from tfscale.step import losses
 from tfscale.step.checks import across_rows
 from tfscale.tensor_parallel import rank_state

@@ -1,0 +1,143 @@
+"""The losses of the last stage: those of `compile`, or a `compute_loss`."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfscale._internals import attributes
+from tfscale._internals import instances
+from tfscale.pipeline.tracing import keys
+from tfscale.step import losses
+from tfscale.step.batch_shard import BatchShard
+from tfscale.step.checks import loss_trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """The targets of the losses, in the last stage.
+
+    Attributes:
+        compile_loss: Keras' `CompileLoss`, or None.
+        structure: `(y, sample_weight)`, with anything but None where tensors
+            go; with a `model` `(y, sample_weight, x)`.
+        specs: `tf.TensorSpec`s of these tensors, flattened.
+        pack: Puts the model's flattened outputs into their structure.
+        model: The `PipelineModel` if it has a `compute_loss` of its own.
+    """
+
+    compile_loss: Any
+    structure: Any
+    specs: tuple[tf.TensorSpec, ...]
+    pack: Any
+    model: keras.Model | None = None
+
+
+def find(
+    targets: Targets,
+    outputs: Sequence[tf.Tensor],
+    argument: Callable[..., tf.Tensor],
+    *,
+    training: bool,
+    is_whole: bool,
+) -> tuple[tuple[losses.CompiledLoss, ...], tf.Tensor | None]:
+    """The losses of a microbatch, in the graph of the last stage.
+
+    Args:
+        targets: Those of the model.
+        outputs: The flattened outputs of the model.
+        argument: Returns the placeholder of a key, a shape and a dtype.
+        training: Whether the model is trained.
+        is_whole: Whether a microbatch is the batch of all replicas.
+
+    Returns:
+        The losses, and the gradient of a `compute_loss` of the user's own by
+        what layers add to it; None if there is none.
+    """
+    tensors = [
+        argument(keys.Target(i), spec.shape, spec.dtype)
+        for i, spec in enumerate(targets.specs)
+    ]
+    rest = iter(tensors)
+    y, sample_weight, *x = keras.tree.map_structure(
+        lambda x: None if x is None else next(rest), targets.structure
+    )
+    y_pred = targets.pack(outputs)
+    by_added = None
+    if targets.model is not None:
+        args = *x, y, y_pred, sample_weight
+        found, by_added = _of_user(targets, args, argument, training, is_whole)
+    else:
+        found = losses.compiled_losses(
+            targets.compile_loss, y, y_pred, sample_weight
+        )
+    vectors = [loss.name for loss in found if loss.is_vector]
+    if vectors and len(vectors) < len(found):
+        raise ValueError(
+            "In a pipeline all losses must be reduced, or none: Keras adds a "
+            "scalar to every element of what is not. Received: "
+            f"reduction='none' for {vectors[0]!r} of {len(found)} losses. "
+            "Use reduction='sum_over_batch_size'."
+        )
+    return found, by_added
+
+
+def _of_user(targets, args, argument, training, is_whole):
+    """The losses of `compile`, then the user's `compute_loss`.
+
+    Called as on replicas (step/model_loss.py). A zero stands for the losses
+    that layers add, which the pipeline adds.
+    """
+    compiled = []
+    totals = argument(keys.Totals(), [None], losses.precision())
+
+    def total(divisors):
+        size = divisors.shape[0]
+        found = totals[len(compiled) : len(compiled) + size]
+        return tf.ensure_shape(found, [size])
+
+    rows = argument(keys.Rows(), [], losses.precision())
+    all_rows = argument(keys.AllRows(), [], losses.precision())
+    batch_shard = BatchShard(
+        rows,
+        total,
+        1,
+        all_rows=all_rows,
+        is_whole=is_whole,
+        compiled=compiled,
+    )
+    added = tf.identity(tf.zeros((), losses.precision()))
+    model = instances.view(
+        targets.model,
+        **attributes.with_losses(lambda: targets.compile_loss, lambda: [added]),
+    )
+    options = {"training": training}
+    with batch_shard.entered(), losses.as_on_one_device():
+        value = model.compute_loss(*args, **options)
+    if not is_whole:
+        loss_trial.check(targets.model, args, options)
+    value = tf.convert_to_tensor(value)
+    if value.shape.rank != 0:
+        raise ValueError(
+            "A `compute_loss` must return a scalar. Received: shape "
+            f"{value.shape} of {targets.model.name!r}. Return its mean "
+            "over the rows."
+        )
+    (by_added,) = tf.gradients(value, added)
+    custom_loss = losses.CompiledLoss(
+        name="compute_loss",
+        value=tf.cast(value, losses.precision()),
+        divisor=losses.num_rows(args),
+        weight=1.0,
+        is_sum=False,
+        is_reduced=False,
+    )
+    # Those of `compile` are only logged.
+    shown = [
+        dataclasses.replace(each, weight=0.0, is_reduced=False)
+        for each in compiled
+    ]
+    return (*shown, custom_loss), by_added
