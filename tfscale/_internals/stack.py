@@ -1,8 +1,10 @@
 """Which methods of Keras run: the only module that reads Python's call stack.
 
 A callback, a strategy or a dataset finds the `fit` around it in local variables
-of Keras' methods: there is no other way. Each name is listed in `keras_names`,
-with why.
+of Keras' methods: there is no other way. Keras draws a batch to look at before
+any callback runs, and before it names the model to a strategy; tf.data asks in
+a thread of its own; nothing tells of a `fit` that an exception has ended. Each
+name is listed in `keras_names`, with why.
 """
 
 import functools

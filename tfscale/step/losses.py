@@ -126,6 +126,16 @@ def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
     return tf.where(is_sum, tf.cast(counts, found.dtype), found)
 
 
+def log(metrics, values, rows: int | None, share: tf.Tensor) -> None:
+    """Updates metrics by the losses of a shard, as Keras logs them.
+
+    As in Keras, batches of unknown size count equally here.
+    """
+    weight = share if rows is None else rows
+    for metric, value in zip(metrics, values):
+        metric.update_state(value, sample_weight=weight)
+
+
 def warn_of_reduced(losses: Sequence[CompiledLoss]) -> None:
     """Warns of losses that return scalars, if a batch has several shards."""
     for loss in losses:

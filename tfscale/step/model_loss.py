@@ -87,21 +87,11 @@ def compiled_loss_of(
         batch_shard.compiled += found
     else:
         rows = keras.tree.flatten(y_pred)[0].shape[0]
-        log_losses(compile_loss.metrics, values, rows, batch_shard.share)
+        losses.log(compile_loss.metrics, values, rows, batch_shard.share)
     return sum(
         value if loss.weight == 1.0 else value * loss.weight
         for loss, value in zip(found, values)
     )
-
-
-def log_losses(metrics, values, rows: int | None, share: tf.Tensor) -> None:
-    """Updates metrics by the losses of a shard, as Keras logs them.
-
-    As in Keras, batches of unknown size count equally here.
-    """
-    weight = share if rows is None else rows
-    for metric, value in zip(metrics, values):
-        metric.update_state(value, sample_weight=weight)
 
 
 @tf.custom_gradient

@@ -29,7 +29,6 @@ from tfscale.pipeline.tracing.program import Program
 from tfscale.pipeline.tracing.program import Programs
 from tfscale.step import batch_norm
 from tfscale.step import losses
-from tfscale.step.model_loss import log_losses
 
 
 class PipelineTrainer(WrappedModel):
@@ -356,7 +355,7 @@ class PipelineTrainer(WrappedModel):
             single = (
                 result.losses[:-1] if self._has_custom_loss else result.losses
             )
-            log_losses(metrics, single, inputs[0].shape[0], result.share)
+            losses.log(metrics, single, inputs[0].shape[0], result.share)
         y_pred = None
         if result.outputs:
             y_pred = self._plan.graph.pack_outputs(result.outputs)
