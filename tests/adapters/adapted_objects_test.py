@@ -110,8 +110,8 @@ class OrderTest(parameterized.TestCase):
         self.assertEqual(
             found,
             {
-                "model": ["MeshModel", "MeshLayer"],
-                "inner model": ["MeshModel", "MeshLayer"],
+                "model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
+                "inner model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
                 "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": ["MeshSeedGenerator"],
@@ -132,8 +132,8 @@ class OrderTest(parameterized.TestCase):
         self.assertEqual(
             found,
             {
-                "model": ["MeshModel", "MeshLayer"],
-                "inner model": ["MeshModel", "MeshLayer"],
+                "model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
+                "inner model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
                 "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
                 "seeds": [],

@@ -15,11 +15,9 @@ class MeshModel(MeshLayer):
 
     Attributes:
         sequence_call: The `ModelCall` of a model that runs by plans.
-        tfscale_accumulation: The last `Accumulation` of the model.
     """
 
     sequence_call: Any = None
-    tfscale_accumulation: Any = None
 
     def call(self, *args, **kwargs):
         """See `keras.Model`; by the plan for its inputs on ranks."""
@@ -34,13 +32,6 @@ class MeshModel(MeshLayer):
             return super().compute_loss(*args, **kwargs)
         return batch_shard.loss_of(self, super().compute_loss, args, kwargs)
 
-    def train_step(self, data):
-        """See `keras.Model.train_step`; in replica context."""
-        accumulation = self.tfscale_accumulation
-        if accumulation is None or not accumulation.is_running:
-            return super().train_step(data)
-        return accumulation.train_step(self, super().train_step, data)
-
     def save(self, filepath, *args, **kwargs):
         """See `keras.Model.save`; raises if another worker saves there."""
         _check_writes(self, filepath)
@@ -50,6 +41,23 @@ class MeshModel(MeshLayer):
         """See `keras.Model.save_weights`; one worker writes the file."""
         _check_writes(self, filepath)
         super().save_weights(filepath, *args, **kwargs)
+
+
+class AccumulatedModel(MeshModel):
+    """A model whose steps run in microbatches.
+
+    Attributes:
+        tfscale_accumulation: The last `Accumulation` of the model.
+    """
+
+    tfscale_accumulation: Any = None
+
+    def train_step(self, data):
+        """See `keras.Model.train_step`; in replica context."""
+        accumulation = self.tfscale_accumulation
+        if accumulation is None or not accumulation.is_running:
+            return super().train_step(data)
+        return accumulation.train_step(self, super().train_step, data)
 
 
 def _check_writes(model, filepath):
@@ -72,5 +80,10 @@ def _check_writes(model, filepath):
 
 
 def adapt_model(model: keras.Model, **attributes: Any) -> None:
-    """Puts the class of this module before a model's."""
+    """Has a model compute and save on a mesh."""
     in_place.put(model, MeshModel, **attributes)
+
+
+def adapt_accumulated_model(model: keras.Model) -> None:
+    """Has a model ask its last `Accumulation` how a step runs."""
+    in_place.put(model, AccumulatedModel)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfscale.adapters.metric import adapt_accumulated_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
+from tfscale.adapters.model import adapt_accumulated_model
 from tfscale.adapters.optimizer import adapt_capturing
 from tfscale.graphs.noting_scope import NotingScope
 from tfscale.mesh.gradient_noise import GradientNoise
@@ -60,6 +61,7 @@ def adapt(model: keras.Model) -> None:
     Without a step in microbatches they do what they did before.
     """
     adapt_strategy(model.distribute_strategy)
+    adapt_accumulated_model(model)
     adapt_to_shards(model)
     for optimizer in checks.optimizers_of(model):
         adapt_capturing(optimizer)
