@@ -439,6 +439,18 @@ class AsEverTest(parameterized.TestCase):
         # On trial the whole batch, then each microbatch.
         self.assertEqual(ROWS[4:], [16, *[4] * 4] * 2 + [1, 1])
 
+    def test_later_steps_are_those_of_a_model_that_never_did(self):
+        self.fit(callbacks=[GradientAccumulation(4)])
+        plain = whole_batch.dense()
+        other = CountsRows(plain.input, plain.output)
+        other.compile("sgd", "mse", run_eagerly=True)
+        other.set_weights(self.model.get_weights())
+        models = self.model, other
+        for model in models:
+            model.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
+        for one, another in zip(*(model.get_weights() for model in models)):
+            np.testing.assert_array_equal(one, another)
+
 
 class TwoOptimizers(OwnStep):
     def train_step(self, data):
