@@ -30,6 +30,7 @@ from tfscale.data.sources.tfrecord_index import FileIndex
 _Index = TypeVar("_Index")
 _NUM_THREADS = 32  # most of them wait for a server
 _PROGRESS_AFTER = 1.0  # seconds
+_WAITED = 1e-3  # seconds for a file, in which another one could be read
 
 
 def index_files(
@@ -51,24 +52,34 @@ def index_files(
     # Each worker begins with other files. The program's random numbers may
     # have the same seed in all workers.
     order = random.SystemRandom().sample(range(len(paths)), len(paths))
+    found: dict[int, _Index] = {}
     begin, progress = time.monotonic(), None
-    with concurrent.futures.ThreadPoolExecutor(
-        min(_NUM_THREADS, len(paths))
-    ) as pool:
-        todo = {number: pool.submit(one, paths[number]) for number in order}
+
+    def add(number, index):
+        nonlocal progress
+        found[number] = index
+        if progress or time.monotonic() - begin > _PROGRESS_AFTER:
+            progress = progress or keras.utils.Progbar(
+                len(paths), unit_name="file"
+            )
+            progress.update(len(found))
+
+    while len(found) < len(paths):
+        number = order[len(found)]
+        start = time.monotonic() - time.thread_time()
+        add(number, one(paths[number]))
+        if time.monotonic() - time.thread_time() - start > _WAITED:
+            break
+    # Threads gain only if files are waited for: they have one interpreter.
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
+        todo = {pool.submit(one, paths[n]): n for n in order[len(found) :]}
         try:
-            done = concurrent.futures.as_completed(todo.values())
-            for number, future in enumerate(done, 1):
-                future.result()  # an error ends it
-                if progress or time.monotonic() - begin > _PROGRESS_AFTER:
-                    progress = progress or keras.utils.Progbar(
-                        len(paths), unit_name="file"
-                    )
-                    progress.update(number)
+            for future in concurrent.futures.as_completed(todo):
+                add(todo[future], future.result())  # an error ends it
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-        return [todo[number].result() for number in range(len(paths))]
+    return [found[number] for number in range(len(paths))]
 
 
 def _kept_or_scanned(path, scan, index_dir):

@@ -54,19 +54,22 @@ def scan(path: str) -> FileIndex:
         A `FileIndex`, up to the first damage to the framing.
     """
     end = tf.io.gfile.stat(path).length
-    offsets, headers, at = _walk(path, end)
+    headers, at = _walk(path, end)
+    sizes = headers[:, :8].copy().view("<u8")[:, 0] + np.uint64(FRAME)
+    offsets = np.zeros(len(sizes), np.int64)
+    offsets[1:] = np.cumsum(sizes[:-1])  # without the last, which may be wrong
     damage: tuple[int, str] | None = None
     if at < end:
         damage = (at, "the file ends within a record's header")
     elif at > end:
-        damage = (offsets[-1], "the file ends within a record")
-        offsets.pop()
+        damage = (int(offsets[-1]), "the file ends within a record")
+        offsets = offsets[:-1]
     # All at once: in Python, one CRC takes longer than the rest of the loop.
     wrong = np.flatnonzero(~_match(headers))
     if wrong.size:
         # Later records were found by a wrong length.
         if wrong[0] < len(offsets):
-            at = offsets[wrong[0]]
+            at = int(offsets[wrong[0]])
         elif damage is not None:
             at = damage[0]
         damage = (at, "a record's length is damaged")
@@ -74,51 +77,53 @@ def scan(path: str) -> FileIndex:
         at = damage[0]
     elif damage:
         at = damage[0]
-    ends = np.array([*offsets[1:], at] if offsets else [], np.int64)
-    offsets = np.array(offsets, np.int64)
+    ends = np.append(offsets[1:], at)[: len(offsets)]
     return FileIndex(path, offsets, ends - offsets, damage)
 
 
 def _walk(path, end):
-    """The records' offsets and headers, and the offset after the last record.
+    """The headers of the records, and the offset after the last record.
 
     The last record may be incomplete.
     """
     if "://" not in path:
         with open(path, "rb") as file:
-            number = file.fileno()
-            return _walk_chunks(
-                lambda at, size: os.pread(number, size, at), end, _LOCAL_CHUNK
-            )
+            return _walk_chunks(os.pread, file.fileno(), end, _LOCAL_CHUNK)
     with tf.io.gfile.GFile(path, "rb") as file:
 
-        def read(at, size):
+        def read(file, size, at):
             file.seek(at)
             return file.read(size)
 
-        return _walk_chunks(read, end, _REMOTE_CHUNK)
+        return _walk_chunks(read, file, end, _REMOTE_CHUNK)
 
 
-def _walk_chunks(read, end, chunk_bytes):
-    """`_walk`, by a function that reads a number of bytes at an offset."""
+def _walk_chunks(read, file, end, chunk_bytes):
+    """`_walk`, by a function like `os.pread`."""
     length_of = _LENGTH.unpack_from
-    offsets, headers = [], []
-    at = last = 0
-    while at + FRAME <= end:
-        # After a record that is longer than a chunk, the next one is, too.
-        is_far = at - last > chunk_bytes
-        last, chunk = at, read(at, _HEADER if is_far else chunk_bytes)
+    headers, at, end = [], 0, end - FRAME
+    add = headers.append
+    while at <= end:
+        last, chunk = at, read(file, chunk_bytes, at)
         if len(chunk) < _HEADER:
             break  # the file is shorter than it was
-        limit = min(len(chunk) - _HEADER, end - FRAME - last)
+        limit = min(len(chunk) - _HEADER, end - last)
         within = 0
         while within <= limit:
-            offsets.append(last + within)
-            headers.append(chunk[within : within + _HEADER])
+            add(chunk[within : within + _HEADER])
             within += FRAME + length_of(chunk, within)[0]
         at = last + within
+        # After a record that is longer than a chunk, the next one is, too.
+        size = at - last
+        while size > chunk_bytes and at <= end:
+            header = read(file, _HEADER, at)
+            if len(header) < _HEADER:
+                break
+            add(header)
+            size = FRAME + length_of(header)[0]
+            at += size
     rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER)
-    return offsets, rows, at
+    return rows, at
 
 
 def scan_compressed(path: str, compression: str) -> FileIndex:
