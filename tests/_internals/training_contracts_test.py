@@ -47,6 +47,20 @@ class TrainerTest(tf.test.TestCase):
         # A metric for each of several losses.
         self.assertLen(model._compile_loss.metrics, 2)
 
+    @holds("MeanMetricWrapper.__init__", "_fn", "_fn_kwargs")
+    def test_a_metric_takes_the_mean_of_what_its_function_returns(self):
+        def scaled(y, y_pred, scale):
+            return (y - y_pred) * scale
+
+        metric = keras.metrics.MeanMetricWrapper(scaled, scale=2.0)
+        self.assertIs(metric._fn, scaled)
+        self.assertEqual(metric._fn_kwargs, {"scale": 2.0})
+        metric.update_state([3.0, 5.0], [1.0, 1.0])
+        self.assertEqual(metric.result(), 6.0)
+        # A weight of one number is that of a call.
+        keras.metrics.Mean.update_state(metric, 9.0, 0.5)
+        self.assertEqual(metric.result(), (4.0 + 8.0 + 4.5) / 2.5)
+
     @holds("TensorFlowTrainer", "_aggregate_additional_loss")
     def test_what_layers_add_goes_through_one_method(self):
         calls = []

@@ -5,6 +5,7 @@ The tables beside list each, with why.
 
 import collections
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -255,6 +256,11 @@ def devices_of(variable: Any) -> tuple[str, ...]:
 def compile_loss_of(model: keras.Model) -> Any:
     """The `CompileLoss` of a model, or None."""
     return model._compile_loss
+
+
+def metric_function(metric: keras.metrics.MeanMetricWrapper) -> Any:
+    """The function that a metric takes the mean of, with its arguments."""
+    return functools.partial(metric._fn, **metric._fn_kwargs)
 
 
 def flat_losses(compile_loss: Any) -> list[Any]:

@@ -104,6 +104,10 @@ KERAS = {
         "_assert_compile_called": "the error of Keras, in `timelines`",
         "_symbolic_build": "builds metrics and losses for `timelines`",
     },
+    "keras.src.metrics.reduction_metrics.MeanMetricWrapper.__init__": {
+        "_fn": "what a function of a part of a batch returns counts by rows",
+        "_fn_kwargs": "its arguments",
+    },
     "keras.src.trainers.trainer": {
         "model_supports_jit": "Keras' rule for XLA, by which stages go",
     },

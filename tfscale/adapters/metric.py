@@ -1,25 +1,58 @@
-"""A metric on replicas, tried before its first update, and in microbatches."""
+"""A metric of a batch in parts: on replicas, and in microbatches."""
 
 from collections.abc import Iterable
 
 import keras
+import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale._internals import in_place
 from tfscale._internals import layers
 from tfscale.step import step_context
 from tfscale.step.checks import metric_trial
 
 
-class MeshMetric(in_place.Mixin):
-    """The class that is put before the class of a custom metric."""
+class ReplicatedMetric(in_place.Mixin):
+    """A custom metric on replicas, tried before its first update."""
 
     def update_state(self, *args, **kwargs):
         """See `keras.Metric.update_state`; refuses what is no sum."""
-        update_state = super().update_state
         # Replicas note moments; a user's own call is no step.
         if step_context.current().moments is not None:
-            metric_trial.check(self, update_state, args, kwargs)
-        return update_state(*args, **kwargs)
+            metric_trial.check(self, args, kwargs)
+        return super().update_state(*args, **kwargs)
+
+
+class DividedMetric(in_place.Mixin):
+    """A custom metric in microbatches, tried before its first update."""
+
+    def update_state(self, *args, **kwargs):
+        """See `keras.Metric.update_state`; warns of what a division changes."""
+        if step_context.current().batch_shard is not None:
+            metric_trial.check_divided(self, args, kwargs)
+        return super().update_state(*args, **kwargs)
+
+
+class FunctionMetric(DividedMetric):
+    """A metric made of a function, of which Keras takes the mean of calls.
+
+    A number for each row counts as one. A single number, which on one device
+    is of the whole batch, counts by the rows that it is of.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """See `keras.Metric.update_state`."""
+        shard = step_context.current().batch_shard_in_graph
+        if shard is None or sample_weight is not None:
+            return super().update_state(y_true, y_pred, sample_weight)
+        metric_trial.check_divided(self, (y_true, y_pred), {})
+        value = attributes.metric_function(self)(y_true, y_pred)
+        value = tf.cast(tf.convert_to_tensor(value), self.dtype)
+        if value.shape.rank == 0:
+            sample_weight = tf.cast(shard.share, self.dtype)
+            # A replica without rows has no number.
+            value = tf.where(sample_weight > 0, value, 0)
+        return keras.metrics.Mean.update_state(self, value, sample_weight)
 
 
 class AccumulatedMetric(in_place.Mixin):
@@ -35,22 +68,34 @@ class AccumulatedMetric(in_place.Mixin):
 
 
 def adapt_accumulated_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Has metrics tell the capture of a microbatch their results."""
+    """Has metrics tell the capture of a microbatch their results.
+
+    Custom metrics are tried before microbatches update them.
+    """
     for metric in metrics:
         in_place.put(metric, AccumulatedMetric)
+    _adapt_custom(metrics, DividedMetric)
 
 
 def adapt_metrics(metrics: Iterable[keras.Metric]) -> None:
     """Has custom metrics be tried before replicas update them."""
-    for metric in _custom(metrics):
-        in_place.put(metric, MeshMetric)
+    _adapt_custom(metrics, ReplicatedMetric)
 
 
-def _custom(metrics):
-    """The metrics whose `update_state` is not of Keras."""
+def _adapt_custom(metrics, mixin):
     for metric in metrics:
-        if layers.is_of_keras(metric.__class__.update_state):
-            # Metrics given to `compile` are inside one of Keras.
-            yield from _custom(getattr(metric, "metrics", ()))
-        else:
-            yield metric
+        if not layers.is_of_keras(metric.__class__.update_state):
+            in_place.put(metric, mixin)
+            continue
+        if _is_of_function(metric):
+            in_place.put(metric, FunctionMetric)
+        # Metrics given to `compile` are inside one of Keras.
+        _adapt_custom(getattr(metric, "metrics", ()), mixin)
+
+
+def _is_of_function(metric):
+    """Whether it is made of a function, and of no class of Keras."""
+    wrapper, kind = keras.metrics.MeanMetricWrapper, metric.__class__
+    return kind is wrapper or (
+        issubclass(kind, wrapper) and not layers.is_of_keras(kind)
+    )

@@ -1,10 +1,13 @@
-"""A metric that does not add up is refused on replicas, and others are right.
+"""A metric that parts of a batch make wrong is refused or warned of by name.
 
 A maximum, a last value and a moving average were added up over replicas: `fit`
-and `evaluate` logged about twice the truth, without a word.
+and `evaluate` logged about twice the truth, without a word. So was a last value
+of microbatches, and a function that returns one number was NaN where a replica
+had no rows.
 """
 
 import inspect
+import warnings
 
 import keras
 import numpy as np
@@ -95,19 +98,62 @@ class OwnUpdateOfMean(keras.metrics.Mean):
         super().update_state(ops.max(ops.abs(y - p), axis=-1), sample_weight)
 
 
+class MeanOfMaxima(Own):
+    """Adds up, and looks at several rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = self.add_variable((), "zeros", name="calls")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign_add(ops.max(ops.abs(y - p)))
+        self.calls.assign_add(1.0)
+
+    def result(self):
+        return self.value / self.calls
+
+
+class CountOfUpdates(Own):
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign_add(1.0)
+
+
+def mean_error(y, p):
+    return ops.mean(ops.abs(y - p))
+
+
+def max_error(y, p):
+    return ops.max(ops.abs(y - p))
+
+
+def error_of_rows(y, p):
+    return ops.mean(ops.abs(y - p), axis=-1)
+
+
 class Undecided(Own):
     def update_state(self, y, p, sample_weight=None):
         self.value.assign_add(tf.random.uniform(()))
 
 
-def history(metric, wrap=lambda model: model, **axes):
+def history(
+    metric, wrap=lambda model: model, rows=24, microbatches=1, how=None, **axes
+):
     """What `fit` and `evaluate` log of a metric."""
     same_numbers.reset()
     with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
         layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
         model = wrap(keras.Sequential([keras.Input((4,)), *layers]))
-        model.compile("sgd", "mse", metrics=[metric()])
-    fit = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        is_class = isinstance(metric, type)
+        metrics = [metric() if is_class else metric]
+        model.compile("sgd", "mse", **(how or {"metrics": metrics}))
+    fit = model.fit(
+        *(X[:rows], Y[:rows]),
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[tfscale.callbacks.GradientAccumulation(microbatches)],
+    )
     tested = model.evaluate(X, Y, 8, verbose=0, return_dict=True)
     logged = {**fit.history, **{f"test_{k}": v for k, v in tested.items()}}
     # The rows of a model differ between replicas: so do sums.
@@ -156,6 +202,72 @@ class MetricsOfReplicasTest(parameterized.TestCase):
             history(Undecided, data=2)
 
 
+class MetricsOfPartsTest(parameterized.TestCase):
+    """Replicas and microbatches: the result of the whole batch, or words."""
+
+    def said(self, metric, **options):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = history(metric, **options)
+        said = [str(w.message) for w in said if w.category is UserWarning]
+        return found, [text for text in said if "each part of a" in text]
+
+    @parameterized.parameters(
+        (LastValue, dict(microbatches=4)),
+        (MovingAverage, dict(microbatches=4)),
+        (CountOfUpdates, dict(microbatches=2)),
+        (CountOfUpdates, dict(data=2)),
+        (MeanOfMaxima, dict(data=2)),
+        (MeanOfMaxima, dict(microbatches=2)),
+        (MeanOfMaxima, dict(data=2, pipeline=2, wrap=pipeline)),
+        (max_error, dict(data=2)),
+        (max_error, dict(microbatches=2)),
+        (max_error, dict(data=2, microbatches=2)),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_it_is_warned_of_once_and_by_name(self, metric, options):
+        _, said = self.said(metric, **options)
+        self.assertLen(said, 1)
+        name = "own" if isinstance(metric, type) else metric.__name__
+        self.assertIn(f"Received: {name!r}, a ", said[0])
+        self.assertIn("last value", said[0])
+
+    def test_weighted_metrics_and_steps_of_several_batches_are_tried(self):
+        for how in (
+            dict(weighted_metrics=[LastValue()]),
+            dict(metrics=[LastValue()], steps_per_execution=2),
+        ):
+            _, said = self.said(None, microbatches=2, how=how)
+            self.assertLen(said, 1)
+
+    @parameterized.parameters(
+        *(
+            (metric, options)
+            for metric in (mean_error, error_of_rows)
+            for options in (
+                dict(data=2),
+                dict(data=3),
+                dict(microbatches=3),
+                dict(data=2, microbatches=3),
+                dict(data=3, pipeline=2, wrap=pipeline),
+            )
+        ),
+        (Maximum, dict(microbatches=3)),
+        (OwnMean, dict(microbatches=3)),
+        (max_error, dict(pipeline=2, wrap=pipeline)),
+        (LastValue, dict(pipeline=2, wrap=pipeline)),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_others_are_those_of_one_device(self, metric, options):
+        # Of the last batch some replicas have no row.
+        expected = history(metric, rows=17)
+        found, said = self.said(metric, rows=17, **options)
+        self.assertEqual(said, [])
+        self.assertEqual(set(found), set(expected))
+        for name, value in expected.items():
+            same_numbers.assert_close(found[name], value, name)
+
+
 # Arguments of those that need some, and what they are given.
 CLASSES = np.array([0, 1, 1, 0])
 SCORES = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], "float32")
@@ -194,7 +306,7 @@ class MetricsOfKerasTest(parameterized.TestCase):
             values = values[:1]
         metric.update_state(*values)  # some make variables then
         values = tuple(map(tf.constant, values))
-        found = metric_trial.no_sum(metric, metric.update_state, values, {})
+        found = metric_trial.no_sum(metric, values, {})
         self.assertIsNone(found)
 
 

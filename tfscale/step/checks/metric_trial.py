@@ -1,4 +1,4 @@
-"""Tries whether a metric adds to its variables, as replicas need it to.
+"""Tries whether a metric may be updated by parts of a batch.
 
 Each replica updates its own variables, which are summed where the metric is
 read: wrong for a maximum, a last value or a moving average. So the update is
@@ -7,11 +7,17 @@ same each time.
 
     a sum         0 ─► 3     100 ─► 103    -100 ─► -97    3 each
     a maximum     0 ─► 3     100 ─► 100    -100 ─► 3      3, 0, 103
+
+Replicas and microbatches also give it fewer rows each time. So the result of
+one update by six rows is compared with that of two updates by parts of them.
+
+    a sum of errors     a b c d e f ─► 21    a c ─► 4    b d e f ─► 21
+    a last mean         a b c d e f ─► 3.5   a c ─► 2    b d e f ─► 4.25
 """
 
+import functools
 import warnings
 import weakref
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -21,10 +27,14 @@ from tfscale.step.checks import trial
 
 # Custom metrics that were tried; each is tried once.
 _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
+_TRIED_IN_PARTS: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
 
 
-def check(metric, update_state, args, kwargs) -> None:
-    """Raises if a metric's update is no sum; warns if it cannot be tried."""
+def check(metric: keras.Metric, args, kwargs) -> None:
+    """Raises if replicas cannot add a metric up; warns if it is not tried.
+
+    Warns of what `check_parts` does too.
+    """
     if metric in _TRIED:
         return
     kind = metric.__class__.__name__
@@ -40,7 +50,7 @@ def check(metric, update_state, args, kwargs) -> None:
         "shows how."
     )
     try:
-        variable = no_sum(metric, update_state, args, kwargs)
+        variable = no_sum(metric, args, kwargs)
     except Exception as error:
         warnings.warn(
             f"{rule}{metric.name!r}, a {kind}, which could not be tried "
@@ -48,6 +58,7 @@ def check(metric, update_state, args, kwargs) -> None:
             stacklevel=2,
         )
         variable = None
+        _TRIED_IN_PARTS.add(metric)
     if variable is not None:
         raise ValueError(
             f"{rule}{metric.name!r}, a {kind}, whose variable "
@@ -55,29 +66,51 @@ def check(metric, update_state, args, kwargs) -> None:
             f"average, say.{remedy}"
         )
     _TRIED.add(metric)
+    if all(variable.aggregation == "sum" for variable in metric.variables):
+        check_parts(metric, args, kwargs)
 
 
-def no_sum(
-    metric: keras.Metric, update_state: Callable, args, kwargs
-) -> keras.Variable | None:
+def check_parts(metric: keras.Metric, args, kwargs) -> None:
+    """Warns, once, if parts of a batch give another result than the whole."""
+    if metric in _TRIED_IN_PARTS:
+        return
+    _TRIED_IN_PARTS.add(metric)
+    try:
+        if not trial.alone(_differs_in_parts, metric, args, kwargs):
+            return
+        found = "which on a trial did not: it"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        found = f"which could not be tried ({why}). If it"
+    warnings.warn(
+        "A metric is updated once for each part of a batch (a replica's rows, "
+        "a microbatch), and should have the result of the whole. Received: "
+        f"{metric.name!r}, a {metric.__class__.__name__}, {found} keeps a last "
+        "value, counts updates, or averages what looks at several rows (a "
+        "maximum, say). Keep sums over rows, gather the rows of all replicas "
+        "(docs/numbers.md), or train in one part if that matters.",
+        stacklevel=2,
+    )
+
+
+def no_sum(metric: keras.Metric, args, kwargs) -> keras.Variable | None:
     """The first variable that an update does not add to, or None.
 
     Raises what the metric raises on sample inputs.
     """
-    return trial.alone(_no_sum, metric, update_state, args, kwargs)
+    return trial.alone(_no_sum, metric, args, kwargs)
 
 
-def _no_sum(metric, update_state, args, kwargs):
+def _no_sum(metric, args, kwargs):
     variables = list(metric.variables)
     sums = [v.aggregation == "sum" and v.dtype != "bool" for v in variables]
-    zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
-    with keras.StatelessScope(list(zip(variables, zeros))) as scope:
-        metric.reset_state()
-    initial = [np.array(scope.get_current_value(v)) for v in variables]
+    initial = _initial(metric, variables)
     for is_sum, variable, value in zip(sums, variables, initial):
         if is_sum and not np.all(np.abs(value) < 1e-6):
             return variable
-    update, inputs = trial.traced(update_state, args, kwargs, variables)
+    update, inputs = trial.traced(
+        _plain_update(metric), args, kwargs, variables
+    )
 
     def added(offset):
         before = [
@@ -103,6 +136,51 @@ def _no_sum(metric, update_state, args, kwargs):
             if is_sum and not np.allclose(x, y, rtol=eps, atol=100 * eps):
                 return variable
     return None
+
+
+def _differs_in_parts(metric, args, kwargs):
+    variables = list(metric.variables)
+    update = _plain_update(metric)
+
+    def result(*args, **kwargs):
+        update(*args, **kwargs)
+        results = keras.tree.flatten(metric.result())
+        return tf.concat(
+            [tf.reshape(tf.cast(x, "float64"), [-1]) for x in results], 0
+        )
+
+    whole, inputs = trial.traced(result, args, kwargs, variables, rows=6)
+    with tf.device("CPU:0"):
+        states = [tf.constant(x) for x in _initial(metric, variables)]
+        expected, *_ = whole(*states, *inputs)
+    # Classes are 0 and 1 by turns. What a function returns counts by rows:
+    # parts of equal size will do.
+    parts = [0, 2], [1, 3, 4, 5]
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        parts = [0, 2, 4], [1, 3, 5]
+    for rows in parts:
+        part, _ = trial.traced(result, args, kwargs, variables, len(rows))
+        with tf.device("CPU:0"):
+            found, *states = part(
+                *states,
+                *(tf.gather(x, rows) if x.shape.rank else x for x in inputs),
+            )
+    return not np.allclose(
+        found, expected, rtol=1e-4, atol=1e-6, equal_nan=True
+    )
+
+
+def _plain_update(metric):
+    """The `update_state` of the user's class, which tries nothing."""
+    return functools.partial(metric.__class__.update_state, metric)
+
+
+def _initial(metric, variables):
+    """The values of a metric's variables after `reset_state`."""
+    zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
+    with keras.StatelessScope(list(zip(variables, zeros))) as scope:
+        metric.reset_state()
+    return [np.array(scope.get_current_value(v)) for v in variables]
 
 
 def _rounding(dtype):
