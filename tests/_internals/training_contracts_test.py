@@ -55,7 +55,7 @@ class TrainerTest(tf.test.TestCase):
         metric = keras.metrics.MeanMetricWrapper(scaled, scale=2.0)
         self.assertIs(metric._fn, scaled)
         self.assertEqual(metric._fn_kwargs, {"scale": 2.0})
-        metric.update_state([3.0, 5.0], [1.0, 1.0])
+        metric.update_state(np.array([3.0, 5.0]), np.ones(2))
         self.assertEqual(metric.result(), 6.0)
         # A weight of one number is that of a call.
         keras.metrics.Mean.update_state(metric, 9.0, 0.5)
@@ -133,12 +133,12 @@ class TrainerTest(tf.test.TestCase):
         )
 
     @holds("TensorFlowTrainer.make_predict_function", "one_step_on_data")
-    def test_what_replicas_run_to_predict_is_told_by_its_name(self):
+    def test_what_replicas_run_to_predict_tells_its_model(self):
         found = []
 
         class Strategy(tf.distribute.MirroredStrategy):
             def run(self, fn, *args, **kwargs):
-                found.append(attributes.predicts(fn))
+                found.append(attributes.predicting_model(fn))
                 return super().run(fn, *args, **kwargs)
 
         reduction = tf.distribute.ReductionToOneDevice()
@@ -146,7 +146,10 @@ class TrainerTest(tf.test.TestCase):
             model = model_of()
         model.predict_on_batch(X)
         model.test_on_batch(X, [X[:, :1], X[:, :1]])
-        self.assertEqual(found, [True, False])
+        self.assertEqual(found, [model, None])
+        model.compile("sgd", "mse", jit_compile=True)
+        model.predict_on_batch(X)
+        self.assertIs(found[-1], model)
 
     @holds("trainer", "model_supports_jit")
     def test_a_layer_that_xla_cannot_compile_is_known(self):

@@ -72,11 +72,16 @@ def asks_for_xla(function: Any) -> bool:
     return bool(getattr(function, "_jit_compile", False))
 
 
-def predicts(function: Any) -> bool:
-    """Whether it is the function that replicas run in `predict`."""
-    function = getattr(function, "python_function", function)
+def predicting_model(function: Any) -> keras.Model | None:
+    """The model of the function that replicas run in `predict`, or None."""
     name = getattr(function, "__qualname__", "")
-    return name.endswith("make_predict_function.<locals>.one_step_on_data")
+    if not name.endswith("make_predict_function.<locals>.one_step_on_data"):
+        return None
+    while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        function = getattr(
+            function, "python_function", getattr(function, "__wrapped__", None)
+        )
+    return inspect.getclosurevars(function).nonlocals["self"]
 
 
 def obj_type(model: keras.Model) -> str:

@@ -117,7 +117,7 @@ KERAS = {
     },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
     ".make_predict_function": {
-        "one_step_on_data": "what replicas run to predict, by its name",
+        "one_step_on_data": "what replicas run to predict, and its model",
     },
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._make_function": {
         "multi_step_on_iterator": "the function that a step is traced to",

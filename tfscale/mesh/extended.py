@@ -204,7 +204,7 @@ class MeshExtended(symbols.MirroredExtended):
 
     def _call(self, fn, args, kwargs):
         is_divided = whole.are_per_replica(args)
-        if attributes.predicts(fn) and not is_divided:
+        if not is_divided and attributes.predicting_model(fn) is not None:
             check_one_process(
                 self._container_strategy(),
                 "`predict_on_batch`, whose rows belong to no known replica,",

@@ -108,8 +108,34 @@ def functional():
     return keras.Model(inputs, x - ops.mean(x, axis=0, keepdims=True))
 
 
-def fit(make_model, accumulated=None, wrap=lambda model: model, **axes):
-    """Trains twice, and returns what is warned of."""
+def train(model, callbacks):
+    for _ in range(2):
+        model.fit(X, X, batch_size=8, verbose=0, callbacks=callbacks)
+
+
+def predict(model, callbacks):
+    for _ in range(2):
+        model.predict(X, batch_size=8, verbose=0)
+
+
+def evaluate(model, callbacks):
+    for _ in range(2):
+        model.evaluate(X, X, batch_size=8, verbose=0)
+
+
+def everything(model, callbacks):
+    for use in (predict, evaluate, train, predict):
+        use(model, callbacks)
+
+
+def fit(
+    make_model,
+    accumulated=None,
+    wrap=lambda model: model,
+    use=train,
+    **axes,
+):
+    """Uses a model, and returns what is warned of."""
     same_numbers.reset()
     callbacks = []
     if accumulated:
@@ -119,8 +145,7 @@ def fit(make_model, accumulated=None, wrap=lambda model: model, **axes):
         with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
             model = wrap(make_model())
             model.compile("sgd", "mse")
-        for _ in range(2):
-            model.fit(X, X, batch_size=8, verbose=0, callbacks=callbacks)
+        use(model, callbacks)
     said = [str(w.message) for w in said if w.category is UserWarning]
     return [text for text in said if "treat each row" in text]
 
@@ -154,9 +179,26 @@ class AcrossRowsTest(parameterized.TestCase):
         (said,) = fit(functional, **options)
         self.assertRegex(said, "Received: Mean '")
 
+    @parameterized.product(
+        use=(predict, evaluate, everything),
+        options=(dict(data=2), dict(pipeline=2, wrap=in_stages)),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_it_is_warned_of_where_nothing_is_trained(self, use, options):
+        # `predict` had other numbers without a word.
+        (said,) = fit(lambda: made_of(Centred()), use=use, **options)
+        self.assertRegex(said, "Received: Mean '")
+        if use is predict:
+            apart = keras.layers.BatchNormalization()
+            self.assertEqual(
+                fit(lambda: made_of(apart), use=use, **options), []
+            )
+
     def test_what_has_all_rows_is_not_warned_of(self):
         self.assertEqual(fit(lambda: made_of(Centred())), [])
-        self.assertEqual(fit(lambda: made_of(CentredByAll()), data=2), [])
+        for use in (train, predict):
+            said = fit(lambda: made_of(CentredByAll()), use=use, data=2)
+            self.assertEqual(said, [])
 
     @parameterized.parameters(
         dict(data=2), dict(accumulated=4), dict(pipeline=2, wrap=in_stages)

@@ -66,13 +66,18 @@ def _is_without_rows(shape, rows):
     return shape[0] == 0 or shape[0] % rows != 0
 
 
-def warn(plan: PipelinePlan, stages: Sequence, num_replicas: int) -> None:
+def warn(
+    plan: PipelinePlan, stages: Sequence, num_replicas: int, training: bool
+) -> None:
     """Warns of numbers that differ from those of one device."""
     num_microbatches = plan.schedule.microbatches_per_batch
     if num_microbatches * num_replicas > 1:
-        losses.warn_of_reduced(stages[-1].losses)
-        across_rows.warn([x for stage in stages for x in stage.mixes_rows])
-    if num_microbatches == 1:
+        across_rows.warn(
+            plan.graph.functional, [x for s in stages for x in s.mixes_rows]
+        )
+        if training:
+            losses.warn_of_reduced(stages[-1].losses)
+    if num_microbatches == 1 or not training:
         return
     changed = {
         key.number

@@ -181,9 +181,10 @@ class Programs:
                 microbatch_warnings.check_losses(plan, of_first_ranks)
                 if self._model is not None and not last.keeps_added:
                     self._check_none_added(known)
-            if training:
-                num_replicas = self._strategy.num_replicas_in_sync
-                microbatch_warnings.warn(plan, of_first_ranks, num_replicas)
+            num_replicas = self._strategy.num_replicas_in_sync
+            microbatch_warnings.warn(
+                plan, of_first_ranks, num_replicas, training
+            )
             divisors = last.divisors
             is_needed = training or (targets is not None and self._model)
             if is_needed and divisors is None and last.losses:

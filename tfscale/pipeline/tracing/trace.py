@@ -259,8 +259,6 @@ def _traced(wrapped, graph, joint, divisors):
 
 
 def _mixes_rows(graph):
-    if not graph.options.training:
-        return []
     made = graph.forward.items()
     return across_rows.mixing_operations(
         [

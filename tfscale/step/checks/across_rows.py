@@ -47,28 +47,36 @@ _PASSED_OVER = (
     os.path.join(_KERAS, "src", "utils"),
 )
 
-# Models that were checked; each is checked once.
+# Models that were checked, with and without a loss, and those with a warning.
 _SEEN: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_SEEN_IN_PREDICT: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_WARNED: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def check(
-    model: keras.Model, inputs, outputs, other_inputs: Iterable[tf.Tensor] = ()
+    model: keras.Model,
+    inputs,
+    outputs,
+    other_inputs: Iterable[tf.Tensor] = (),
+    in_predict: bool = False,
 ) -> None:
     """Warns, once for a model, of operations that mix the rows of its inputs.
 
     Tensors that are also computed from `other_inputs`, those of other replicas,
     may.
     """
-    if model in _SEEN:
+    seen = _SEEN_IN_PREDICT if in_predict else _SEEN
+    if model in seen:
         return
-    _SEEN.add(model)
+    seen.add(model)
     whole = walks.descendants(x.op for x in _symbolic(other_inputs))
-    warn(mixing_operations(_symbolic(inputs), _symbolic(outputs), whole))
+    warn(model, mixing_operations(_symbolic(inputs), _symbolic(outputs), whole))
 
 
-def warn(found: Sequence[str]) -> None:
-    """Warns of what `mixing_operations` has found, if anything."""
-    if found:
+def warn(model: keras.Model, found: Sequence[str]) -> None:
+    """Warns, once for a model, of what `mixing_operations` has found."""
+    if found and model not in _WARNED:
+        _WARNED.add(model)
         warnings.warn(
             "A layer should treat each row of the batch by itself: in parts of "
             "a batch (replicas, microbatches) it sees the rows of its part. "

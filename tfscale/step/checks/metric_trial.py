@@ -27,13 +27,13 @@ from tfscale.step.checks import trial
 
 # Custom metrics that were tried; each is tried once.
 _TRIED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
-_TRIED_IN_PARTS: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
+_TRIED_DIVIDED: weakref.WeakSet[keras.Metric] = weakref.WeakSet()
 
 
 def check(metric: keras.Metric, args, kwargs) -> None:
     """Raises if replicas cannot add a metric up; warns if it is not tried.
 
-    Warns of what `check_parts` does too.
+    Warns of what `check_divided` does too.
     """
     if metric in _TRIED:
         return
@@ -58,7 +58,7 @@ def check(metric: keras.Metric, args, kwargs) -> None:
             stacklevel=2,
         )
         variable = None
-        _TRIED_IN_PARTS.add(metric)
+        _TRIED_DIVIDED.add(metric)
     if variable is not None:
         raise ValueError(
             f"{rule}{metric.name!r}, a {kind}, whose variable "
@@ -67,16 +67,16 @@ def check(metric: keras.Metric, args, kwargs) -> None:
         )
     _TRIED.add(metric)
     if all(variable.aggregation == "sum" for variable in metric.variables):
-        check_parts(metric, args, kwargs)
+        check_divided(metric, args, kwargs)
 
 
-def check_parts(metric: keras.Metric, args, kwargs) -> None:
+def check_divided(metric: keras.Metric, args, kwargs) -> None:
     """Warns, once, if parts of a batch give another result than the whole."""
-    if metric in _TRIED_IN_PARTS:
+    if metric in _TRIED_DIVIDED:
         return
-    _TRIED_IN_PARTS.add(metric)
+    _TRIED_DIVIDED.add(metric)
     try:
-        if not trial.alone(_differs_in_parts, metric, args, kwargs):
+        if not trial.alone(_differs_if_divided, metric, args, kwargs):
             return
         found = "which on a trial did not: it"
     except Exception as error:
@@ -138,7 +138,7 @@ def _no_sum(metric, args, kwargs):
     return None
 
 
-def _differs_in_parts(metric, args, kwargs):
+def _differs_if_divided(metric, args, kwargs):
     variables = list(metric.variables)
     update = _plain_update(metric)
 
@@ -155,13 +155,13 @@ def _differs_in_parts(metric, args, kwargs):
         expected, *_ = whole(*states, *inputs)
     # Classes are 0 and 1 by turns. What a function returns counts by rows:
     # parts of equal size will do.
-    parts = [0, 2], [1, 3, 4, 5]
+    groups = [[0, 2], [1, 3, 4, 5]]
     if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        parts = [0, 2, 4], [1, 3, 5]
-    for rows in parts:
-        part, _ = trial.traced(result, args, kwargs, variables, len(rows))
+        groups = [[0, 2, 4], [1, 3, 5]]
+    for rows in groups:
+        divided, _ = trial.traced(result, args, kwargs, variables, len(rows))
         with tf.device("CPU:0"):
-            found, *states = part(
+            found, *states = divided(
                 *states,
                 *(tf.gather(x, rows) if x.shape.rank else x for x in inputs),
             )

@@ -14,6 +14,7 @@ from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
 from tfscale.step import batch_norm
 from tfscale.step.batch_shard import BatchShard
+from tfscale.step.checks import across_rows
 from tfscale.step.checks import changed_gradients
 from tfscale.step.checks import layer_state
 
@@ -25,6 +26,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     says whether replicas have different rows, or all the same.
     """
     model = model_of(fn)
+    predicting = attributes.predicting_model(fn)
     replica_data: list[Any] | None = [] if is_divided else None
     if model is not None:
         _check_metrics(model)
@@ -34,6 +36,8 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     @functools.wraps(fn)
     def step(*args, **kwargs):
         with batch_norm.noting():
+            if predicting is not None and replica_data is not None:
+                return _predict(predicting, fn, replica_data, *args, **kwargs)
             if model is None:
                 return fn(*args, **kwargs)
             logs = _run_on_shard(model, fn, replica_data, *args, **kwargs)
@@ -74,6 +78,16 @@ def _count_once(model):
         if variable.aggregation == "sum":
             value = tf.convert_to_tensor(variable)
             variable.assign(tf.where(is_first, value, tf.zeros_like(value)))
+
+
+def _predict(model, fn, replica_data, *args, **kwargs):
+    """Predicts, and warns of a model that mixes the rows of a replica."""
+    data = keras.tree.flatten((args, kwargs))
+    replica_data.append(data)
+    outputs = fn(*args, **kwargs)
+    others = [x for each in replica_data if each is not data for x in each]
+    across_rows.check(model, data, outputs, others, in_predict=True)
+    return outputs
 
 
 def _run_on_shard(model, fn, replica_data, *args, **kwargs):
