@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfscale._internals import fitting
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.fit.fit import Fit
-from tfscale.fit.fit_scoped_function import FitScopedFunction
+from tfscale.fit.fit import FitScopedFunction
 from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import accumulation_for

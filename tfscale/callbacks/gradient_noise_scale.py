@@ -9,7 +9,7 @@ from tfscale._internals import fitting
 from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.collectives.workers import check_one_process
 from tfscale.fit.fit import Fit
-from tfscale.fit.fit_scoped_function import FitScopedFunction
+from tfscale.fit.fit import FitScopedFunction
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step.runners import checks
 
