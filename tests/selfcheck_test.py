@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from tfscale import selfcheck
 from tfscale.pipeline.planning.named_schedules import SCHEDULES
 from tfscale.plan import DEVICES
+from tfscale.plan import measure
 
 
 def _main(cases, *args):
@@ -40,6 +41,7 @@ class CasesTest(parameterized.TestCase):
 
 
 class MainTest(absltest.TestCase):
+    @mock.patch.dict(measure._WIDTHS, CPU=128)
     def test_what_works_is_as_near_as_it_says(self):
         all_cases = dict(selfcheck.cases(4))
         names = ["pipeline, zb_v", "pipeline, pipedream", "all axes"]

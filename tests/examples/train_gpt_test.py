@@ -28,6 +28,16 @@ OWN_LINES = (
 )
 
 
+# Measured are products of matrices, which take some seconds if they are large.
+_WITH_SMALL_PRODUCTS = """
+import runpy
+from tfscale.plan import measure
+
+measure._WIDTHS["CPU"] = 128
+runpy.run_module("examples.train_gpt", run_name="__main__", alter_sys=True)
+"""
+
+
 class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
     def _assert_is_quiet(self, output, errors):
         """Of 95 lines 63 were TensorFlow's, about sessions and strategies."""
@@ -125,7 +135,7 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         model_file = os.path.join(folder.full_path, "gpt.keras")
         process = forked_python.run(
             [
-                *("-m", "examples.train_gpt", "--mesh=auto"),
+                *("-c", _WITH_SMALL_PRODUCTS, "--mesh=auto"),
                 f"--text_files={folder.full_path}/*.txt",
                 *("--num_blocks=1", "--width=16", "--num_heads=2"),
                 *("--sequence_length=8", "--batch_size=4", "--num_epochs=1"),

@@ -9,6 +9,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -123,24 +124,21 @@ class DrawsOfReplicasTest(parameterized.TestCase):
             found = masks(data=2, **options)
             self.assertEqual([step[: ROWS // 2] for step in found], alone)
 
-    def test_they_are_the_same_for_any_division_of_stages_and_ranks(self):
-        one_stage = masks(data=2, microbatches=2)
-        for axes in (
-            dict(pipeline=2),
-            dict(pipeline=2, recompute=True),
-            dict(model=2),
-            dict(pipeline=2, model=2),
-        ):
-            found = masks(data=2, microbatches=2, **axes)
-            self.assertEqual(found, one_stage, axes)
-        whole = masks(data=2)
-        for options in (
-            dict(model=2),
-            dict(microbatches=1),
-            dict(zero_stage=1),
-        ):
-            found = masks(data=2, **options)
-            self.assertEqual(found, whole, options)
+    @parameterized.parameters(
+        (dict(microbatches=2), dict(pipeline=2, model=2)),
+        (dict(microbatches=2), dict(pipeline=2, recompute=True)),
+        (dict(microbatches=2), dict(pipeline=2)),
+        (dict(microbatches=2), dict(model=2)),
+        ({}, dict(model=2)),
+        ({}, dict(microbatches=1)),
+        ({}, dict(zero_stage=1)),
+    )
+    @pytest.mark.crossing(every=4)
+    def test_they_are_the_same_for_any_division_of_stages_and_ranks(
+        self, options, division
+    ):
+        expected = masks(data=2, **options)
+        self.assertEqual(masks(data=2, **options, **division), expected)
 
     def test_they_are_the_same_for_a_seed(self):
         found = masks(data=2)

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 import tfscale
@@ -42,6 +43,7 @@ class NoRowsTest(parameterized.TestCase):
         self.addCleanup(keras.config.set_floatx, before[0])
 
     @parameterized.parameters("float32", "float64")
+    @pytest.mark.crossing(every=2)
     def test_convolutions(self, dtype):
         # oneDNN gave the shape of the inputs: "Incompatible shapes". The
         # gradient of a depthwise kernel in float64 was what lay in memory.

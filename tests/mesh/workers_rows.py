@@ -267,6 +267,9 @@ SHORT = {
 # What other rows show too: for `--exhaustive`.
 CROSSED = (
     "steps per execution",
+    "overflow in one worker",
+    "sequences in each",
+    "zero in each",
     "loss scaling",
     "bfloat16",
     "data 2 in each",

@@ -117,7 +117,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         (adam, dict(pipeline=4), 4, {}),
         (momentum, dict(pipeline=3), 4, {}),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=4)
     def test_the_gradient_of_a_batch_is_of_its_versions(
         self, optimizer, axes, window, options
     ):
@@ -175,7 +175,9 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         expected = plain.train_on_batch(X[:8], Y[:8], return_dict=True)
         same_numbers.assert_close(logs["loss"], expected["loss"], "loss")
 
-    def test_a_kill_within_an_epoch_changes_nothing(self):
+    @parameterized.parameters(None, ((X, Y),))
+    @pytest.mark.crossing(every=2)
+    def test_a_kill_within_an_epoch_changes_nothing(self, validation):
         folder = self.create_tempdir().full_path
 
         def run(killed_after=None):
@@ -186,7 +188,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
             model = wrap(momentum, 4, pipeline=2)
             history = model.fit(
                 dataset(),
-                validation_data=(X, Y),
+                validation_data=validation,
                 epochs=2,
                 verbose=0,
                 callbacks=[

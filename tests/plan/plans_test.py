@@ -1,5 +1,6 @@
 import dataclasses
 import os
+from unittest import mock
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ from absl.testing import parameterized
 import tfscale
 from tfscale.plan import DEVICES
 from tfscale.plan import __main__ as command
+from tfscale.plan import measure
 from tfscale.plan.cost import Settings
 
 WIDTH = 32
@@ -101,6 +103,7 @@ class PlanTest(parameterized.TestCase):
         _plans().save_png(path)
         self.assertGreater(os.path.getsize(path), 10_000)
 
+    @mock.patch.dict(measure._WIDTHS, CPU=256)
     def test_measures_this_machine(self):
         device = _plans(num_devices=2, device="measure").device
         for field in dataclasses.fields(device)[1:]:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -74,6 +75,30 @@ assert "tfscale" not in sys.modules
 results = {name: value.numpy().tolist() for name, value in results.items()}
 print(json.dumps({"results": results, "sizes": sizes}))
 """
+# Imports TensorFlow once, and runs each program in a fork.
+SERVER = """
+import json, os, sys, traceback
+import numpy
+import tensorflow
+
+for line in sys.stdin:
+    program, arguments, output, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        code = 1
+        for number, path in ((1, output), (2, errors)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        try:
+            sys.argv[1:] = arguments
+            exec(program, {"__name__": "__main__"})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 LAYOUTS = {
     ".*up/kernel": (None, "model"),
     ".*up/bias": ("model",),
@@ -116,6 +141,23 @@ def on_mesh(build=build, **axes):
 
 
 class ExportTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            env={**os.environ, "PYTHONPATH": ""},
+            cwd=tempfile.gettempdir(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.communicate()
+        super().tearDownClass()
+
     def setUp(self):
         super().setUp()
         self.folder = self.create_tempdir().full_path
@@ -126,15 +168,16 @@ class ExportTest(parameterized.TestCase):
         file = os.path.join(self.folder, "feeds.npz")
         np.savez(file, **self.feeds)
         arguments = [self.path, file, str(num_devices), soft]
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        paths = [self.create_tempfile().full_path for _ in ("output", "errors")]
+        line = json.dumps([program, arguments, *paths])
+        self.server.stdin.write(f"{line}\n")
+        self.server.stdin.flush()
+        code = int(self.server.stdout.readline())
+        texts = []
+        for path in paths:
+            with open(path) as text:
+                texts.append(text.read())
+        return subprocess.CompletedProcess(arguments, code, *texts)
 
     def found(self, process):
         self.assertEqual(process.returncode, 0, process.stderr)

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -70,7 +71,8 @@ class Float64Test(tf.test.TestCase, parameterized.TestCase):
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
 
-    @parameterized.parameters("sum_over_batch_size", "mean_with_sample_weight")
+    @parameterized.parameters("mean_with_sample_weight", "sum_over_batch_size")
+    @pytest.mark.crossing(every=2)
     def test_parts_of_a_batch_lose_no_digits(self, reduction):
         expected = train(reduction)
         self.assertEqual({v.dtype for v in expected}, {np.dtype("float64")})
@@ -94,7 +96,8 @@ class Float64Test(tf.test.TestCase, parameterized.TestCase):
                     other, one, rtol=0, atol=1e-14, err_msg=name
                 )
 
-    @parameterized.parameters(dict(model=2), dict(data=2))
+    @parameterized.parameters(dict(data=2), dict(model=2))
+    @pytest.mark.crossing(every=2)
     def test_shards_lose_no_digits(self, **axes):
         # Norms, averages and LayerNormalization were computed in float32.
         mesh = tfscale.device_mesh(**axes)

@@ -299,6 +299,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(*TOLERANCE)
+    @pytest.mark.crossing(every=2)
     def test_in_lower_precision(self, policy):
         keras.config.set_dtype_policy(policy)
         job = same_numbers.Job(mlp, VECTORS)

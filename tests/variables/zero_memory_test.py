@@ -34,7 +34,7 @@ class ZeroMemoryTest(parameterized.TestCase):
         ("weights_of_two", {"data": 2, **STAGE_3}, 3.2, 4.5, 3.8),
         ("in_branches", {"data": 2, **OVERWRITTEN}, 5.5, 8.5, 5.9),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_replicas_stay_below(self, config, rest, step, evaluate):
         bounds = {"rest": rest, "step": step, "evaluate": evaluate}
         tries = []

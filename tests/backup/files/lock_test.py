@@ -4,11 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from tests import forked_python
 from tests.source_files import REPOSITORY
 from tfscale.backup.files.lock import FolderLock
 
@@ -20,7 +20,7 @@ from tfscale.backup.files.lock import FolderLock
 
 lock = FolderLock(sys.argv[1])
 {}
-print("locked", flush=True)
+print("locked", os.getpid(), flush=True)
 sys.stdin.read()
 """
 
@@ -31,9 +31,12 @@ class FolderLockTest(parameterized.TestCase):
         self.path = self.create_tempdir().full_path
 
     def owner(self, then=""):
-        """A process that has the lock, and has done something after it."""
+        """The id of a process that has the lock, and has done something."""
         owner = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(then), self.path],
+            [
+                *(forked_python.executable(), "-c", _PROGRAM.format(then)),
+                self.path,
+            ],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -43,8 +46,9 @@ class FolderLockTest(parameterized.TestCase):
         self.addCleanup(owner.kill)
         self.addCleanup(owner.stdout.close)
         self.addCleanup(owner.stdin.close)
-        self.assertEqual(owner.stdout.readline(), b"locked\n")
-        return owner
+        said, _, number = owner.stdout.readline().partition(b" ")
+        self.assertEqual(said, b"locked")
+        return int(number), owner
 
     def test_a_second_one_in_the_process_is_refused(self):
         lock = FolderLock(self.path)
@@ -61,14 +65,16 @@ class FolderLockTest(parameterized.TestCase):
         ("a forked child that ends", "os.fork() or sys.exit(); os.wait()"),
     )
     def test_it_is_held_whatever_the_process_does(self, then):
-        owner = self.owner(then)
-        with self.assertRaisesRegex(BlockingIOError, f"process {owner.pid}"):
+        number, _ = self.owner(then)
+        with self.assertRaisesRegex(BlockingIOError, f"process {number}"):
             FolderLock(self.path)
 
     def test_it_ends_with_its_owner_though_a_forked_child_lives(self):
         # The child ends with this test: it reads what nobody writes.
-        owner = self.owner("os.fork() or (sys.stdin.read(), os._exit(0))")
-        owner.send_signal(signal.SIGKILL)
+        number, owner = self.owner(
+            "os.fork() or (sys.stdin.read(), os._exit(0))"
+        )
+        os.kill(number, signal.SIGKILL)
         owner.wait(_SECONDS)
         FolderLock(self.path).release()
 

@@ -208,8 +208,8 @@ CROSSED = (
 # Slots, sums and weights divided over replicas; a sequence divided over model
 # ranks.
 DIVIDED = (
-    ("clipped", dict(data=2, zero_stage=1)),
     ("clipped", dict(data=2, zero_stage=2)),
+    ("clipped", dict(data=2, zero_stage=1)),
     ("clipped", dict(data=2, zero_stage=3)),
     ("scaled", dict(data=2, zero_stage=2)),
     ("unscaled", dict(data=2, zero_stage=2)),
@@ -238,7 +238,7 @@ class SameNumbersTest(parameterized.TestCase):
         self.assertIs(actual.model.__class__, expected.model.__class__)
 
     @parameterized.parameters(*DIVIDED)
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=8)
     def test_what_is_divided(self, name, options):
         expected = _on_one_device(name)
         job, options = JOBS[name], dict(options)

@@ -280,9 +280,9 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
 
     def tearDown(self):
         super().tearDown()
-        # The dearest of all files: 2.4 GB of models without. It takes half a
-        # second, however little there is.
-        if next(self.num_ended) % 4 == 0:
+        # All cases of it leave 2.4 GB of models. It takes half a second,
+        # however little there is.
+        if next(self.num_ended) % 16 == 0:
             gc.collect()
 
     @parameterized.parameters(
@@ -305,7 +305,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("block_adam", 2, 2, 1, 1),
         ("gpt2", 2, 1, 2, 0, True),
     )
-    @pytest.mark.crossing(every=12)
+    @pytest.mark.crossing(every=18)
     def test_of_one_device(self, name, *sizes):
         outcome, model = train(name, *sizes)
         same_numbers.assert_same(
