@@ -1,11 +1,12 @@
-"""Peak memory of activations, 1F1B against GPipe, measured and simulated.
+"""Peak memory of a step, 1F1B against GPipe, measured and predicted.
 
     python -m benchmarks.pipeline.memory
 
-Each schedule trains in a process of its own, with TensorFlow's BFC allocator,
-which keeps count. All virtual CPU devices share it, so it tells the peak of all
-stages together: what a step needs on top of variables and optimizer slots. The
-simulator tells it of activations alone; what is left over are gradients,
+Each schedule trains in a process of its own, once with what it repeats in a
+loop and once written out, with TensorFlow's BFC allocator, which keeps count.
+All virtual CPU devices share it, so it tells the peak of all stages together:
+what a step needs on top of variables and optimizer slots. Predicted, as
+`pipeline_summary` does it, are gradients and activations; what is left over are
 microbatches on their way and what lives inside a function.
 """
 
@@ -21,18 +22,24 @@ _STAGES = flags.DEFINE_integer("stages", 4, "Stages.")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 16, "Microbatches.")
 _BATCH = flags.DEFINE_integer("batch", 64, "Sequences in a batch.")
 _LENGTH = flags.DEFINE_integer("length", 128, "Tokens in a sequence.")
-_WORKER = flags.DEFINE_string("worker", "", "Internal: schedule to measure.")
+_WORKER = flags.DEFINE_string("worker", "", "Internal: what to measure.")
+_WRITTEN_OUT = ", written out"
 
 
-def measure(schedule):
+def measure(name):
     """Prints predicted and measured bytes of one schedule, as JSON."""
+    import keras
     import numpy as np
     import tensorflow as tf
 
     import tfscale
     from benchmarks.pipeline import worker
-    from tfscale.pipeline.stages import memory
+    from tfscale.pipeline.planning import steady
+    from tfscale.pipeline.stage_memory import stage_memory
 
+    if name.endswith(_WRITTEN_OUT):
+        steady.MIN_MICROBATCHES = _MICROBATCHES.value + 1
+    keras.config.disable_interactive_logging()
     tfscale.use_virtual_devices(_STAGES.value)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(_STAGES.value)
@@ -44,7 +51,7 @@ def measure(schedule):
             "batch": _BATCH.value,
             "stages": _STAGES.value,
             "microbatches": _MICROBATCHES.value,
-            "schedule": schedule,
+            "schedule": name.removesuffix(_WRITTEN_OUT),
         }
     )
     tokens = np.random.default_rng(0).integers(
@@ -58,19 +65,12 @@ def measure(schedule):
     tf.config.experimental.reset_memory_stats("CPU:0")
     model.fit(batches, steps_per_epoch=2, verbose=0)
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    (program,) = model.programs
-    simulation = tfscale.pipeline.simulate(
-        model.plan.schedule,
-        activation_bytes=memory.activation_bytes(program.stages),
+    rows = _BATCH.value // _MICROBATCHES.value
+    predicted = sum(
+        stage.gradients + stage.in_flight * stage.activations
+        for stage in stage_memory(model.plan, rows)
     )
-    print(
-        json.dumps(
-            {
-                "measured": peak - before,
-                "simulated": sum(simulation.peak_device_bytes),
-            }
-        )
-    )
+    print(json.dumps({"predicted": predicted, "measured": peak - before}))
 
 
 def main(argv):
@@ -78,33 +78,29 @@ def main(argv):
     if _WORKER.value:
         measure(_WORKER.value)
         return
-    found = {}
+    print(f"{'':24} {'predicted':>12} {'measured':>12}")
     for schedule in "gpipe", "1f1b":
-        output = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.pipeline.memory",
-                f"--worker={schedule}",
-                *sys.argv[1:],
-            ],
-            env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            check=True,
-        ).stdout
-        found[schedule] = json.loads(output.splitlines()[-1])
-    difference = {
-        key: found["gpipe"][key] - found["1f1b"][key]
-        for key in ("simulated", "measured")
-    }
-    print(f"{'':24} {'simulated':>12} {'measured':>12}")
-    for name, row in (*found.items(), ("gpipe less 1f1b", difference)):
-        print(
-            f"{name:24} {row['simulated'] / 2**20:8.0f} MiB "
-            f"{row['measured'] / 2**20:8.0f} MiB"
-        )
+        for name in schedule, schedule + _WRITTEN_OUT:
+            output = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.pipeline.memory",
+                    f"--worker={name}",
+                    *sys.argv[1:],
+                ],
+                env={**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "true"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                check=True,
+            ).stdout
+            found = json.loads(output.splitlines()[-1])
+            print(
+                f"{name:24} {found['predicted'] / 2**20:8.0f} MiB "
+                f"{found['measured'] / 2**20:8.0f} MiB",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
