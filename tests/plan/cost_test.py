@@ -150,8 +150,8 @@ def _table():
     """Eight layers of 1 MFLOP, 1,000 weights, and 100 bytes each."""
     layer = Layer(
         "dense",
-        Work(1e6, 1, 100, 100, 50),
-        Work(2e6, 2, 100, 100, 50),
+        Work(1e6, 1, 100, 100, 50, 1),
+        Work(2e6, 2, 100, 100, 50, 1),
         trainable=1000,
         kept=100,
         undivided=100,
@@ -199,6 +199,29 @@ class PredictorTest(parameterized.TestCase):
         )
         self.assertAlmostEqual(found.seconds["bubble"], bubble)
         self.assertAlmostEqual(found.step_seconds, 16 * 2 * 3 + bubble)
+
+    @parameterized.parameters((1, 1.0), (1.6, 0.5), (4, 0.0), (8, 0.0))
+    def test_waiting_costs_less_where_devices_share_cores(self, speed, part):
+        found = self.predict(
+            device=dataclasses.replace(self.device, speed_alone=speed),
+            pipeline=4,
+        )
+        # One stage after the other, that of the device that does not wait.
+        self.assertAlmostEqual(found.seconds["bubble"], part * 16 * 6 * 3)
+        alone = 16 * 8 * 3 / min(speed, 4)
+        self.assertAlmostEqual(found.step_seconds, alone)
+
+    @parameterized.parameters((False, 1), (True, 2))
+    def test_each_sum_over_ranks_is_a_message_or_two(self, sequence, messages):
+        found = self.predict(
+            device=dataclasses.replace(self.device, latency=1.0),
+            model=2,
+            num_microbatches=4,
+            sequence_parallel=sequence,
+        )
+        self.assertAlmostEqual(
+            found.seconds["model axis"], 4 * 8 * 2 * messages
+        )
 
     def test_recomputing_takes_a_third_more_and_keeps_inputs(self):
         kept, again = (

@@ -33,6 +33,10 @@ class DeviceTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"`{name}` of a device must"):
             dataclasses.replace(DEVICES["H100"], **{name: -1.0})
 
+    def test_a_device_that_is_alone_is_no_slower(self):
+        with self.assertRaisesRegex(ValueError, "1 or more. .*speed_alone=0"):
+            dataclasses.replace(DEVICES["H100"], speed_alone=0.9)
+
 
 if __name__ == "__main__":
     absltest.main()

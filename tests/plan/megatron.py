@@ -51,6 +51,7 @@ class Gpt:
             moved=undivided + divided + scores,
             undivided=undivided,
             summed=4 * s * h,
+            sums=2,
         )
         backward = forward._replace(flops=2 * forward.flops, products=6)
         if selective:

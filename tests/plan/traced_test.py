@@ -81,8 +81,10 @@ class TraceTableTest(absltest.TestCase):
         for layer in two:
             if layer.name.endswith(("attention", "mlp_down")):
                 self.assertEqual(layer.forward.summed, activations)
+                self.assertEqual(layer.forward.sums, 1)
             if layer.name.endswith(("attention", "mlp_up")):
                 self.assertEqual(layer.backward.summed, activations)
+                self.assertEqual(layer.backward.sums, 1)
         self.assertFalse(any(layer.forward.summed for layer in one))
         self.assertLess(
             sum(layer.kept for layer in two), sum(layer.kept for layer in one)

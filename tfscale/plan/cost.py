@@ -130,10 +130,11 @@ class Predictor:
         trainable = schedule.by_device(stages.trainable).max()
         gradient_bytes, gradients = self._gradients(s, trainable)
         updated = _UPDATE * trainable / self._num_shards(s)
+        wait = self._wait(s.pipeline)
         seconds = {
             "compute": m * compute.mean(),
-            "imbalance": m * (busy.max() - busy.mean()),
-            "bubble": schedule.bubble * (busy.mean() + send),
+            "imbalance": wait * m * (busy.max() - busy.mean()),
+            "bubble": wait * schedule.bubble * (busy.mean() + send),
             "pipeline axis": m * send,
             "model axis": m * sums.mean(),
             "data axis": gradients,
@@ -183,9 +184,22 @@ class Predictor:
                 + work.products * device.startup
                 + rows * moved * device.passes / device.memory_bandwidth
             )
-            latency = (work.summed > 0) * (ranks > 1) * device.latency
+            # Where ranks divide the sequence, a sum is two messages.
+            messages = work.sums * (ranks > 1) * (1 + sequence_parallel)
+            latency = messages * device.latency
             summing.append(rows * work.summed * _ring(ranks) / link + latency)
         return computing, summing
+
+    def _wait(self, pipeline):
+        """What a second in which a device waits for other stages costs.
+
+        Less than one, if these are faster meanwhile; nothing, if a single one
+        is as fast as all together.
+        """
+        if pipeline == 1:
+            return 1.0
+        speed = min(self._device.speed_alone, pipeline)
+        return (pipeline / speed - 1) / (pipeline - 1)
 
     def _link(self, distance, size):
         """Bandwidth of a ring of `size` devices, `distance` apart."""

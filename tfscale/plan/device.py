@@ -27,10 +27,12 @@ class Device:
         passes: How many times an activation is read or written in a
             forward, and again in a backward.
         latency: Seconds of a message, whatever its size.
+        speed_alone: How many times as fast it computes while all others wait,
+            as virtual devices do, which share cores.
 
     Raises:
-        ValueError: If a figure is not above 0; `startup` and `latency` may
-            be 0.
+        ValueError: If a figure is not above 0, or `speed_alone` less than 1;
+            `startup` and `latency` may be 0.
 
     Example: an H100 with half of its memory.
 
@@ -52,6 +54,7 @@ class Device:
     link_efficiency: float = 0.9
     passes: float = 3.0
     latency: float = 1e-5
+    speed_alone: float = 1.0
 
     @property
     def usable_memory(self) -> float:
@@ -59,12 +62,14 @@ class Device:
         return 0.9 * self.memory
 
     def __post_init__(self):
+        leasts = {"startup": 0, "latency": 0, "speed_alone": 1}
         for name, value in dataclasses.asdict(self).items():
-            may_be_0 = name in ("startup", "latency")
-            if name != "name" and not (value > 0 or (may_be_0 and value == 0)):
+            if name != "name" and not value >= leasts.get(name, 1e-9):
+                rule = (
+                    f"{leasts[name]} or more" if name in leasts else "above 0"
+                )
                 raise ValueError(
-                    f"`{name}` of a device must be "
-                    f"{'0 or more' if may_be_0 else 'above 0'}. Received: "
+                    f"`{name}` of a device must be {rule}. Received: "
                     f"{name}={value!r}."
                 )
 

@@ -20,6 +20,7 @@ class Work(NamedTuple):
         undivided: The part of `moved` that every model rank has, unless the
             ranks divide the sequence.
         summed: Bytes that are summed over the model ranks.
+        sums: How many tensors these are.
     """
 
     flops: float = 0
@@ -27,6 +28,7 @@ class Work(NamedTuple):
     moved: float = 0
     undivided: float = 0
     summed: float = 0
+    sums: float = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Measures the devices of this machine, which takes seconds."""
 
+import functools
 import os
 import time
 
@@ -9,15 +10,20 @@ from tfscale.collectives import all_reduce
 from tfscale.plan.device import DEVICES
 from tfscale.plan.device import Device
 
-_REPEATS = 5
+# At least so often, and so many seconds.
+_REPEATS, _SECONDS = 5, 0.4
 # Width of a matrix that is large enough to reach most of the peak.
 _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
-# Lengths of a chain of products.
+# Lengths of a chain of operations.
 _FEW, _MANY = 2, 18
+# Blocks of a transformer that is trained, tokens of its sequences and batches.
+_BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 128)
+# Those of attention count as one of the forward and two of the backward.
+_PRODUCTS = 9 * _BLOCKS
 
 
 def measure_device(num_devices: int, memory: float | None = None) -> Device:
-    """Times products, a copy and an all-reduce, on all devices at once.
+    """Times products, training, a copy and sums, on all devices at once.
 
     All devices work at the same time, as in training: virtual ones share
     cores. If there are fewer than `num_devices`, they stand for the rest.
@@ -32,61 +38,124 @@ def measure_device(num_devices: int, memory: float | None = None) -> Device:
     kind, number = devices[0].device_type, len(names)
     width = _WIDTHS[kind]
 
-    def product(size, dtype=tf.float32):
-        """Seconds of a product in the middle of others."""
+    def one_of(chain, size, dtype=tf.float32):
+        """Seconds of one operation in the middle of a chain."""
         few, many = (
-            _seconds(_products(length), names, size, dtype)
+            _seconds(
+                functools.partial(chain, length), names, (size,) * 2, dtype
+            )
             for length in (_FEW, _MANY)
         )
-        return (many - few) / (_MANY - _FEW)
+        return max(many - few, 0.0) / (_MANY - _FEW)
 
-    seconds = half_seconds = product(width)
+    seconds = half_seconds = one_of(_products, width)
     if kind != "CPU":
-        half_seconds = product(width, tf.bfloat16)
-    flops, small = 2 * width**3 / seconds, width // 16
+        half_seconds = one_of(_products, width, tf.bfloat16)
+    few, many = _TOKENS
+    of_few, of_many = (
+        _seconds(_train, names, (tokens, width // 4)) for tokens in _TOKENS
+    )
+    # What a batch of no tokens would take.
+    startup = (of_few * many - of_many * few) / (many - few)
+    alone = of_many / _seconds(_train, names[:1], (many, width // 4))
     num_bytes = 4 * (2 * width) ** 2
-    copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, 2 * width)
+    shape = (2 * width,) * 2
+    copy = _seconds(lambda xs: [x + 1.0 for x in xs], names, shape)
     bandwidth = link = 2 * num_bytes / copy
+    latency = 0.0
     if number > 1:
         # The bytes that each device of a ring sends.
         sent = 2 * (number - 1) / number * num_bytes
-        link = sent / _seconds(all_reduce, names, 2 * width)
+        link = sent / _seconds(all_reduce, names, shape)
+        latency = one_of(_sums, 1)
     return Device(
         f"{kind} (measured)",
         flops=2 * width**3 / half_seconds,
-        float32_flops=flops,
+        float32_flops=2 * width**3 / seconds,
         memory=memory or _memory(kind, number),
         memory_bandwidth=bandwidth,
         link_bandwidth=link,
         network_bandwidth=link,
         devices_per_machine=num_devices,
         efficiency=1.0,
-        startup=max(product(small) - 2 * small**3 / flops, 0.0),
+        startup=max(startup, 0.0) / _PRODUCTS,
         link_efficiency=1.0,
+        latency=latency,
+        speed_alone=max(alone, 1.0),
     )
 
 
-def _products(length):
-    def compute(xs):
-        results = []
-        for x in xs:
-            with tf.device(x.device):
-                y = x
-                for _ in range(length):
-                    y = tf.matmul(y, x)
-                results.append(y)
-        return results
+def _products(length, xs):
+    def compute(x):
+        y = x
+        for _ in range(length):
+            y = tf.matmul(y, x)
+        return y
 
-    return compute
+    return _on_each(compute, xs)
 
 
-def _seconds(compute, names, size, dtype=tf.float32):
+def _sums(length, xs):
+    for _ in range(length):
+        xs = _on_each(lambda x: x / 2, all_reduce(xs))
+    return xs
+
+
+def _train(xs):
+    """Forward and backward of some blocks of a transformer."""
+
+    def compute(x):
+        width = x.shape[1]
+        # Not known before it runs, or it would be computed only once.
+        scale = x[0, 0]
+        sizes = ((width, 3 * width), (width, width), (width, 4 * width))
+        sizes += ((4 * width, width),)
+        kernels = [
+            [tf.fill(size, scale / width) for size in sizes]
+            for _ in range(_BLOCKS)
+        ]
+        with tf.GradientTape() as tape:
+            tape.watch(kernels)
+            y = x
+            for project, combine, widen, narrow in kernels:
+                y += _attention(_normalized(y) @ project) @ combine
+                y += tf.nn.gelu(_normalized(y) @ widen) @ narrow
+        gradients = tf.nest.flatten(tape.gradient(y, kernels))
+        return tf.add_n([tf.reduce_max(g[:1]) for g in gradients])
+
+    return _on_each(compute, xs)
+
+
+def _attention(projected):
+    """Of sequences one after the other, with four heads."""
+    heads = tf.reshape(projected, (-1, _LENGTH, 3, 4, projected.shape[1] // 12))
+    queries, keys, values = tf.unstack(tf.transpose(heads, (2, 0, 3, 1, 4)))
+    scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
+    mixed = tf.transpose(tf.matmul(scores, values), (0, 2, 1, 3))
+    return tf.reshape(mixed, (-1, projected.shape[1] // 3))
+
+
+def _normalized(x):
+    mean, variance = tf.nn.moments(x, -1, keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+
+def _on_each(compute, xs):
+    """The results of a function of a tensor, each on the tensor's device."""
+    results = []
+    for x in xs:
+        with tf.device(x.device):
+            results.append(compute(x))
+    return results
+
+
+def _seconds(compute, names, shape, dtype=tf.float32):
     """Shortest time of a function of a tensor on each device."""
     inputs = []
     for name in names:
         with tf.device(name):
             # Products of such matrices neither grow nor vanish.
-            inputs.append(tf.cast(tf.fill((size, size), 1 / size), dtype))
+            inputs.append(tf.cast(tf.fill(shape, 1 / shape[1]), dtype))
 
     @tf.function
     def on_all(*xs):
@@ -98,16 +167,17 @@ def _seconds(compute, names, size, dtype=tf.float32):
         for name, y in zip(names, compute(tensors), strict=True):
             with tf.device(name):
                 # An accelerator is done when a number of its result is there.
-                results.append(tf.reduce_max(y[:1]))
+                results.append(tf.reduce_max(y[:1] if y.shape.rank else y))
         return results
 
+    on_all(*inputs)
     times = []
-    for _ in range(_REPEATS + 1):
+    while len(times) < _REPEATS or sum(times) < _SECONDS:
         begin = time.perf_counter()
         for result in on_all(*inputs):
             float(result)
         times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    return min(times)
 
 
 def _memory(kind, num_devices):

@@ -155,16 +155,17 @@ class _Tracer:
                 internal + moved,
                 moved_undivided,
                 self._bytes(call.outputs) * (num_sums + gathered / 2),
+                num_sums + gathered,
             )
             times = self.backward[index] / max(self.flops[index], 1)
+            sums = max(num_sums, 1) * (has_columns and times > 0)
             backward = Work(
                 times * forward.flops,
                 times * forward.products,
                 forward.moved * bool(times),
                 moved_undivided * bool(times),
-                self._bytes(call.inputs[:1])
-                * max(num_sums, 1)
-                * (has_columns and times > 0),
+                self._bytes(call.inputs[:1]) * sums,
+                sums,
             )
             sizes = {True: 0.0, False: 0.0}
             for key in variables.keys() - counted:
