@@ -127,6 +127,7 @@ CHANGED_OF_KERAS = {
         "tfscale/tensor_parallel/analysis.py",
         "_functional(model).sharding_decision",
     ),
+    ("tfscale/adapters/mirrored_strategy.py", "in_place.put of context"),
     ("tfscale/adapters/seed_generator.py", "in_place.put of generator"),
     (
         "tfscale/tensor_parallel/sequence_parallel/sequence.py",

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import keras
 import tensorflow as tf
 
 from tests._internals.contracts import holds
@@ -33,6 +34,17 @@ class GraphTest(tf.test.TestCase):
             return product
 
         self.assertEqual(run(tf.constant(3.0)).numpy(), 8.0)
+
+    def test_what_is_recomputed_is_known_by_its_traceback(self):
+        @tf.function
+        def run(x):
+            y = keras.remat(lambda x: x * 2.0)(x)
+            made = [op for op in y.graph.get_operations() if op.type == "Mul"]
+            self.assertLen(list(filter(attributes.is_recomputed, made)), 1)
+            self.assertFalse(attributes.is_recomputed((x * 2.0).op))
+            return y
+
+        run(tf.constant(3.0))
 
     def test_the_backward_of_a_tape_has_a_scope_of_its_own(self):
         @tf.function

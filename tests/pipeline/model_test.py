@@ -273,6 +273,43 @@ class PythonFunctionTest(parameterized.TestCase):
             self.fit(2)
 
 
+class Recomputed(keras.layers.Layer):
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def build(self, shape):
+        if hasattr(self.function, "build"):
+            self.function.build(shape)
+
+    def call(self, x):
+        return keras.remat(self.function)(x)
+
+
+class RecomputedTest(parameterized.TestCase):
+    def losses(self, function, **axes):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        x = np.random.RandomState(0).normal(size=(8, 6)).astype("float32")
+        with tfscale.MeshStrategy(tfscale.device_mesh(**axes)).scope():
+            layers = [Recomputed(function(), name="re"), keras.layers.Dense(6)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            if axes:
+                model = tfscale.PipelineModel(model, 2)
+            model.compile("sgd", "mse")
+        return model.fit(x, x, verbose=0, epochs=3).history["loss"]
+
+    def test_weights_in_what_keras_recomputes_are_refused(self):
+        # They had no gradient, and were not trained.
+        with self.assertRaisesRegex(ValueError, "'.*kernel'.*recompute=True"):
+            self.losses(lambda: keras.layers.Dense(6), pipeline=2)
+
+    def test_a_function_without_weights_is_recomputed(self):
+        expected = self.losses(lambda: keras.ops.gelu)
+        found = self.losses(lambda: keras.ops.gelu, pipeline=2)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 class WrappedModelTest(tf.test.TestCase):
     def test_summary_is_that_of_the_plain_model(self):
         lines = []

@@ -141,6 +141,27 @@ def penalised():
     return Penalty(inputs, layers.Dense(1, name="end")(x))
 
 
+class Centring(layers.Layer):
+    """Sums over replicas, and adds a loss."""
+
+    def call(self, x):
+        mean = keras.ops.mean(x, axis=0)
+        replica = tf.distribute.get_replica_context()
+        if replica is not None:
+            mean = replica.all_reduce("MEAN", mean)
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        return x - mean
+
+
+def adding(*between):
+    x = inputs = keras.Input((8, 16))
+    x = layers.Dense(32, activity_regularizer="l2", name="dense_0")(x)
+    for layer in between:
+        x = layer()(x)
+    x = layers.Dense(32, activity_regularizer="l1", name="dense_1")(x)
+    return keras.Model(inputs, layers.Dense(1, name="end")(x))
+
+
 def frozen():
     model = mlp()
     model.layers[1].trainable = False
@@ -302,6 +323,14 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         outcome = train(job, 3, model=2, layouts=layouts)
         self.assertNotEmpty(divided(outcome.model))
         same_numbers.assert_same(self, zero_test.one_device(name), outcome)
+
+    @parameterized.parameters((3,), (3, Centring), (0, Centring))
+    def test_of_losses_that_layers_add(self, stage, *between):
+        # Replicas that meet in a layer logged the losses of one another.
+        added = job(functools.partial(adding, *between))
+        same_numbers.assert_same(
+            self, same_numbers.on_one_device(added), train(added, stage)
+        )
 
 
 class TwoOptimizers(keras.Model):

@@ -301,6 +301,17 @@ def with_losses(
 # --- graphs and datasets --------------------------------------------------
 
 
+_RECOMPUTING = inspect.getsourcefile(inspect.unwrap(tf.custom_gradient))
+
+
+def is_recomputed(op: tf.Operation) -> bool:
+    """Whether an operation was made by the function of a `recompute_grad`."""
+    return any(
+        frame.name == "inner" and frame.filename == _RECOMPUTING
+        for frame in op.traceback
+    )
+
+
 def keep_side_effects_of_branches(graph: tf.Graph) -> None:
     """Keeps assertions and prints in branches of a `tf.cond`."""
     graph._add_control_dependencies = True

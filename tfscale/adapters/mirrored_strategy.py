@@ -1,4 +1,7 @@
-"""A `tf.distribute.MirroredStrategy` whose replicas run microbatches."""
+"""Strategies: replicas that run microbatches, and threads that take turns."""
+
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,3 +26,25 @@ def adapt_strategy(strategy: tf.distribute.Strategy) -> None:
     """Puts the class of this module before that of a `MirroredStrategy`."""
     if type(strategy) is tf.distribute.MirroredStrategy:
         in_place.put(strategy.extended, CountedMirrored)
+
+
+class MeshReplicaContext(in_place.Mixin):
+    """The context of a thread that calls layers in turns with others.
+
+    Attributes:
+        kept: Makes a context in which other threads may run.
+    """
+
+    kept: Any
+
+    def merge_call(self, merge_fn, args=(), kwargs=None):
+        """See `tf.distribute.ReplicaContext`."""
+        with self.kept():
+            return super().merge_call(merge_fn, args, kwargs)
+
+
+def adapt_replica_context(
+    context: tf.distribute.ReplicaContext, kept: Callable
+) -> None:
+    """Puts a class before that of a replica's context; see `kept` there."""
+    in_place.put(context, MeshReplicaContext, kept=kept)

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.adapters.mirrored_strategy import adapt_replica_context
 from tfscale.collectives.reducer import is_per_replica
 from tfscale.collectives.reducer import of_first_ranks
 from tfscale.mesh.mesh_config import MeshConfig
+from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel import rank_state
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
@@ -78,6 +80,20 @@ class RankCalls:
         return symbols.distribute_utils.regroup(
             tuple(v for v in value.values for _ in range(num_ranks))
         )
+
+
+def with_losses(fn: Callable) -> Callable:
+    """The function, for threads that call layers in turns."""
+    if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+        return fn
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        context = tf.distribute.get_replica_context()
+        adapt_replica_context(context, layer_losses.kept)
+        return fn(*args, **kwargs)
+
+    return call
 
 
 def with_seeds(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:

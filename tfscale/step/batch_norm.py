@@ -27,7 +27,6 @@ import keras
 import tensorflow as tf
 
 from tfscale.step import step_context
-from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel.rules import rules
 
 
@@ -121,8 +120,7 @@ class NotedMoments:
             variance = tf.where(count > 0, variance, tf.ones_like(variance))
         moments = pack(count, mean, variance)
         if layer.synchronized:
-            with layer_losses.kept():
-                (of_all,) = self.sums([self.in_its_row(moments)])
+            (of_all,) = self.sums([self.in_its_row(moments)])
             return tf.unstack(combined(of_all))[1:]
         self.note(layer, mean, moments)
         return mean, variance

@@ -31,7 +31,6 @@ import tensorflow as tf
 
 from tfscale._internals import symbols
 from tfscale.collectives import operations
-from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import rank_state
 
 # TensorFlow's error in a thread that has left the graph of the step.
@@ -216,8 +215,7 @@ def _exchange(collective, x):
     # The identity is on the device of this rank, wherever `x` comes from.
     x, context = tf.identity(x), tf.distribute.get_replica_context()
     try:
-        with layer_losses.kept():
-            result = context.merge_call(merge, args=(x,))
+        result = context.merge_call(merge, args=(x,))
     except RuntimeError as error:
         if _IN_BRANCH not in str(error):
             raise

@@ -1,9 +1,9 @@
-"""Keeps the losses of layers separate for each rank.
+"""Keeps the losses of layers separate for each rank and replica.
 
 A Keras layer holds the losses of its last call (`add_loss`, activity
-regularizers), and a model forgets them where it is called again. Ranks are
-threads that call one model in turns, from one collective to the next: after
-each, a rank would find the losses of another.
+regularizers), and a model forgets them where it is called again. Ranks and
+replicas are threads that call one model in turns, from one collective to the
+next: after each, a thread would find the losses of another.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def kept(layers=None):
-    """Within it other ranks run; after it, layers have this rank's losses.
+    """Within it other threads run; after it, layers have this one's losses.
 
     By default these are the layers of all models that this thread has entered.
     """

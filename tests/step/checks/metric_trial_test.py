@@ -19,6 +19,7 @@ from keras import ops
 import tfscale
 from tests import same_numbers
 from tfscale.step.checks import metric_trial
+from tfscale.step.checks import trial
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 4)).astype("float32")
@@ -266,6 +267,14 @@ class MetricsOfPartsTest(parameterized.TestCase):
         self.assertEqual(set(found), set(expected))
         for name, value in expected.items():
             same_numbers.assert_close(found[name], value, name)
+
+    def test_a_length_that_one_tensor_leaves_open_is_that_of_another(self):
+        with tf.Graph().as_default():
+            shapes = (None, 6), (None, None)
+            tensors = [tf.compat.v1.placeholder("float32", s) for s in shapes]
+            for given in (tensors, tensors[::-1]):
+                _, samples = trial.traced(tf.add, given, {})
+                self.assertEqual([x.shape for x in samples], [(4, 6)] * 2)
 
 
 # Arguments of those that need some, and what they are given.

@@ -250,6 +250,7 @@ class StageGraph:
                         self._argument(key, tensor.shape, tensor.dtype)
                     )
         inputs = {v: x for v, x in inputs.items() if x.dtype.is_floating}
+        _check_not_recomputed(self._stage.trainable, params)
         # No tape: nothing is recorded in an `init_scope`.
         found = tf.gradients(outputs, [*params, *inputs.values()], gradients)
         by_params, by_inputs = found[: len(params)], found[len(params) :]
@@ -277,3 +278,16 @@ class StageGraph:
 
 def _python_functions(graph):
     return [op for op in graph.get_operations() if op.type == "EagerPyFunc"]
+
+
+def _check_not_recomputed(variables, params):
+    """Refuses weights whose gradient TensorFlow would not find."""
+    for variable, param in zip(variables, params):
+        if any(map(attributes.is_recomputed, param.consumers())):
+            raise ValueError(
+                "In a stage weights are tensors, and `keras.remat` has the "
+                "gradients of arguments and variables only. Received: "
+                f"{variable.path!r}, which is read in a function that is "
+                "recomputed. Leave `keras.remat` out, and recompute stages: "
+                "`PipelineModel(..., recompute=True)`."
+            )

@@ -37,9 +37,12 @@ def traced(
     """
     structure = (args, kwargs)
     flat = keras.tree.flatten(structure)
-    inputs = [
-        _sample(x, i, rows) for i, x in enumerate(flat) if tf.is_tensor(x)
-    ]
+    tensors = [x for x in flat if tf.is_tensor(x)]
+    # A size that one tensor leaves open may be that of another: of a text.
+    sizes = dict(enumerate(_SIZES))
+    for x in reversed(tensors):
+        sizes |= {dim: n for dim, n in enumerate(x.shape) if n is not None}
+    inputs = [_sample(x, i, rows, sizes) for i, x in enumerate(tensors)]
     feeds, fetches = [], []
 
     def build():
@@ -61,10 +64,10 @@ def traced(
     return wrapped.prune(feeds, fetches), inputs
 
 
-def _sample(tensor, seed, rows):
+def _sample(tensor, seed, rows, sizes):
     """Values like a tensor's: classes are 0 and 1, scores between them."""
     shape = [
-        size if size is not None else _SIZES[dim]
+        sizes[dim] if size is None else size
         for dim, size in enumerate(tensor.shape)
     ]
     if rows is not None:
