@@ -123,7 +123,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         (sharpness_aware, 2, 1),
         (decayed, 1, 2),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_has_the_numbers_of_one_device(self, change, data, model):
         found = same_numbers.on_ranks(job(change), model, data, LAYOUTS)
         same_numbers.assert_same(self, one_device(change), found)

@@ -144,7 +144,7 @@ def check_parts(test, outcome, data, model=1):
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(name for name in JOBS if name != "block_whole")
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_of_one_device_on_two_replicas(self, name):
         outcome = sharded(name, 2)
         same_numbers.assert_same(self, one_device(name), outcome)
@@ -158,7 +158,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             check_parts(self, outcome, 2, 2)
 
     @parameterized.parameters(*PIPELINES)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_of_one_device_in_pipelines(self, name, size):
         outcome = sharded(name, *size)
         same_numbers.assert_same(self, one_device(name), outcome)

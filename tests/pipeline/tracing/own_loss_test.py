@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 import tfscale
@@ -176,6 +177,7 @@ class OwnLossTest(parameterized.TestCase):
             {**DATA, "sample_weight": WEIGHTS},
         ),
     )
+    @pytest.mark.crossing(every=3)
     def test_same_numbers(self, model, loss, data):
         if isinstance(loss, dict):
             data = {**data, "y": {name: VALUES for name in loss}}
