@@ -13,6 +13,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests.backup.killed import Killed
+from tests.backup.killed import KilledAt
 from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
@@ -94,26 +96,6 @@ class OfGenerators(keras.layers.Layer):
             + keras.random.normal((2,), seed=self.seeds)
             + self.generator.normal((2,))
         )
-
-
-class Killed(Exception):
-    pass
-
-
-class KilledAt(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self._step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self._step:
-            raise Killed
-
-    def get_state(self):
-        return None
-
-    def set_state(self, state):
-        pass
 
 
 class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):

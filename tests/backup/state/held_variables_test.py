@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.backup.killed import Killed
+from tests.backup.killed import KilledAt
 from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
 
@@ -47,26 +49,6 @@ def in_object(variable):
     return plain
 
 
-class Killed(Exception):
-    pass
-
-
-class At(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self._step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self._step:
-            raise Killed
-
-    def get_state(self):
-        return None
-
-    def set_state(self, state):
-        pass
-
-
 class HeldVariablesTest(tf.test.TestCase, parameterized.TestCase):
     def fit(self, path, holder, kill=-1, place="loss"):
         keras.utils.set_random_seed(1)
@@ -83,7 +65,7 @@ class HeldVariablesTest(tf.test.TestCase, parameterized.TestCase):
             batch_size=8,
             verbose=0,
             shuffle=False,
-            callbacks=[At(kill), BackupAndRestore(path, save_freq=2)],
+            callbacks=[KilledAt(kill), BackupAndRestore(path, save_freq=2)],
         )
         return model.get_weights()[0]
 
