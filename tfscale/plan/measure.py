@@ -17,7 +17,7 @@ _WIDTHS = {"CPU": 1024, "GPU": 8192, "TPU": 8192}
 # Lengths of a chain of operations.
 _FEW, _MANY = 2, 18
 # Blocks of a transformer that is trained, tokens of its sequences and batches.
-_BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 128)
+_BLOCKS, _LENGTH, _TOKENS = 3, 32, (32, 512)
 # Those of attention count as one of the forward and two of the backward.
 _PRODUCTS = 9 * _BLOCKS
 
@@ -108,8 +108,8 @@ def _train(xs):
         width = x.shape[1]
         # Not known before it runs, or it would be computed only once.
         scale = x[0, 0]
-        sizes = ((width, 3 * width), (width, width), (width, 4 * width))
-        sizes += ((4 * width, width),)
+        sizes = 4 * [(width, width)]
+        sizes += [(width, 4 * width), (4 * width, width)]
         kernels = [
             [tf.fill(size, scale / width) for size in sizes]
             for _ in range(_BLOCKS)
@@ -117,8 +117,9 @@ def _train(xs):
         with tf.GradientTape() as tape:
             tape.watch(kernels)
             y = x
-            for project, combine, widen, narrow in kernels:
-                y += _attention(_normalized(y) @ project) @ combine
+            for *projections, combine, widen, narrow in kernels:
+                z = _normalized(y)
+                y += _attention(*(z @ each for each in projections)) @ combine
                 y += tf.nn.gelu(_normalized(y) @ widen) @ narrow
         gradients = tf.nest.flatten(tape.gradient(y, kernels))
         return tf.add_n([tf.reduce_max(g[:1]) for g in gradients])
@@ -126,13 +127,17 @@ def _train(xs):
     return _on_each(compute, xs)
 
 
-def _attention(projected):
+def _attention(*projected):
     """Of sequences one after the other, with four heads."""
-    heads = tf.reshape(projected, (-1, _LENGTH, 3, 4, projected.shape[1] // 12))
-    queries, keys, values = tf.unstack(tf.transpose(heads, (2, 0, 3, 1, 4)))
+    queries, keys, values = (
+        tf.transpose(
+            tf.reshape(x, (-1, _LENGTH, 4, x.shape[1] // 4)), (0, 2, 1, 3)
+        )
+        for x in projected
+    )
     scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
     mixed = tf.transpose(tf.matmul(scores, values), (0, 2, 1, 3))
-    return tf.reshape(mixed, (-1, projected.shape[1] // 3))
+    return tf.reshape(mixed, projected[0].shape)
 
 
 def _normalized(x):
