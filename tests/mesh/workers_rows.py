@@ -106,6 +106,10 @@ JOBS = {
     "embedding": same_numbers.Job(tokens, dict(DATA, x=TOKENS), optimizer=adam),
     "normalized": same_numbers.Job(normalized, DATA),
     # Each of 4 replicas normalizes two rows.
+    # Each of 4 replicas has two rows.
+    "even": same_numbers.Job(
+        normalized, dict(x=X[:8], y=Y[:8], batch_size=8), fit=dict(epochs=2)
+    ),
     "averaging": same_numbers.Job(
         averaging,
         dict(x=X[:8], y=Y[:8], batch_size=8),
@@ -181,6 +185,16 @@ def _fully_sharded(job):
         return same_numbers.on_zero(job, 4, zero_stage=3)
 
 
+def _as_dealt(job):
+    """Four replicas of one process, with the rows that those of workers have.
+
+    `tf.distribute` deals pieces of a replica's size to workers in turn.
+    """
+    order = [0, 1, 4, 5, 2, 3, 6, 7]
+    data = dict(job.data, x=job.data["x"][order], y=job.data["y"][order])
+    return plainly(4)(dataclasses.replace(job, data=data))
+
+
 def _sequences(job):
     """Two model ranks in each worker, which divide the sequence too."""
     mesh = tfscale.device_mesh(data=2, model=2)
@@ -214,6 +228,7 @@ ROWS = {
     "bfloat16": Row(JOBS["bfloat16"], plainly(2), rtol=4.5 * 2.0**-7),
     "sequences in each": Row(JOBS["sequences"], _sequences),
     "data 2 in each": Row(JOBS["no rows"], plainly(4), predicts=True),
+    "dropout, data 2 in each": Row(JOBS["even"], plainly(4), _as_dealt),
     # Gradients are in one collective of each of the two devices, here too.
     "zero in each": Row(
         JOBS["embedding"],
