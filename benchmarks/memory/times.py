@@ -6,6 +6,7 @@ Twelve Dense(1024) with Adam on two devices of a core, 128 rows each, trained in
 turns in one process. Each turn begins with a model that is traced.
 """
 
+import gc
 import statistics
 import time
 
@@ -39,6 +40,7 @@ def main(argv):
             times["first step"][stage].append(seconds)
             steps = worker.Peaks("CPU:0")
             model.fit(batch.repeat(6), verbose=0, callbacks=[steps])
+            model = None
             # The first of a fit starts its iterator.
             times["step"][stage].append(statistics.median(steps.clock[1:]))
             times["processor"][stage].append(statistics.median(steps.times[1:]))
@@ -55,6 +57,9 @@ def main(argv):
 
 def _first_fit(config, batch, stage):
     """A new model, and the seconds of its first step."""
+    # Else what is left of the models before is collected meanwhile.
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
     keras.utils.set_random_seed(0)
     mesh = tfscale.device_mesh(data=2)
     with tfscale.MeshStrategy(mesh, zero_stage=stage).scope():
