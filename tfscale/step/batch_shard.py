@@ -5,6 +5,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -35,6 +36,7 @@ class BatchShard:
 
     Attributes:
         is_divided: Whether the loss has been divided for the sum over shards.
+        is_common: Whether all replicas have the same rows.
         changes: The variables that layers assign to, or None.
     """
 
@@ -55,6 +57,7 @@ class BatchShard:
         self.is_whole = is_whole
         self.compiled = compiled
         self.is_divided = False
+        self.is_common = False
         self.changes: layer_state.Changes | None = None
         self._total = total
         self._all_rows = all_rows
@@ -119,6 +122,24 @@ class BatchShard:
         return model_loss.compiled_loss_of(
             self, compile_loss, y_true, y_pred, sample_weight
         )
+
+    def metrics_of_all(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` makes of metrics, summed over replicas here.
+
+        The mean of what each of them has would not be of the rows, if they
+        have different numbers of these. Only the replica's own in a microbatch,
+        for rows that all replicas have, and over workers.
+        """
+        strategy = tf.distribute.get_strategy()
+        if (
+            self.is_common
+            or self.num_replicas == 1
+            or getattr(strategy.extended, "has_workers", True)
+            or step_context.current().gradient_capture is not None
+        ):
+            return compute()
+        context = tf.distribute.get_replica_context()
+        return context.merge_call(lambda _: compute())
 
     @contextlib.contextmanager
     def entered(self):

@@ -83,6 +83,7 @@ class ReplicaStep:
                 checks.check_updates(self._model, scope.changed)
                 raise
             names = _results_of_metrics(self._model, scope)
+            self._names_of_results = names
             returned = {id(result) for result in capture.results}
             self._are_results = [
                 name in names or id(value) in returned
@@ -196,7 +197,14 @@ class ReplicaStep:
             optimizer.apply_gradients(zip(gradients, self._variables))
         else:
             optimizer.apply(gradients, self._variables)
-        return keras.tree.pack_sequence_as(self._logs, list(sums))
+        logs = keras.tree.pack_sequence_as(self._logs, list(sums))
+        strategy = tf.distribute.get_strategy()
+        if isinstance(logs, dict) and strategy.num_replicas_in_sync > 1:
+            # Those of all replicas.
+            results = self._model.get_metrics_result()
+            known = self._names_of_results.intersection(logs, results)
+            logs = logs | {name: results[name] for name in known}
+        return logs
 
     def _run(self, data, total, weight):
         batch_shard = BatchShard(

@@ -97,6 +97,7 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
         return fn(*args, **kwargs)
     layers = attributes.flatten_layers(model)
     batch_shard = BatchShard.of_replica(data, layers)
+    batch_shard.is_common = replica_data is None
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
     with batch_shard.entered():

@@ -1,0 +1,94 @@
+"""What callbacks see after a batch: the metrics of all rows until then."""
+
+import contextlib
+
+import keras
+import numpy as np
+from absl.testing import parameterized
+
+import tfscale
+from tests import same_numbers
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(14, 5)).astype("float32")
+Y = RANDOM.normal(size=(14, 4)).astype("float32")
+LAYOUTS = {
+    ".*a/kernel": (None, "model"),
+    ".*a/bias": ("model",),
+    ".*b/kernel": ("model", None),
+}
+
+
+class Logs(keras.callbacks.Callback):
+    """Notes the logs of all batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(dict(logs))
+
+    on_test_batch_end = on_train_batch_end
+
+
+def logs_of(axes=None, microbatches=1, layouts=None, **options):
+    """The logs of each batch: of 5 and 4 rows, and of 4 and 3 to validate."""
+    same_numbers.reset()
+    strategy = None
+    if axes is not None:
+        mesh = tfscale.device_mesh(**axes)
+        strategy = tfscale.MeshStrategy(mesh, layouts, **options)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        layers = [
+            keras.layers.Dense(8, "tanh", name="a"),
+            keras.layers.Dense(4, name="b"),
+        ]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        if axes is not None and "pipeline" in axes:
+            model = tfscale.PipelineModel(model, 2)
+        model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    logs = Logs()
+    callbacks = [logs]
+    if microbatches > 1:
+        callbacks.append(tfscale.callbacks.GradientAccumulation(microbatches))
+    model.fit(
+        X,
+        Y,
+        batch_size=5,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+        validation_data=(X[:7], Y[:7]),
+        validation_batch_size=4,
+    )
+    return logs.found
+
+
+class LogsOfBatchesTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        # A batch of 4 rows leaves the last of three replicas one of them, and
+        # one of 3 rows the last of four replicas none.
+        ("replicas", dict(axes=dict(data=3))),
+        ("a_replica_without_rows", dict(axes=dict(data=4))),
+        ("accumulation", dict(axes=dict(data=2), microbatches=2)),
+        ("pipeline", dict(axes=dict(data=2, pipeline=2))),
+        ("ranks", dict(axes=dict(data=2, model=2), layouts=LAYOUTS)),
+        (
+            "sharded_weights",
+            dict(
+                axes=dict(data=2),
+                layouts={".*a/kernel": (None, "data")},
+                zero_stage=3,
+            ),
+        ),
+    )
+    def test_they_are_those_of_one_device(self, arguments):
+        expected, found = logs_of(), logs_of(**arguments)
+        self.assertLen(found, len(expected))
+        for number, (one, other) in enumerate(zip(expected, found)):
+            self.assertEqual(set(other), set(one))
+            for name, value in one.items():
+                np.testing.assert_allclose(
+                    other[name], value, rtol=1e-6, err_msg=f"{number}: {name}"
+                )
