@@ -53,6 +53,13 @@ def normalized():
     return keras.Model(x, keras.layers.Dense(3, name="b")(h))
 
 
+def dropped():
+    x = keras.Input((5,))
+    h = keras.layers.Dense(4, activation="tanh", name="a")(x)
+    h = keras.layers.Dropout(0.5, name="drop")(h)
+    return keras.Model(x, keras.layers.Dense(3, name="b")(h))
+
+
 def averaging():
     x = keras.Input((5,))
     h = keras.layers.Dense(4, name="a")(x)
@@ -108,7 +115,7 @@ JOBS = {
     # Each of 4 replicas normalizes two rows.
     # Each of 4 replicas has two rows.
     "even": same_numbers.Job(
-        normalized, dict(x=X[:8], y=Y[:8], batch_size=8), fit=dict(epochs=2)
+        dropped, dict(x=X[:8], y=Y[:8], batch_size=8), fit=dict(epochs=2)
     ),
     "averaging": same_numbers.Job(
         averaging,

@@ -122,7 +122,7 @@ def _train(xs):
                 y += _attention(*(z @ each for each in projections)) @ combine
                 y += tf.nn.gelu(_normalized(y) @ widen) @ narrow
         gradients = tf.nest.flatten(tape.gradient(y, kernels))
-        return tf.add_n([tf.reduce_max(g[:1]) for g in gradients])
+        return tf.reduce_max([tf.reduce_max(g[:1]) for g in gradients])
 
     return _on_each(compute, xs)
 
