@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
@@ -92,3 +93,34 @@ class LogsOfBatchesTest(parameterized.TestCase):
                 np.testing.assert_allclose(
                     other[name], value, rtol=1e-6, err_msg=f"{number}: {name}"
                 )
+
+    def test_a_step_may_return_its_metrics_from_a_branch(self):
+        # Replicas cannot exchange values there; the sums stay those of all.
+        class OwnSteps(keras.Model):
+            def train_step(self, data):
+                return tf.cond(
+                    tf.constant(True),
+                    lambda: super(OwnSteps, self).test_step(data),
+                    self.get_metrics_result,
+                )
+
+            test_step = train_step
+
+        def found(strategy=None):
+            same_numbers.reset()
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                inputs = keras.Input((5,))
+                outputs = keras.layers.Dense(4)(inputs)
+                model = OwnSteps(inputs, outputs)
+                model.compile("sgd", "mse", metrics=["mae"])
+            fitted = model.fit(X, Y, batch_size=5, verbose=0).history
+            tested = model.evaluate(X, Y, 5, verbose=0, return_dict=True)
+            return {name: fitted[name][-1] for name in fitted} | {
+                f"test {name}": tested[name] for name in tested
+            }
+
+        mesh = tfscale.device_mesh(data=2)
+        one, other = found(), found(tfscale.MeshStrategy(mesh))
+        self.assertEqual(set(other), set(one))
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, 1e-6, err_msg=name)

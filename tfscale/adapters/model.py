@@ -34,7 +34,7 @@ class MeshModel(MeshLayer):
 
     def get_metrics_result(self):
         """See `keras.Model`; in replica context that of all replicas."""
-        batch_shard = step_context.current().batch_shard
+        batch_shard = step_context.current().batch_shard_in_graph
         if batch_shard is None:
             return super().get_metrics_result()
         return batch_shard.metrics_of_all(super().get_metrics_result)
