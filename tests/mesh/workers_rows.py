@@ -112,11 +112,11 @@ JOBS = {
     ),
     "embedding": same_numbers.Job(tokens, dict(DATA, x=TOKENS), optimizer=adam),
     "normalized": same_numbers.Job(normalized, DATA),
-    # Each of 4 replicas normalizes two rows.
     # Each of 4 replicas has two rows.
     "even": same_numbers.Job(
         dropped, dict(x=X[:8], y=Y[:8], batch_size=8), fit=dict(epochs=2)
     ),
+    # Each of 4 replicas normalizes two rows.
     "averaging": same_numbers.Job(
         averaging,
         dict(x=X[:8], y=Y[:8], batch_size=8),
