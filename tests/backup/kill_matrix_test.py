@@ -108,9 +108,11 @@ class KillMatrixTest(parameterized.TestCase):
         self.assert_same_end(points, backup={"keep": 1}, validate=False)
 
     @parameterized.parameters(
-        ("validation 2", "restore", "batch 1"), ("epoch 1", "batch 1")
+        ("validation 2", "restore", "batch 1"),
+        ("epoch 1", "batch 1"),
+        ("validation 2", "epoch 1", "restore", "batch 1", "batch 1"),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=3)
     def test_in_validation_at_the_end_of_an_epoch_and_while_restoring(
         self, *kills
     ):
