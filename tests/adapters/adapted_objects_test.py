@@ -101,32 +101,14 @@ class OrderTest(parameterized.TestCase):
             },
         )
 
-    def test_of_accumulation_on_replicas(self):
-        found = train(
-            lambda model: model,
-            on(tfscale.device_mesh(data=2)),
-            [tfscale.callbacks.GradientAccumulation(2)],
-        )
-        self.assertEqual(
-            found,
-            {
-                "model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
-                "inner model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
-                "optimizer": ["MeshOptimizer"],
-                "loss": ["MeshCompileLoss"],
-                "seeds": ["MeshSeedGenerator"],
-                "wide": [],
-                "norm": ["MeshBatchNormalization", "MeshLayer"],
-                "dropout": [],
-                "narrow": [],
-            },
-        )
-
-    def test_of_accumulation_on_one_device(self):
+    @parameterized.parameters((2, ["MeshSeedGenerator"]), (None, []))
+    def test_of_accumulation(self, replicas, seeds):
         same_numbers.reset()
         found = train(
             lambda model: model,
-            tf.distribute.get_strategy(),
+            on(tfscale.device_mesh(data=replicas))
+            if replicas
+            else tf.distribute.get_strategy(),
             [tfscale.callbacks.GradientAccumulation(2)],
         )
         self.assertEqual(
@@ -136,7 +118,7 @@ class OrderTest(parameterized.TestCase):
                 "inner model": ["AccumulatedModel", "MeshModel", "MeshLayer"],
                 "optimizer": ["MeshOptimizer"],
                 "loss": ["MeshCompileLoss"],
-                "seeds": [],
+                "seeds": seeds,
                 "wide": [],
                 "norm": ["MeshBatchNormalization", "MeshLayer"],
                 "dropout": [],
