@@ -77,11 +77,7 @@ def predicting_model(function: Any) -> keras.Model | None:
     name = getattr(function, "__qualname__", "")
     if not name.endswith("make_predict_function.<locals>.one_step_on_data"):
         return None
-    while not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
-        function = getattr(
-            function, "python_function", getattr(function, "__wrapped__", None)
-        )
-    return inspect.getclosurevars(function).nonlocals["self"]
+    return inspect.getclosurevars(inspect.unwrap(function)).nonlocals["self"]
 
 
 def obj_type(model: keras.Model) -> str:

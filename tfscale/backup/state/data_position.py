@@ -150,7 +150,7 @@ class DataPosition:
         fitting.set_known_batches(self._epochs, state["known"])
         self._make_again(state, state["made"] - 1)
         if self._has_endless_epochs:
-            self._go_on(state, state["drawn"] - step)
+            self._go_on(state["drawn"] - step)
         return step
 
     def resume_after(self, state: dict[str, Any], num_probes: int) -> None:
@@ -200,7 +200,7 @@ class DataPosition:
             self._pipeline.position.assign(**start._asdict())
         return iterator
 
-    def _go_on(self, state, drawn):
+    def _go_on(self, drawn):
         """Creates the iterator of all epochs, and draws its batches again."""
         iterator = fitting.make_iterator(self._epochs)
         if not self._is_direct:
