@@ -292,12 +292,13 @@ class BackupTest(tf.test.TestCase, parameterized.TestCase):
                     devices_of(model.optimizer.variables) == {HOST},
                     offload == "slots",
                 )
-            # Both are the same model on the same devices.
-            loaded.fit(X, Y, verbose=0)
+                model.fit(X, Y, verbose=0)
 
-    @parameterized.parameters(("slots", None), (None, "slots"))
-    @pytest.mark.crossing(every=2)
-    def test_a_killed_run_goes_on_with_and_without(self, first, second):
+    @parameterized.parameters(
+        ("slots", None), (None, "slots"), ("slots", None, "slots")
+    )
+    @pytest.mark.crossing(every=3)
+    def test_a_killed_run_goes_on_with_and_without(self, *offloads):
         folder = self.create_tempdir().full_path
         arguments = dict(data="tfscale", model="plain", validate=False)
 
@@ -312,9 +313,11 @@ class BackupTest(tf.test.TestCase, parameterized.TestCase):
             )
 
         whole = run("whole", None)
-        with self.assertRaises(jobs.Killed):
-            run("runs", first, kill="batch 4")
-        end = run("runs", second)
+        *killed, last = offloads
+        for batch, offload in enumerate(killed, start=5 - len(killed)):
+            with self.assertRaises(jobs.Killed):
+                run("runs", offload, kill=f"batch {batch}")
+        end = run("runs", last)
         self.assertEqual(end["values"], whole["values"])
         self.assertEqual(end["iterations"], whole["iterations"])
 
