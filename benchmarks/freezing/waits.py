@@ -8,7 +8,6 @@ core of another one that waits, which virtual CPU devices otherwise do.
 """
 
 import statistics
-import time
 
 import keras
 import tensorflow as tf
@@ -16,6 +15,7 @@ from absl import app
 from absl import flags
 
 import tfscale
+from benchmarks.pipeline.waiting import seconds_in_turns
 from benchmarks.pipeline.waiting import waiting_step
 
 _LAYERS = flags.DEFINE_integer("layers", 24, "Layers, of which half is frozen.")
@@ -61,12 +61,8 @@ def main(_):
         "in halves": make_step(strategy, middle),
         "by cost": make_step(strategy, "flops"),
     }
-    times = {name: [] for name in steps}
-    for _ in range(_ROUNDS.value):
-        for name, (run, _) in steps.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    runs = {name: run for name, (run, _) in steps.items()}
+    times = seconds_in_turns(runs, _ROUNDS.value)
     for name, (_, first) in steps.items():
         ratios = [a / b for a, b in zip(times["in halves"], times[name])]
         print(

@@ -8,7 +8,6 @@ TensorFlow carries it out, not the work.
 """
 
 import statistics
-import time
 
 import keras
 import numpy as np
@@ -17,6 +16,7 @@ from absl import app
 from absl import flags
 
 import tfscale
+from benchmarks.pipeline.waiting import seconds_in_turns
 from benchmarks.pipeline.waiting import waiting_step
 from tfscale.pipeline.planning.named_schedules import SCHEDULES
 
@@ -54,12 +54,8 @@ def main(_):
         tfscale.device_mesh(pipeline=_DEVICES.value)
     )
     steps = {name: make_step(strategy, name) for name in SCHEDULES}
-    times = {name: [] for name in steps}
-    for _ in range(_ROUNDS.value):
-        for name, (run, _) in steps.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    runs = {name: run for name, (run, _) in steps.items()}
+    times = seconds_in_turns(runs, _ROUNDS.value)
     base, simulated_base = np.array(times["1f1b"]), steps["1f1b"][1]
     print(f"{'':12} {'step':>8} {'over 1F1B':>10} {'simulated':>10}")
     for name, (_, simulated) in steps.items():

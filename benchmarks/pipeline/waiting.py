@@ -72,3 +72,14 @@ def waiting_step(model, strategy, seconds, rows):
 
     step()
     return step
+
+
+def seconds_in_turns(steps, rounds):
+    """Lists of the seconds that steps took, in turns; dicts by their names."""
+    times = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - start)
+    return times

@@ -9,7 +9,6 @@ what meshes of replicas and stages, schedules and microbatches do, not products.
 import dataclasses
 import itertools
 import statistics
-import time
 
 import keras
 import tensorflow as tf
@@ -17,6 +16,7 @@ from absl import app
 from absl import flags
 
 import tfscale
+from benchmarks.pipeline.waiting import seconds_in_turns
 from benchmarks.pipeline.waiting import waiting_step
 from benchmarks.planner import comparison
 from tfscale.plan import DEVICES
@@ -90,13 +90,8 @@ def main(_):
         if plan.settings.model == 1 and not plan.settings.zero_stage
     ]
     chosen = comparison.spread(plans, _PLANS.value)
-    steps = [make_step(plan, flops) for plan in chosen]
-    times = [[] for _ in steps]
-    for _ in range(_ROUNDS.value):
-        for run, of_plan in zip(steps, times):
-            begin = time.perf_counter()
-            run()
-            of_plan.append(time.perf_counter() - begin)
+    runs = {number: make_step(x, flops) for number, x in enumerate(chosen)}
+    times = seconds_in_turns(runs, _ROUNDS.value).values()
     comparison.print_table(chosen, [statistics.median(each) for each in times])
 
 
