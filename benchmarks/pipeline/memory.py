@@ -7,7 +7,7 @@ loop and once written out, with TensorFlow's BFC allocator, which keeps count.
 All virtual CPU devices share it, so it tells the peak of all stages together:
 what a step needs on top of variables and optimizer slots. Predicted, as
 `pipeline_summary` does it, are gradients and activations; what is left over are
-microbatches on their way and what lives inside a function.
+microbatches on their way.
 """
 
 import json
@@ -22,6 +22,7 @@ _STAGES = flags.DEFINE_integer("stages", 4, "Stages.")
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 16, "Microbatches.")
 _BATCH = flags.DEFINE_integer("batch", 64, "Sequences in a batch.")
 _LENGTH = flags.DEFINE_integer("length", 128, "Tokens in a sequence.")
+_RECOMPUTE = flags.DEFINE_boolean("recompute", False, "Recompute forwards.")
 _WORKER = flags.DEFINE_string("worker", "", "Internal: what to measure.")
 _WRITTEN_OUT = ", written out"
 
@@ -52,6 +53,7 @@ def measure(name):
             "stages": _STAGES.value,
             "microbatches": _MICROBATCHES.value,
             "schedule": name.removesuffix(_WRITTEN_OUT),
+            "recompute": _RECOMPUTE.value,
         }
     )
     tokens = np.random.default_rng(0).integers(
@@ -67,7 +69,7 @@ def measure(name):
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
     rows = _BATCH.value // _MICROBATCHES.value
     predicted = sum(
-        stage.gradients + stage.in_flight * stage.activations
+        stage.total - stage.weights - stage.slots
         for stage in stage_memory(model.plan, rows)
     )
     print(json.dumps({"predicted": predicted, "measured": peak - before}))

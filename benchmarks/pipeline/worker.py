@@ -61,6 +61,7 @@ def make_model(config):
                 build(),
                 num_microbatches=config["microbatches"],
                 schedule=config["schedule"],
+                recompute=config.get("recompute", False),
             )
         )
 

@@ -22,23 +22,24 @@ DEVICES = ((f"{LOCAL}CPU:0", f"{LOCAL}CPU:1"),)
 # Stage 0: two layers, four times (weights, gradients, two slots), and for each
 # of two microbatches its input and two ReLUs: 133,120 + 6,144 bytes. Stage 1:
 # three times two layers, gradients of three, and for one microbatch its input,
-# three ReLUs and what the loss keeps: 99,840 + 49,920 + 5,120 bytes.
+# three ReLUs and what the loss keeps: 99,840 + 49,920 + 5,120 bytes. Both: the
+# gradients of a layer and of its ReLU, 16,640 + 1,024 bytes.
 TABLE = """\
 Pipeline: "tied"
 ┏━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━┳━━━━━━━━┓
 ┃ Stage ┃ Layers                  ┃ Param # ┃  FLOPs ┃      Memory ┃ Device ┃
 ┡━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━╇━━━━━━━━┩
-│     0 │ shared, dense_0         │   8,320 │ 40.0 % │   136.00 KB │ CPU:0  │
+│     0 │ shared, dense_0         │   8,320 │ 40.0 % │   153.25 KB │ CPU:0  │
 │       │                         │         │        │ 2 x 3.00 KB │        │
 ├───────┼─────────────────────────┼─────────┼────────┼─────────────┼────────┤
-│     1 │ dense_1, dense_2,       │   8,320 │ 60.0 % │   151.25 KB │ CPU:1  │
+│     1 │ dense_1, dense_2,       │   8,320 │ 60.0 % │   168.50 KB │ CPU:1  │
 │       │ shared                  │         │        │ 1 x 5.00 KB │        │
 └───────┴─────────────────────────┴─────────┴────────┴─────────────┴────────┘
  Schedule: 1f1b, 4 microbatches
  Predicted bubble: 28.6 % of the devices' time
  Predicted speed-up over one device: 1.43 (on 2 devices)
- Memory: weights, gradients, 2 optimizer slots per variable, and activations:
- microbatches in flight x one of 4 rows
+ Memory: weights, gradients, 2 optimizer slots per variable, what a backward
+ computes, and activations: microbatches in flight x one of 4 rows
  Tied variable: shared/kernel of stages 0, 1 lives in stage 0
  Tied variable: shared/bias of stages 0, 1 lives in stage 0"""
 

@@ -147,11 +147,11 @@ def _sequence(settings):
 
 
 def _table():
-    """Eight layers of 1 MFLOP, 1,000 weights, and 100 bytes each."""
+    """Eight layers of 1 MFLOP, 1,000 weights, and 100 bytes that are kept."""
     layer = Layer(
         "dense",
-        Work(1e6, 1, 100, 100, 50, 1),
-        Work(2e6, 2, 100, 100, 50, 1),
+        Work(1e6, 1, 60, 60, 50, 1),
+        Work(2e6, 2, 60, 60, 50, 1),
         trainable=1000,
         kept=100,
         undivided=100,
@@ -232,6 +232,9 @@ class PredictorTest(parameterized.TestCase):
         # Two microbatches of four layers; or of inputs, and one of the rest.
         self.assertEqual(kept.memory["activations"], 2 * 400)
         self.assertEqual(again.memory["activations"], 2 * 40 + 360)
+        # Gradients of what a layer writes, and of its weights.
+        for found in kept, again:
+            self.assertEqual(found.memory["working"], 60 + 4000)
 
     @parameterized.parameters(
         (0, 32_000, 32_000, 64_000),
@@ -268,6 +271,7 @@ class PredictorTest(parameterized.TestCase):
             for sequence in (False, True)
         )
         self.assertEqual(divided["activations"], whole["activations"] / 2)
+        self.assertEqual(divided["working"], whole["working"] - 16 * 60 / 2)
 
     def test_a_ring_over_machines_shares_their_cards(self):
         device = dataclasses.replace(

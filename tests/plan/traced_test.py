@@ -71,6 +71,9 @@ class TraceTableTest(absltest.TestCase):
         fullest = max(stages, key=lambda stage: stage.total)
         self.assertAlmostEqual(found.num_bytes / fullest.total, 1, delta=0.1)
         self.assertEqual(found.memory["weights"], fullest.weights)
+        self.assertAlmostEqual(
+            found.memory["working"] / fullest.working, 1, delta=0.1
+        )
 
     def test_ranks_divide_blocks_and_sum_four_times(self):
         table = trace_table(_gpt, (1, 2))

@@ -23,6 +23,8 @@ class StageMemory:
         activations: What one microbatch keeps until its backward.
         in_flight: Microbatches that are there at once, at most.
         recomputed: What is computed again of one of them, in its backward.
+        working: Gradients while the backward of a call runs, of the call that
+            has most of them.
         older_weights: Versions of the weights that backwards still need, in
             an asynchronous schedule.
     """
@@ -33,13 +35,15 @@ class StageMemory:
     activations: int
     in_flight: int
     recomputed: int
+    working: int
     older_weights: int
 
     @property
     def total(self) -> int:
-        """The sum of weights, gradients, slots and activations."""
+        """The sum of all of them, activations for each microbatch in flight."""
         fixed = self.weights + self.gradients + self.slots + self.older_weights
-        return fixed + self.in_flight * self.activations + self.recomputed
+        kept = self.in_flight * self.activations
+        return fixed + kept + self.recomputed + self.working
 
 
 def stage_memory(
@@ -77,6 +81,10 @@ def stage_memory(
                 activations=kept,
                 in_flight=in_flight[stage.index],
                 recomputed=activations - kept,
+                working=max(
+                    memory.working_bytes(graph, call, each, rows)
+                    for call, each in zip(stage.calls, calls)
+                ),
                 older_weights=plan.schedule.staleness(stage.index) * trained,
             )
         )

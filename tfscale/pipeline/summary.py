@@ -89,8 +89,8 @@ def _render(console, plan, devices, rows, optimizer, line_length):
         (
             "Memory",
             f"weights, gradients, {colored(f'{num_slots:.3g}')} optimizer slots"
-            f" per variable{_on_host(plan)}, and activations: microbatches in "
-            "flight x one of "
+            f" per variable{_on_host(plan)}, what a backward "
+            "computes, and activations: microbatches in flight x one of "
             f"{colored(rows)} {'rows' if rows > 1 else 'row'}"
             f"{', undivided' * _has_ranks(plan)}",
         ),

@@ -102,9 +102,11 @@ class Predictor:
         self._table = table
         self._batch_size = batch_size
         self._device = device
-        self._cuts = cuts
+        self._choose_cuts = cuts
         self._peak = device.flops if table.is_half else device.float32_flops
         # Many settings share stages, and the times of these.
+        self._cuts = functools.cache(self._make_cuts)
+        self._layers = functools.cache(self._make_layers)
         self._stages = functools.cache(self._make_stages)
         self._times = functools.cache(self._make_times)
         self._schedule_cost = functools.cache(schedule_cost)
@@ -162,9 +164,17 @@ class Predictor:
             None if tokens is None else tokens * speed,
         )
 
+    def _make_cuts(self, ranks, num_stages):
+        return self._choose_cuts(self._table.by_ranks[ranks], num_stages)
+
+    def _make_layers(self, ranks) -> StageSums:
+        """The same sums, as if each layer were a stage."""
+        layers = self._table.by_ranks[ranks]
+        return stage_sums(layers, range(1, len(layers)))
+
     def _make_stages(self, ranks, num_stages) -> StageSums:
         layers = self._table.by_ranks[ranks]
-        return stage_sums(layers, self._cuts(layers, num_stages))
+        return stage_sums(layers, self._cuts(ranks, num_stages))
 
     def _make_times(self, ranks, num_stages, rows, sequence_parallel):
         """Seconds of each stage for its work, and for sums over model ranks.
@@ -241,6 +251,21 @@ class Predictor:
         in_machine = self._device.devices_per_machine // (s.pipeline * s.model)
         return max(1, min(s.data, in_machine))
 
+    def _working(self, s, rows, ranks):
+        """Bytes of gradients of the layer of each stage that has most of them.
+
+        As `working_bytes` of a pipeline: those of what the layer writes, and of
+        its weights. `ranks` divide the sequence.
+        """
+        layers = self._layers(s.model)
+        work = Work(*layers.forward)
+        written = work.moved - work.undivided * (1 - 1 / ranks)
+        cuts = self._cuts(s.model, s.pipeline * s.stages_per_device)
+        return np.maximum.reduceat(
+            rows * written + layers.kept_once + _GRADIENT * layers.trainable,
+            [0, *cuts],
+        )
+
     def _memory(self, s, stages, schedule: ScheduleCost, rows):
         """Bytes of the fullest device, by kind."""
         shards = self._num_shards(s)
@@ -260,6 +285,9 @@ class Predictor:
             "gradients": _GRADIENT * trainable / of_weights,
             "slots": _SLOTS * trainable / shards,
             "activations": held + schedule.by_device(again, np.maximum),
+            "working": schedule.by_device(
+                self._working(s, rows, ranks), np.maximum
+            ),
         }
         if s.zero_stage == 3:
             # The weights of a layer and of the next one.

@@ -38,6 +38,7 @@ def brute_force(costs, num_stages, places=None, fits=lambda cuts: True):
 def peak_bytes(memory, cuts, in_flight, recompute):
     return max(
         sum(layer.fixed for layer in stage)
+        + max(layer.working for layer in stage)
         + (
             stage[0].stage_input * held
             + sum(layer.activation for layer in stage)
@@ -90,7 +91,10 @@ class PartitionTest(parameterized.TestCase):
         costs = [rng.randint(0, 9) for _ in range(7)]
         memory = [
             LayerMemory(
-                rng.randint(0, 20), rng.randint(3, 9), rng.randint(0, 3)
+                rng.randint(0, 20),
+                rng.randint(3, 9),
+                rng.randint(0, 3),
+                rng.randint(0, 12),
             )
             for _ in costs
         ]

@@ -92,6 +92,31 @@ class ActivationBytesTest(tf.test.TestCase, parameterized.TestCase):
             _exact(model), [s.activations for s in estimated], rtol, atol=0
         )
 
+    @parameterized.parameters(False, True)
+    def test_gradients_of_the_largest_call_live_beside(self, recompute):
+        # A tensor, its mask, and no weights; a tensor and 64 x 64 + 64 numbers.
+        dropout, dense = ONE + ONE // 4, ONE + 4 * (64 * 64 + 64)
+        plan = _fitted(_mlp, 2, balance=["dropout"], recompute=recompute).plan
+        for stage in stage_memory(plan, ROWS):
+            self.assertEqual(stage.working, dense)
+            self.assertEqual(
+                stage.total,
+                stage.weights
+                + stage.gradients
+                + stage.slots
+                + stage.in_flight * stage.activations
+                + stage.recomputed
+                + dense,
+            )
+        calls, graph = plan.graph.calls, plan.graph
+        self.assertEqual(
+            [
+                memory.working_bytes(graph, call, kept, ROWS)
+                for call, kept in zip(calls, memory.call_memory(graph, ROWS))
+            ],
+            [dense, dropout, dense, ONE, ONE, dense],
+        )
+
     def test_sizes_that_nobody_knows_are_refused(self):
         model = _fitted(_mlp, 1, rows=3)
         with self.assertRaisesRegex(ValueError, "num_microbatches divides"):

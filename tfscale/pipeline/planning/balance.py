@@ -23,6 +23,8 @@ class LayerMemory(NamedTuple):
             included.
         stage_input: What crosses a cut just before this layer, for one
             microbatch. Only used when stages recompute.
+        working: Gradients that live only while its backward runs: a stage
+            has those of one layer at a time.
 
     Example: under 1F1B the first of two stages holds two microbatches, so
     it gets fewer layers when memory is short.
@@ -39,6 +41,7 @@ class LayerMemory(NamedTuple):
     fixed: float
     activation: float
     stage_input: float = 0
+    working: float = 0
 
 
 def partition(
@@ -263,9 +266,15 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     memory = [LayerMemory(*layer) for layer in memory]
     fixed_before = [0, *itertools.accumulate(m.fixed for m in memory)]
     activation_before = [0, *itertools.accumulate(m.activation for m in memory)]
+    # The most from one layer up to another one.
+    working = [
+        list(itertools.accumulate((m.working for m in memory[start:]), max))
+        for start in range(num_layers)
+    ]
 
     def stage_bytes(stage, start, stop):
         fixed = fixed_before[stop] - fixed_before[start]
+        fixed += working[start][stop - start - 1]
         activation = activation_before[stop] - activation_before[start]
         if recompute:
             kept = memory[start].stage_input

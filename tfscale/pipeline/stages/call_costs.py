@@ -119,6 +119,9 @@ def layer_memory(graph: Graph, rows: int) -> list[LayerMemory]:
                 stage_input=memory_lib.value_bytes(
                     graph, set(call.inputs), rows
                 ),
+                working=memory_lib.working_bytes(
+                    graph, call, kept_by_call, rows
+                ),
             )
         )
     return result

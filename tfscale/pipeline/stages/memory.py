@@ -123,6 +123,18 @@ def call_memory(
     return result
 
 
+def working_bytes(
+    graph: Graph, call: Call, memory: CallMemory, rows: int
+) -> int:
+    """Bytes of gradients beside what is kept, while a call's backward runs.
+
+    They are those of its outputs, of what only it keeps, and of its weights,
+    before they are added to the sums.
+    """
+    _, of_weights, _ = training_bytes(call.variables)
+    return memory.internal + value_bytes(graph, call.outputs, rows) + of_weights
+
+
 def saved_bytes(graph: Graph, memory: Iterable[CallMemory], rows: int) -> int:
     """Bytes that calls of one stage keep together of one microbatch."""
     memory = list(memory)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -228,10 +229,13 @@ def _fits(plan, memory, memory_limit, schedule):
         ),
     )
     needed = list(simulation.peak_device_bytes)
-    fixed = plan.stage_sums(each.fixed for each in memory)
-    for device, num_bytes in zip(schedule.stage_devices, fixed, strict=True):
-        needed[device] += num_bytes
-    return max(needed) <= memory_limit
+    working = [0] * len(needed)
+    per_call = iter(memory)
+    for device, stage in zip(schedule.stage_devices, plan.stages, strict=True):
+        for each in itertools.islice(per_call, len(stage.calls)):
+            needed[device] += each.fixed
+            working[device] = max(working[device], each.working)
+    return max(map(sum, zip(needed, working))) <= memory_limit
 
 
 def _layers_of(calls):
