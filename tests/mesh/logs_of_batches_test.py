@@ -124,3 +124,50 @@ class LogsOfBatchesTest(parameterized.TestCase):
         self.assertEqual(set(other), set(one))
         for name, value in one.items():
             np.testing.assert_allclose(other[name], value, 1e-6, err_msg=name)
+
+    @parameterized.parameters(1, 2)
+    def test_a_step_may_return_a_metric_by_another_name(self, microbatches):
+        # The guides of Keras write steps so. Keras then takes what the last
+        # step returned as that of the epoch.
+        class OwnSteps(keras.Model):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.error = keras.metrics.MeanAbsoluteError("error")
+
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    y_pred = self(x, training=True)
+                    loss = self.compute_loss(x, y, y_pred)
+                variables = self.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                self.optimizer.apply(gradients, variables)
+                self.error.update_state(y, y_pred)
+                return {"mae": self.error.result()}
+
+            def test_step(self, data):
+                x, y = data
+                self.error.update_state(y, self(x))
+                return {"mae": self.error.result()}
+
+        def found(strategy=None):
+            same_numbers.reset()
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                inputs = keras.Input((5,))
+                outputs = keras.layers.Dense(4)(inputs)
+                model = OwnSteps(inputs, outputs)
+                model.compile("sgd", "mse")
+            logs = Logs()
+            callbacks = [logs]
+            if microbatches > 1:
+                callbacks.append(
+                    tfscale.callbacks.GradientAccumulation(microbatches)
+                )
+            model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
+            model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
+            return [each["mae"] for each in logs.found]
+
+        mesh = tfscale.device_mesh(data=2)
+        np.testing.assert_allclose(
+            found(tfscale.MeshStrategy(mesh)), found(), rtol=1e-6
+        )

@@ -12,6 +12,17 @@ from tfscale.step import step_context
 from tfscale.step.checks import metric_trial
 
 
+class MeshMetric(in_place.Mixin):
+    """A metric that a step may ask for its result."""
+
+    def result(self):
+        """See `keras.Metric.result`; in replica context of all replicas."""
+        batch_shard = step_context.current().batch_shard_in_graph
+        if batch_shard is None:
+            return super().result()
+        return batch_shard.metrics_of_all(super().result)
+
+
 class ReplicatedMetric(in_place.Mixin):
     """A custom metric on replicas, tried before its first update."""
 
@@ -63,7 +74,8 @@ class AccumulatedMetric(in_place.Mixin):
         result = super().result()
         capture = step_context.current().gradient_capture
         if capture is not None:
-            capture.results += keras.tree.flatten(result)
+            values = keras.tree.flatten(result)
+            capture.results += [(x, self, i) for i, x in enumerate(values)]
         return result
 
 
@@ -78,7 +90,9 @@ def adapt_accumulated_metrics(metrics: Iterable[keras.Metric]) -> None:
 
 
 def adapt_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Has custom metrics be tried before replicas update them."""
+    """Has results in a step be of all replicas, and custom metrics be tried."""
+    for metric in metrics:
+        in_place.put(metric, MeshMetric)
     _adapt_custom(metrics, ReplicatedMetric)
 
 

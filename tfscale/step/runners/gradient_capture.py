@@ -24,7 +24,8 @@ class GradientCapture:
         variables: The variables given to `apply`, or None.
         weight: The factor that is still to be applied to gradients.
         are_paired: Whether `apply_gradients` was called, and not `apply`.
-        results: What metrics returned as their results.
+        results: What metrics returned: a result, the metric, and the index
+            of the result among those of the metric.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class GradientCapture:
         self.variables: list[Any] | None = None
         self.weight = weight
         self.are_paired = False
-        self.results: list[Any] = []
+        self.results: list[tuple[Any, keras.Metric, int]] = []
         self._full_weight = weight
         self._optimizer = optimizer
         self._has_captured = False

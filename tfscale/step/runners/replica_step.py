@@ -82,11 +82,10 @@ class ReplicaStep:
                 # perhaps the reason of the error.
                 checks.check_updates(self._model, scope.changed)
                 raise
-            names = _results_of_metrics(self._model, scope)
-            self._names_of_results = names
-            returned = {id(result) for result in capture.results}
-            self._are_results = [
-                name in names or id(value) in returned
+            by_name = _results_by_name(self._model, scope)
+            by_id = {id(value): source for value, *source in capture.results}
+            self._sources = [
+                by_id.get(id(value), by_name.get(name))
                 for name, value in _flat(logs)
             ]
         capture.check()
@@ -168,9 +167,9 @@ class ReplicaStep:
             found.append(next(before) + squared_norms(microbatch_gradients))
             rows = tf.maximum(losses.num_rows(data), 1.0)
             found.append(next(before) + tf.stack([1.0, 1.0 / rows]) * weight**2)
-        for is_result, value in zip(self._are_results, _tensors(logs)):
+        for source, value in zip(self._sources, _tensors(logs)):
             old = next(before)
-            if not is_result and value.dtype.is_floating:
+            if source is None and value.dtype.is_floating:
                 value = old + _times(value, weight)
             found.append(value)
         return found
@@ -197,14 +196,19 @@ class ReplicaStep:
             optimizer.apply_gradients(zip(gradients, self._variables))
         else:
             optimizer.apply(gradients, self._variables)
-        logs = keras.tree.pack_sequence_as(self._logs, list(sums))
-        strategy = tf.distribute.get_strategy()
-        if isinstance(logs, dict) and strategy.num_replicas_in_sync > 1:
+        logs = list(sums)
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             # Those of all replicas.
-            results = self._model.get_metrics_result()
-            known = self._names_of_results.intersection(logs, results)
-            logs = logs | {name: results[name] for name in known}
-        return logs
+            sources = list(filter(None, self._sources))
+            results = {
+                metric: keras.tree.flatten(metric.result())
+                for metric in dict.fromkeys(metric for metric, _ in sources)
+            }
+            logs = [
+                value if source is None else results[source[0]][source[1]]
+                for source, value in zip(self._sources, logs)
+            ]
+        return keras.tree.pack_sequence_as(self._logs, logs)
 
     def _run(self, data, total, weight):
         batch_shard = BatchShard(
@@ -249,13 +253,17 @@ def _times(tensor, weight):
     return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
 
-def _results_of_metrics(model, scope):
-    names = set()
+def _results_by_name(model, scope):
+    """Metrics that were updated, and the index of a result, by its name."""
+    found = {}
     for metric in model.metrics:
         if any(id(v) in scope.state_mapping for v in metric.variables):
             result = metric.result()
-            names |= set(result if isinstance(result, dict) else [metric.name])
-    return names
+            names = (
+                sorted(result) if isinstance(result, dict) else [metric.name]
+            )
+            found |= {name: (metric, i) for i, name in enumerate(names)}
+    return found
 
 
 def _flat(logs):
