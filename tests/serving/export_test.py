@@ -237,6 +237,24 @@ class ExportTest(parameterized.TestCase):
 
         self.assert_served(on_mesh(build, pipeline=2), self.feeds["a"])
 
+    @parameterized.parameters({}, {"pipeline": 2})
+    def test_tables_of_strings(self, **axes):
+        # They were left out of the SavedModel, which was an error of
+        # TensorFlow.
+        def build():
+            words = keras.Input((), dtype="string", name="words")
+            lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+            x = keras.layers.Embedding(3, 8)(lookup(words))
+            return keras.Model(words, keras.layers.Dense(2)(x))
+
+        model = on_mesh(build, **axes)
+        tfscale.export(model, self.path)
+        self.feeds = {"words": np.array(["b", "a", "other", "b"], "S5")}
+        expected = model.predict(tf.constant(self.feeds["words"]), verbose=0)
+        for program in (SESSION, LOADED):
+            found = self.found(self.run_program(program, 2))
+            self.assert_predicted(found["results"], {"output_0": expected})
+
     def test_loops_in_a_stage(self):
         # TensorFlow traced their gradients again, under names that were taken.
         def build():

@@ -76,7 +76,7 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
         function = tf.function(serve, autograph=False)
         concrete = function.get_concrete_function(_specs(model))
     tf.saved_model.save(
-        _Tracked(concrete.graph.variables),
+        _Tracked(concrete.graph.variables, _tables(model)),
         os.fspath(path),
         signatures=concrete,
         options=tf.saved_model.SaveOptions(
@@ -90,11 +90,19 @@ def export(model: keras.Model, path: str | os.PathLike) -> None:
 
 
 class _Tracked(tf.Module):
-    """Copies and shards of variables, each on its own device."""
+    """Copies and shards of variables, each on its own device, and tables."""
 
-    def __init__(self, variables):
+    def __init__(self, variables, tables):
         super().__init__()
         self.values = list(variables)
+        self.tables = tables
+
+
+def _tables(model):
+    """What layers that look strings up keep, as in `keras.Model.export`."""
+    kind = tf.saved_model.experimental.TrackableResource
+    descendants = tf.train.TrackableView(model).descendants()
+    return [each for each in descendants if isinstance(each, kind)]
 
 
 def _specs(model) -> Any:
