@@ -13,6 +13,7 @@ there are more replicas while there are more requests.
 """
 
 import asyncio
+import base64
 import json
 
 import numpy as np
@@ -97,7 +98,11 @@ class SavedModel:
         if given is None:
             raise ValueError("A request has 'instances' or 'inputs'.")
         if "inputs" not in body and given and isinstance(given[0], dict):
-            given = {name: [row[name] for row in given] for name in given[0]}
+            names = sorted({name for row in given for name in row})
+            given = {
+                name: [row[name] for row in given if name in row]
+                for name in names
+            }
         if not isinstance(given, dict):
             given = dict.fromkeys(list(self._inputs)[:1], given)
         if set(given) != set(self._inputs):
@@ -107,7 +112,7 @@ class SavedModel:
             )
         arrays = {}
         for name, spec in self._inputs.items():
-            array = np.asarray(given[name], spec.dtype.as_numpy_dtype)
+            array = _array_of(name, given[name], spec.dtype)
             if not spec.shape.is_compatible_with(array.shape):
                 raise ValueError(
                     f"The input {name!r} has the shape {spec.shape}. Received: "
@@ -147,9 +152,42 @@ class SavedModel:
         ]
 
 
+def _array_of(name, values, dtype):
+    """An array of the values of a request, which are not made to fit."""
+    expected = dtype.as_numpy_dtype
+    if expected is object:
+        array = np.asarray(values, object)
+        fits = all(isinstance(value, (str, bytes)) for value in array.flat)
+    else:
+        array = np.asarray(values)
+        fits = not array.size or np.can_cast(array.dtype, expected, "same_kind")
+    if not fits:
+        raise ValueError(
+            f"The input {name!r} takes {dtype.name}. Received: {values!r}."
+        )
+    return np.asarray(values, expected)
+
+
+def _decoded(value):
+    """A JSON object, or the bytes that it stands for."""
+    return base64.b64decode(value["b64"]) if set(value) == {"b64"} else value
+
+
+def _encoded(value):
+    """Bytes as a JSON string, or as what stands for them."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
+
+
 def answer_of(body, outputs):
     """The answer of TensorFlow Serving's REST API to a request."""
-    values = {name: array.tolist() for name, array in outputs.items()}
+    encoded = np.vectorize(_encoded, otypes=[object])
+    values = {
+        name: (encoded(array) if array.dtype == object else array).tolist()
+        for name, array in outputs.items()
+    }
     if len(values) == 1:
         [values] = values.values()
     if "inputs" in body:
@@ -172,14 +210,18 @@ class Endpoint:
         return await asyncio.to_thread(self._model.predict, requests)
 
     async def answer(self, method, path, text):
-        """The status of an answer and its JSON."""
+        """The status of an answer and its JSON, in which there may be NaN."""
+        status, content = await self._answer(method, path, text)
+        return status, json.dumps(content)
+
+    async def _answer(self, method, path, text):
         if method == "GET" and path == f"/v1/models/{self._name}":
             state = {"version": "1", "state": "AVAILABLE"}
             return 200, {"model_version_status": [state]}
         if method != "POST" or path != f"/v1/models/{self._name}:predict":
             return 404, {"error": f"Nothing is served at {method} {path}."}
         try:
-            body = json.loads(text)
+            body = json.loads(text, object_hook=_decoded)
             inputs = self._model.inputs_of(body)
         except Exception as error:
             return 400, {"error": f"{type(error).__name__}: {error}"}
@@ -193,7 +235,7 @@ def deployment():
     """The endpoint as Ray Serve deploys it, by the flags."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig
-    from starlette.responses import JSONResponse
+    from starlette.responses import Response
 
     in_flight = BATCHES_IN_FLIGHT.value
 
@@ -210,7 +252,7 @@ def deployment():
             status, content = await self.answer(
                 request.method, request.url.path, await request.body()
             )
-            return JSONResponse(content, status)
+            return Response(content, status, media_type="application/json")
 
     num_devices = DEVICES_PER_REPLICA.value
     resources = "num_gpus" if USE_GPUS.value else "num_cpus"

@@ -1,5 +1,7 @@
 """The example that serves, on a real Ray."""
 
+import asyncio
+import base64
 import contextlib
 import http.client
 import importlib.util
@@ -13,10 +15,13 @@ import threading
 import time
 import unittest
 from concurrent import futures
+from unittest import mock
 
+import keras
 import numpy as np
 from absl.testing import absltest
 
+import tfscale
 from examples import serve
 from tests import forked_python
 from tests.source_files import REPOSITORY
@@ -168,6 +173,53 @@ class ServeTest(absltest.TestCase):
         wait_for(lambda: has_logged("Removing 1 replica"), process, log)
         status, _ = post(port, {"instances": [[1, 2, 3]]})
         self.assertEqual(status, 200)
+
+    def test_strings_numbers_and_what_is_neither(self):
+        path = self.create_tempdir().full_path
+        mesh = tfscale.device_mesh(data=1)
+        with tfscale.MeshStrategy(mesh).scope():
+            words = keras.Input((), dtype="string", name="words")
+            count = keras.Input((), dtype="int32", name="count")
+            flag = keras.Input((), dtype="bool", name="flag")
+            index = keras.layers.StringLookup(vocabulary=["a", "ü"])(words)
+            word = keras.layers.StringLookup(vocabulary=["a", "ü"], invert=True)
+            share = keras.ops.where(flag, 1.0, 2.0) / count
+            model = keras.Model(
+                {"words": words, "count": count, "flag": flag},
+                {"word": word(index), "share": share},
+            )
+        tfscale.export(model, path)
+        # The devices are there already.
+        endpoint = serve.Endpoint("model", path, num_devices=1, use_gpus=True)
+
+        def ask(**changes):
+            row = {"words": "a", "count": 4, "flag": True} | changes
+            asked = json.dumps({"instances": [row]})
+            path = "/v1/models/model:predict"
+
+            async def predict(inputs):
+                return endpoint._model.predict([inputs])[0]
+
+            with mock.patch.object(endpoint, "predict", predict):
+                answer = endpoint.answer("POST", path, asked)
+                status, text = asyncio.run(answer)
+            content = json.loads(text)
+            if status == 200:
+                return list(content["predictions"][0].values())
+            self.assertEqual(status, 400)
+            return content["error"]
+
+        self.assertCountEqual(ask(), ["a", 0.25])
+        self.assertCountEqual(ask(words="ü", flag=False), ["ü", 0.5])
+        encoded = base64.b64encode("ü".encode()).decode()
+        self.assertCountEqual(ask(words={"b64": encoded}), ["ü", 0.25])
+        self.assertCountEqual(ask(count=0), ["a", float("inf")])
+        # They were 1, True and no number, and so answered.
+        self.assertIn("'count' takes int32", ask(count=1.5))
+        self.assertIn("'flag' takes bool", ask(flag="false"))
+        self.assertIn("'count' takes int32", ask(count=None))
+        self.assertIn("'words' takes string", ask(words=5))
+        self.assertIn("['count', 'flag', 'more', 'words']", ask(more=1))
 
     def test_answers_are_those_of_tensorflow_serving(self):
         outputs = {"a": np.array([[1], [2]]), "b": np.array([3, 4])}
