@@ -132,10 +132,17 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
                 keras.ops.convert_to_numpy(a), b.numpy(), a.path
             )
 
-    def test_a_prefix_that_has_changed_is_refused(self):
-        model = chain()
-        prefix, suffix = tfscale.cut(model, "d2")
-        suffix.compile("sgd", "mse")
+    @parameterized.parameters(False, True)
+    def test_a_prefix_that_has_changed_is_refused(self, is_pipeline):
+        strategy = tf.distribute.get_strategy()
+        if is_pipeline:
+            strategy = tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2))
+        with strategy.scope():
+            model = chain()
+            prefix, suffix = tfscale.cut(model, "d2")
+            if is_pipeline:
+                suffix = tfscale.PipelineModel(suffix, 2)
+            suffix.compile("sgd", "mse")
         features = prefix.predict(X, verbose=0)
         model.layers[0].bias.assign_add(tf.ones(6))
         with self.assertRaisesRegex(ValueError, "has changed since"):

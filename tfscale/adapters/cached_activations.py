@@ -17,6 +17,13 @@ def adapt_prefix_and_suffix(prefix: keras.Model, suffix: keras.Model) -> None:
     in_place.put(suffix, TrainsOnCache, cached_weights=weights)
 
 
+def adapt_wrapped_suffix(wrapper: keras.Model, model: keras.Model) -> None:
+    """Has what wraps a suffix check that, too; it does not call its `fit`."""
+    if isinstance(model, TrainsOnCache):
+        weights = model.cached_weights
+        in_place.put(wrapper, TrainsOnCache, cached_weights=weights)
+
+
 class CachedWeights:
     """The weights of the last computed activations."""
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.adapters.cached_activations import adapt_wrapped_suffix
 from tfscale.pipeline import summary
 from tfscale.pipeline.planning.named_schedules import get_schedule
 from tfscale.pipeline.planning.schedule import Schedule
@@ -166,6 +167,7 @@ class PipelineModel(PipelineTrainer):
         self.built = True
         placement.move_variables(plan, strategy)
         self._analyse()
+        adapt_wrapped_suffix(self, model)
         if model.compiled:
             self.compile(**_compile_arguments(model))
 
