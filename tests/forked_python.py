@@ -196,6 +196,8 @@ def _become(client, files, arguments, cwd, env):
     sys.executable = executable()
     random.seed()
     np.random.seed()
+    # Seldom: what is traced is thousands of objects, and no garbage.
+    gc.set_threshold(100_000)
     gc.enable()
     try:
         _run(*arguments)
