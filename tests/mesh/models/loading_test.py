@@ -1,5 +1,6 @@
 """Weights are loaded into a pipeline all or none, elsewhere as by Keras."""
 
+import functools
 import os
 import re
 import warnings
@@ -101,6 +102,17 @@ def trained_on_mesh(kind, data=1, **kwargs):
     return model
 
 
+@functools.cache
+def plainly_trained(kind, name):
+    """A plain model after a step, the same one or one of `OTHERS`."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    model = KINDS[kind][1](**OTHERS.get(name, {}))
+    model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+    model.fit(X, X, batch_size=8, verbose=0)
+    return model
+
+
 def contents(model):
     """What each component of each variable holds."""
     return [
@@ -113,11 +125,7 @@ def contents(model):
 class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
     def saved(self, kind, ending, name="same"):
         """A file of a plain model that was trained, and what is in it."""
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
-        model = KINDS[kind][1](**OTHERS.get(name, {}))
-        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
-        model.fit(X, X, batch_size=8, verbose=0)
+        model = plainly_trained(kind, name)
         path = os.path.join(self.create_tempdir().full_path, name + ending)
         if ending == ".weights.h5":
             model.save_weights(path)
@@ -184,8 +192,10 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
             np.testing.assert_array_equal(np.array(variable), value)
 
     def test_of_a_file_that_is_not_there_are_not_found(self):
+        with tfscale.MeshStrategy(tfscale.device_mesh(pipeline=2)).scope():
+            model = pipeline()
         with self.assertRaisesRegex(FileNotFoundError, "no_such.weights.h5"):
-            trained_on_mesh("pipeline").load_weights("no_such.weights.h5")
+            model.load_weights("no_such.weights.h5")
 
 
 class OtherModelsTest(tf.test.TestCase):
