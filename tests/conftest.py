@@ -46,7 +46,8 @@ def pytest_collection_modifyitems(config, items):
         if marker := item.get_closest_marker("crossing"):
             test = item.parent.nodeid, inspect.unwrap(item.function).__name__
             number = seen[test] = seen.get(test, -1) + 1
-            is_extra = number % marker.kwargs["every"] > 0
+            every = marker.kwargs.get("every")
+            is_extra = every is None or number % every > 0
         wanted = {None: not is_extra, "all": True, "others": is_extra}
         asked_for = wanted[config.option.exhaustive]
         (kept if asked_for else left_out).append(item)

@@ -118,6 +118,7 @@ class KillMatrixTest(parameterized.TestCase):
     ):
         self.assert_same_end(kills, data="shuffle")
 
+    @pytest.mark.crossing
     def test_all_callbacks_together(self):
         self.assert_same_end(("batch 4", "epoch 1"), callbacks=ALL_CALLBACKS)
 
@@ -134,7 +135,7 @@ class KillMatrixTest(parameterized.TestCase):
         ),
         dict(save_freq="epoch"),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing
     def test_other_models_and_steps(
         self, kills=("batch 4", "batch 4"), **arguments
     ):

@@ -4,6 +4,7 @@ import math
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -83,6 +84,7 @@ class NoiseTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(accumulation.found_num_microbatches, 1)
         self.assertTrue(math.isnan(noise.noise_scale))
 
+    @pytest.mark.crossing
     def test_all_that_divides_a_batch_or_a_model_measures_the_same(self):
         """On two replicas as in two microbatches, however these are divided."""
         draw = np.random.RandomState(1)

@@ -78,7 +78,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         (dict(model=2, layout=True),),
         (dict(data=2, pipeline=2, zero_stage=1),),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_as_on_one_device(self, axes):
         one, expected = on_one_device()
         # Some, and not all at once.
@@ -213,6 +213,7 @@ class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(weights(model), weights(one), strict=True):
             self.assertAllEqual(a, b)
 
+    @pytest.mark.crossing
     def test_with_accumulation(self):
         one, expected = on_one_device()
         model = build()

@@ -247,7 +247,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (8,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "drop"), (1, 37)),
     )
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=20)
     def test_each_record_once_an_epoch(self, name, remainder, batch_size):
         pipeline = _pipeline(name, batch_size=batch_size, remainder=remainder)
         first, second = _batches(pipeline), _batches(pipeline)
@@ -264,7 +264,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(pipeline.position.value, (0, 2, 0))
 
     @parameterized.parameters(*SOURCES)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=7)
     def test_order_without_shuffle_is_the_sources(self, name):
         pipeline = _pipeline(name, batch_size=4, shuffle=False)
         order = _real(_batches(pipeline))
@@ -294,7 +294,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, many)
 
     @parameterized.parameters(*SOURCES)
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=10)
     def test_replicas_of_a_worker_share_its_slice(self, name):
         kwargs = {"batch_size": 8, "remainder": "pad"}
         alone = _batches(_pipeline(name, **kwargs))
@@ -306,7 +306,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             keras.tree.map_structure(self.assertAllEqual, one, joined)
 
     @parameterized.parameters(*itertools.product(SPLIT, ("drop", "pad")))
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=10)
     def test_workers_with_files_of_their_own_have_equal_batches(
         self, name, remainder
     ):
@@ -324,7 +324,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         *itertools.product(SOURCES, ("keep", "drop", "pad"))
     )
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=20)
     def test_resume_at_every_batch_is_the_uninterrupted_rest(
         self, name, remainder
     ):
@@ -341,7 +341,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(pipeline.position.value, (3, 3, 0))
 
     @parameterized.parameters(*SOURCES)
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=10)
     def test_resume_in_a_new_pipeline_and_with_other_workers(self, name):
         kwargs = {"batch_size": 4, "remainder": "drop"}
         whole = _batches(_pipeline(name, seed=3, **kwargs))
@@ -359,7 +359,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         # A mixture is not cached, and says so.
         *itertools.product((n for n in SOURCES if n != "mix"), _CACHES)
     )
-    @pytest.mark.crossing(every=16)
+    @pytest.mark.crossing(every=18)
     def test_a_cache_changes_nothing(self, name, cache):
         plain = _pipeline(name, batch_size=8)
         cached = _pipeline(

@@ -1,6 +1,7 @@
 import os
 import re
 
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -42,6 +43,7 @@ class FinetuneCausalLmTest(parameterized.TestCase):
             folder.create_file(f"{index}.txt", "what comes next? " * 200)
         return folder
 
+    @pytest.mark.crossing
     def test_another_family_over_both_axes(self):
         folder = self._texts()
         losses, output = self._losses(

@@ -128,6 +128,7 @@ class TrainGptTest(tf.test.TestCase, parameterized.TestCase):
         # What was saved is what was trained.
         self.assertLess(float(keras.ops.mean(loss)), 2.0)
 
+    @pytest.mark.crossing
     def test_the_mesh_can_be_planned(self):
         folder = self.create_tempdir()
         for index in range(2):

@@ -77,6 +77,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             of_two_replicas(name),
         )
 
+    @pytest.mark.crossing
     def test_of_one_device_with_metrics_of_whole_logits(self):
         outcome = on_mesh("smooth", 1, ["accuracy"], recompute=True)
         same_numbers.assert_same(

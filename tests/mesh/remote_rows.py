@@ -300,6 +300,16 @@ ROWS = (
     default_devices,
     lost_server,
 )
+# What other rows show too, and rows of one process: for `--exhaustive`.
+CROSSED = (
+    pipeline_2_in_a_loop,
+    data_2_pipeline_2,
+    pipeline_2_model_2,
+    slots_on_each_host,
+    sequence_parallel,
+    lost_server,
+)
+ALWAYS = [row for row in ROWS if row not in CROSSED[:-1]]
 # Process ids: the servers, the coordinator.
 PROCESSES = []
 _PR_SET_PDEATHSIG = 1

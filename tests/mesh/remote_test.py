@@ -10,9 +10,12 @@ import os
 import signal
 import time
 
+import pytest
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import forked_python
+from tests.mesh import remote_rows
 from tests.source_files import REPOSITORY
 from tfscale.launch.child import Child
 from tfscale.launch.warden import Warden
@@ -20,11 +23,14 @@ from tfscale.launch.warden import Warden
 _SECONDS = 300.0
 
 
-class RemoteTest(absltest.TestCase):
-    def test_rows(self):
+class RemoteTest(parameterized.TestCase):
+    @parameterized.parameters(remote_rows.ALWAYS, remote_rows.CROSSED)
+    @pytest.mark.crossing(every=2)
+    def test_rows(self, *expected_rows):
         results = self.create_tempfile().full_path
         module = "tests.mesh.remote_rows"
-        command = [forked_python.executable(), "-m", module, results]
+        names = [row.__name__ for row in expected_rows]
+        command = [forked_python.executable(), "-m", module, results, *names]
         environ = {
             **os.environ,
             "KERAS_BACKEND": "tensorflow",
@@ -49,7 +55,7 @@ class RemoteTest(absltest.TestCase):
         # The server that was left ended by itself, and well.
         *rows, (_, exit_codes, _) = rows
         self.assertEqual(exit_codes, [0, -signal.SIGKILL, 0], output)
-        self.assertEqual(rows[-1][0], "lost_server")
+        self.assertEqual([name for name, _, _ in rows], names)
         for name, failed, seconds in rows:
             with self.subTest(name, seconds=seconds):
                 self.assertIsNone(failed, failed)

@@ -5,6 +5,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -58,6 +59,7 @@ class LookupsTest(parameterized.TestCase):
         ("two_replicas", 2, {}),
         ("clipped", 1, {"global_clipnorm": 0.01}),
     )
+    @pytest.mark.crossing(every=3)
     def test_are_added_up_where_plain_keras_takes_each_by_itself(
         self, data, options
     ):
@@ -100,6 +102,7 @@ class LookupsTest(parameterized.TestCase):
 
 class LoopByHandTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
+    @pytest.mark.crossing(every=3)
     def test_run_and_reduce_have_the_numbers_of_one_device(self, data):
         same_numbers.reset()
         one = build()

@@ -301,6 +301,10 @@ CROSSED = (
     "sums of accumulation divided in each",
     "model ranks in each",
     "pipeline in each of four",
+    # As in workers_cases.py.
+    "dropout, data 2 in each",
+    "weights divided in each",
+    "accumulation",
 )
 ALWAYS = tuple(name for name in (*ROWS, *SHORT, "cases") if name not in CROSSED)
 

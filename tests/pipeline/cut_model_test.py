@@ -4,6 +4,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -97,6 +98,7 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
         return prefix, suffix
 
     @parameterized.parameters("memory", "file")
+    @pytest.mark.crossing(every=2)
     def test_a_suffix_learns_what_the_whole_model_would(self, where):
         file = None
         if where == "file":
@@ -107,6 +109,7 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(suffix.weights, 4)
 
     @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
     def test_skips_structures_and_nested_models(self, nested):
         y = {"a": Y, "b": 2 * Y}
         self.check(lambda: residual(nested), "in_1", y)

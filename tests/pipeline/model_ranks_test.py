@@ -60,6 +60,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             self, jobs.one_device("gpt_adam"), gpt_over_three_axes()
         )
 
+    @pytest.mark.crossing
     def test_of_a_pipeline_without_ranks(self):
         # BatchNormalization sees microbatches: so does the other side.
         random = np.random.RandomState(0)

@@ -67,7 +67,7 @@ class SizesTest(parameterized.TestCase):
         recompute=(False, True),
         optimizer=("sgd", "adam"),
     )
-    @pytest.mark.crossing(every=18)
+    @pytest.mark.crossing(every=36)
     def test_three_steps(self, size, schedule, recompute, optimizer):
         *mesh, rows = size
         actual = same_numbers.on_mesh(

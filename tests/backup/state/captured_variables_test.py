@@ -9,6 +9,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -146,6 +147,7 @@ class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         ("microbatches", None, [lambda: GradientAccumulation(2)]),
         ("steps_of_several_batches", None, [], 2),
     )
+    @pytest.mark.crossing(every=5)
     def test_a_run_that_goes_on_ends_as_one_that_was_not_killed(
         self, mesh=None, callbacks=(), steps=1
     ):

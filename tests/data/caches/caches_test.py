@@ -6,6 +6,7 @@ import socket
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -164,6 +165,7 @@ class CacheTest(tf.test.TestCase, parameterized.TestCase):
         ("tfrecords", lambda path: data.tfrecords(_other_files(path)[1])),
         ("tokens", lambda path: data.tokens(_other_rows(path), 1)),
     )
+    @pytest.mark.crossing(every=4)
     def test_other_data_of_the_same_shape_has_a_cache_of_its_own(self, make):
         # Hundreds of records, so that no sample of them tells.
         folder = self.create_tempdir().full_path

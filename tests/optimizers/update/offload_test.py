@@ -154,15 +154,16 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("loss_scale", 1, 2, 2, 1),
         ("averaged", 0, 1, 2, 2),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing
     def test_with_stages_and_ranks(self, name, stage, data, pipeline, model):
         self.check(name, stage, data=data, pipeline=pipeline, model=model)
 
+    @pytest.mark.crossing
     def test_operation_by_operation(self):
         self.check("averaged", 1, compile=lambda: {"run_eagerly": True})
 
     @parameterized.parameters(1, 0, 3)
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_in_microbatches(self, stage):
         def callbacks():
             return [tfscale.callbacks.GradientAccumulation(2)]
@@ -176,7 +177,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         same_numbers.assert_equal(self, expected, actual)
 
     @parameterized.parameters(1, 0)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_of_weights_swapped_with_their_averages(self, stage):
         def fit():
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
@@ -297,7 +298,7 @@ class BackupTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         ("slots", None), (None, "slots"), ("slots", None, "slots")
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_a_killed_run_goes_on_with_and_without(self, *offloads):
         folder = self.create_tempdir().full_path
         arguments = dict(data="tfscale", model="plain", validate=False)

@@ -76,12 +76,14 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
     def test_for_evaluations_only(self):
         self.check(2, by_epoch=False)
 
+    @pytest.mark.crossing
     def test_of_pipelines(self):
         self.check(2, 2, 1)
 
     def test_of_variables_of_which_some_are_whole(self):
         self.check(2, build=zero_test.odd)
 
+    @pytest.mark.crossing
     def test_under_loss_scaling(self):
         self.check(2, make_optimizer=scaled)
 
@@ -94,6 +96,7 @@ class SwapEMAWeightsTest(tf.test.TestCase, parameterized.TestCase):
         expected = same_numbers.on_one_device(job(by_epoch))
         same_numbers.assert_same(self, expected, actual)
 
+    @pytest.mark.crossing
     def test_of_model_ranks_without_zero(self):
         self.check(1, None, 2, zero_stage=0)
 

@@ -111,10 +111,11 @@ class LoopTest(parameterized.TestCase):
         ("interleaved", (2, 16), dict(schedule="interleaved")),
         ("replicas", (2, 9, 2), {}),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=5)
     def test_state_masks_and_what_layers_add(self, sizes, options):
         self.check(job(), *sizes, **options)
 
+    @pytest.mark.crossing
     def test_model_ranks(self):
         self.check(
             job(build_dense),
@@ -125,6 +126,7 @@ class LoopTest(parameterized.TestCase):
             },
         )
 
+    @pytest.mark.crossing
     def test_stages_that_xla_compiles(self):
         self.check(job(build_dense, jit_compile=True), 2, 9)
 

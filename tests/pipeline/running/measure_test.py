@@ -5,6 +5,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -110,6 +111,7 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (1, 1, 2, False), (1, 2, 4, True), (2, 3, 4, False)
     )
+    @pytest.mark.crossing(every=3)
     def test_spans_keep_the_order_of_the_schedule(
         self, data, stages, number, works_ahead
     ):

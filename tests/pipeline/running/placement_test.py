@@ -94,6 +94,7 @@ def products(partition):
 
 class PlacementTest(parameterized.TestCase):
     @parameterized.parameters(("gpipe", False), ("1f1b", False), ("1f1b", True))
+    @pytest.mark.crossing(every=3)
     def test_executed_operations_are_on_the_device_of_their_stage(
         self, schedule, recompute
     ):

@@ -86,6 +86,7 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters(dict(pipeline=2), dict(data=2))
+    @pytest.mark.crossing(every=2)
     def test_variables_made_after_wrapping(self, **axes):
         # They were left out of training.
         one, model = build(), pipeline(axes=axes)
@@ -182,7 +183,7 @@ class WrappingTest(tf.test.TestCase, parameterized.TestCase):
         ),
         model=(1, 2),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_a_model_inside_that_is_quantized_later(self, run, model):
         # What had been traced went on with the float weights.
         def quantized(inner, wrapped):

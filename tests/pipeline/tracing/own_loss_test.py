@@ -177,7 +177,7 @@ class OwnLossTest(parameterized.TestCase):
             {**DATA, "sample_weight": WEIGHTS},
         ),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=9)
     def test_same_numbers(self, model, loss, data):
         if isinstance(loss, dict):
             data = {**data, "y": {name: VALUES for name in loss}}

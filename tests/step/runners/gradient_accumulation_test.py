@@ -230,7 +230,7 @@ def accumulating(job, num_microbatches, num_replicas, num_ranks):
 
 class SameNumbersTest(parameterized.TestCase):
     @parameterized.parameters(*CROSSED)
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=18)
     def test_whole_batch(self, name, *sizes):
         expected = _on_one_device(name)
         actual = accumulating(JOBS[name], *sizes)

@@ -332,6 +332,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
 
 class GraphTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("example", "gpt2", "llama")
+    @pytest.mark.crossing(every=3)
     def test_of_residuals_a_rank_has_its_part(self, name):
         model, strategy, x = prepared(name)
         x = keras.tree.map_structure(lambda x: x[:4], x)
@@ -439,6 +440,7 @@ def _ancestors(tensor):
 
 class UseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters({}, {"run_eagerly": True})
+    @pytest.mark.crossing(every=2)
     def test_methods_of_a_model(self, **options):
         job, _ = JOBS["block"]
         x, y = job.data["x"], job.data["y"]
