@@ -125,6 +125,35 @@ class PlacementTest(parameterized.TestCase):
                 0 if device == HOST else NUM_MICROBATCHES * by_microbatch,
             )
 
+    @parameterized.parameters("1f1b", "pipedream")
+    def test_devices_pass_nothing_on(self, schedule):
+        # New weights went from their stage to the first one, and back for the
+        # next batch.
+        strategy = mesh_strategy(3, 1)
+        with strategy.scope():
+            pipeline = PipelineModel(build(), 1, schedule, ["b", "c"])
+            pipeline.compile("adam", "mse", steps_per_execution=4)
+        with executed_functions() as found:
+            pipeline.fit(
+                np.ones((32, 7)), np.ones((32, 4)), batch_size=8, verbose=0
+            )
+        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
+        received, results = {}, set()
+        for node in (node for graph in step for node in graph.node):
+            if node.op == "_Recv":
+                received[node.attr["tensor_name"].s] = node.name
+            elif node.op == "_Retval":
+                results.add(node.input[0])
+        for graph in step:
+            nodes = {node.name: node for node in graph.node}
+            for sent in graph.node:
+                name = sent.attr["tensor_name"].s
+                if sent.op == "_Send" and received.get(name) not in results:
+                    made = nodes[sent.input[0].split(":")[0]]
+                    while made.op == "Identity":
+                        made = nodes[made.input[0].split(":")[0]]
+                    self.assertNotEqual(made.op, "_Recv", sent.name)
+
     @parameterized.parameters(1, 2)
     def test_gradients_stay_on_the_device_of_their_variable(self, replicas):
         # All of them had gone through one operation of one stage, twice

@@ -139,7 +139,9 @@ class StageUpdates:
                 # Traced once. Replicas exchange nothing in a function.
                 update = tf.function(update, autograph=False)
             self.functions[action.stage] = update
-        with tf.control_dependencies([self._checked(batch)]):
+        # Results of a function are where it is called.
+        checked = self._checked(batch)
+        with tf.device(device), tf.control_dependencies([checked]):
             new = update(list(gradients.values()))
         values = {keys.Param(n): value for n, value in zip(numbers, new)}
         done = action.microbatch + 1
