@@ -98,7 +98,9 @@ class PagesTest(parameterized.TestCase):
         names = {"__name__": "page"}
         with (
             contextlib.redirect_stdout(io.StringIO()),
-            mock.patch.dict(measure._WIDTHS, CPU=128),  # some seconds less
+            # Some seconds less.
+            mock.patch.dict(measure._WIDTHS, CPU=128),
+            mock.patch.object(measure, "_SECONDS", 0.0),
         ):
             for program in programs:
                 exec(program, names)

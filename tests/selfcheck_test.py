@@ -4,6 +4,7 @@ import json
 from unittest import mock
 
 import numpy as np
+import pytest
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -40,11 +41,15 @@ class CasesTest(parameterized.TestCase):
         self.assertLen(set(names), len(names))
 
 
-class MainTest(absltest.TestCase):
+class MainTest(parameterized.TestCase):
+    @parameterized.parameters(
+        "pipeline, zb_v", ("pipeline, pipedream", "all axes")
+    )
+    @pytest.mark.crossing(every=2)
     @mock.patch.dict(measure._WIDTHS, CPU=128)
-    def test_what_works_is_as_near_as_it_says(self):
+    @mock.patch.object(measure, "_SECONDS", 0.0)
+    def test_what_works_is_as_near_as_it_says(self, *names):
         all_cases = dict(selfcheck.cases(4))
-        names = ["pipeline, zb_v", "pipeline, pipedream", "all axes"]
         code, out = _main(
             lambda _: ((name, all_cases[name]) for name in names), "--json"
         )

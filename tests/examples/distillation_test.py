@@ -99,7 +99,7 @@ class DistillationTest(tf.test.TestCase, parameterized.TestCase):
         (dict(data=2, pipeline=2, model=2),),
         (dict(data=2, model=2), 2),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_as_on_one_device(self, axes, num_microbatches=1):
         weights = {n: RANDOM.uniform(size=24) for n in ("hard", "soft")}
         expected = distilled(sample_weight=weights)

@@ -33,7 +33,7 @@ _WITH_SMALL_PRODUCTS = """
 import runpy
 from tfscale.plan import measure
 
-measure._WIDTHS["CPU"] = 128
+measure._WIDTHS["CPU"], measure._SECONDS = 128, 0.0
 runpy.run_module("examples.train_gpt", run_name="__main__", alter_sys=True)
 """
 

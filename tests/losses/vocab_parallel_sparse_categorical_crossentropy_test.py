@@ -223,7 +223,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
         build=[inferred, capped, explicit],
         policy=["float32", "mixed_bfloat16"],
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_no_device_has_all_logits_in_a_training_step(self, build, policy):
         keras.config.set_dtype_policy(policy)
         shapes = self.shapes_of_a_step(build, Loss(label_smoothing=0.1))

@@ -114,6 +114,7 @@ class DrawsOfReplicasTest(parameterized.TestCase):
         ("pipeline", dict(data=2, pipeline=2, microbatches=2)),
         ("all", dict(data=2, pipeline=2, model=2, microbatches=2)),
     )
+    @pytest.mark.crossing(every=4)
     def test_no_two_rows_have_the_same_mask(self, arguments):
         found = masks(**arguments)
         self.assertLen({mask for step in found for mask in step}, 2 * ROWS)
@@ -133,7 +134,7 @@ class DrawsOfReplicasTest(parameterized.TestCase):
         ({}, dict(microbatches=1)),
         ({}, dict(zero_stage=1)),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=7)
     def test_they_are_the_same_for_any_division_of_stages_and_ranks(
         self, options, division
     ):

@@ -9,6 +9,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -73,6 +74,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_same(self, one, many)
 
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_jit_compile(self, num_replicas):
         rows = job(dict(x=FEATURES[:24], y=LABELS[:24], batch_size=8))
         xla = dataclasses.replace(
@@ -108,6 +110,7 @@ class SameNumbersTest(parameterized.TestCase):
         ("mixed_float16", 4.5 * 2.0**-10),
         ("mixed_bfloat16", 4.5 * 2.0**-7),
     )
+    @pytest.mark.crossing(every=2)
     def test_mixed_precision(self, policy, rtol):
         # Both sides round gradients of weights to half precision: one that of
         # the batch, the other those of the microbatches.
@@ -216,6 +219,7 @@ PROGRAM = """
 import sys
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 model = keras.models.load_model(sys.argv[1])
 assert "tfscale" not in sys.modules

@@ -122,7 +122,7 @@ OPTIMIZERS = dict(
 
 class OptimizersTest(parameterized.TestCase):
     @parameterized.named_parameters(every_optimizer())
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_every_optimizer(self, kind):
         # Larger than the gradients' rounding errors, where one divides.
         options = {"learning_rate": 0.01}
@@ -135,7 +135,7 @@ class OptimizersTest(parameterized.TestCase):
         self.check(job(functools.partial(kind, **options)))
 
     @parameterized.named_parameters(OPTIMIZERS.items())
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_options(self, optimizer):
         self.check(job(optimizer))
 

@@ -190,7 +190,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         ("gpt", dict(data=2, model=2)),
         ("gpt", dict(pipeline=2, model=2)),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing
     def test_in_each_combination(self, name, axes):
         self.assertSameAsOneDevice(name, **axes)
 

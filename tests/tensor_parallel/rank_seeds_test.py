@@ -283,6 +283,7 @@ class TrainingTest(tf.test.TestCase, parameterized.TestCase):
         expected.logs.pop("accuracy", None)
         same_numbers.assert_same(self, expected, found)
 
+    @pytest.mark.crossing
     def test_draws_of_wholes_in_a_pipeline_are_those_without_ranks(self):
         same_numbers.assert_same(
             self,

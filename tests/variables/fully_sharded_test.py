@@ -462,6 +462,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(collections.Counter(in_backward), {True: 4, False: 6})
 
     @parameterized.parameters("tied", "penalised")
+    @pytest.mark.crossing(every=2)
     def test_no_more_is_alive_in_whatever_order_operations_run(self, name):
         graph, gathers, states = self.step_graph(JOBS[name])
         for seed in range(20):

@@ -166,6 +166,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             check_parts(self, outcome, size[0], size[2])
 
     @parameterized.parameters(3, 4)
+    @pytest.mark.crossing(every=2)
     def test_of_one_device_on_more_replicas(self, data):
         job = dataclasses.replace(
             JOBS["adam"], data={**JOBS["adam"].data, "batch_size": 12}

@@ -8,6 +8,7 @@ import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -155,6 +156,7 @@ class PlantedBottleneckTest(tf.test.TestCase, parameterized.TestCase):
             "augment",
         ),
     )
+    @pytest.mark.crossing(every=2)
     def test_a_stage_of_a_pipeline(self, kwargs, stage):
         pipeline = data.pipeline(
             data.arrays(np.arange(100_000)),

@@ -3,6 +3,7 @@ import os
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -245,6 +246,7 @@ class LookedAtTest(tf.test.TestCase, parameterized.TestCase):
             (16, lambda p, _: p.take(p.batches_left)),
         ),
     )
+    @pytest.mark.crossing(every=2)
     def test_no_epoch_is_left_out(self, make, *cases):
         strategy = make()
         models = []

@@ -111,7 +111,7 @@ class LoopTest(parameterized.TestCase):
         ("interleaved", (2, 16), dict(schedule="interleaved")),
         ("replicas", (2, 9, 2), {}),
     )
-    @pytest.mark.crossing(every=5)
+    @pytest.mark.crossing(every=9)
     def test_state_masks_and_what_layers_add(self, sizes, options):
         self.check(job(), *sizes, **options)
 
@@ -130,6 +130,7 @@ class LoopTest(parameterized.TestCase):
     def test_stages_that_xla_compiles(self):
         self.check(job(build_dense, jit_compile=True), 2, 9)
 
+    @pytest.mark.crossing
     def test_a_loss_of_the_user(self):
         self.check(job(build_dense, own_loss=True), 2, 9)
 

@@ -5,6 +5,7 @@ import os
 import keras
 import keras_hub
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -26,6 +27,7 @@ class ResumingTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
         (dict(pipeline=2), {}), (dict(data=2, pipeline=2), dict(zero_stage=1))
     )
+    @pytest.mark.crossing(every=2)
     def test_a_saved_model_trains_on_with_its_slots(self, axes, options):
         # It was refused: loaded without its optimizer it began anew.
         plain = build()

@@ -318,6 +318,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             outcome, _ = train("two_lengths", 2)
         same_numbers.assert_same(self, one_device("two_lengths"), outcome)
 
+    @pytest.mark.crossing
     def test_in_lower_precision(self):
         # As for sharded layers alone: see the tolerance there.
         keras.config.set_dtype_policy("mixed_bfloat16")
