@@ -548,6 +548,37 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         bias = model.layers[1].bias
         self.assertEqual(bias.value.values[0].shape, (32,))
 
+    def test_small_weights_stay_whole_with_their_slots(self):
+        same_numbers.reset()
+        mesh = tfscale.device_mesh(data=2)
+        with tfscale.MeshStrategy(mesh, zero_stage=3).scope():
+            model = keras.Sequential(
+                [keras.Input((32,)), keras.layers.Dense(128)]
+            )
+            model.compile(keras.optimizers.Adam(1e-2), "mse")
+            model.optimizer.build(model.trainable_variables)
+        shapes = {
+            tuple(variable.shape): {
+                tuple(component.shape) for component in variable.value.values
+            }
+            for variable in (*model.variables, *model.optimizer.variables[2:])
+        }
+        self.assertEqual(shapes, {(32, 128): {(16, 128)}, (128,): {(128,)}})
+
+    def test_no_weight_is_read_to_know_how_its_slots_are_sharded(self):
+        model = self.model()
+        strategy, kernel = (
+            model.distribute_strategy,
+            model.layers[1].kernel.value,
+        )
+        states = strategy.extended.optimizer_states
+        with (
+            strategy.scope(),
+            mock.patch.object(type(kernel), "_whole") as whole,
+        ):
+            self.assertEqual(states.dim_of(kernel), 0)
+        whole.assert_not_called()
+
     def test_values_are_whole_from_outside(self):
         plain = mlp()
         model = self.model()

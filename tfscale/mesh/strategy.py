@@ -56,9 +56,10 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             stage 1. In stage 3 it also has 1 / D of the weights of at least
             4096 elements: they are gathered where they are read, in the forward
             and again in the backward, and their gradients are
-            reduce-scattered. A layout that names `"data"` chooses the dim. A
-            variable with no such dim stays whole. Over several workers each
-            divides over its own replicas.
+            reduce-scattered; smaller ones stay whole, with their slots. A
+            layout that names `"data"` chooses the dim. A variable with no such
+            dim stays whole. Over several workers each divides over its own
+            replicas.
         sequence_parallel: Whether activations are sharded along the sequence,
             dim 1 of `(batch, sequence, features)`, where they would be the
             same on all model ranks: between a layer whose sum over ranks makes

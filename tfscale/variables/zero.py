@@ -38,8 +38,9 @@ from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import value_of
 from tfscale.variables.sharding import Sharding
 
-# Smaller weights, in elements, stay whole in stage 3: to gather one costs more
-# than it saves (`stage3_param_persistence_threshold` of DeepSpeed).
+# Smaller weights, in elements, stay whole in stage 3, slots and all: to gather
+# one costs more than it saves (`stage3_param_persistence_threshold` of
+# DeepSpeed).
 MIN_ELEMENTS = 4096
 
 
@@ -110,11 +111,20 @@ class OptimizerStateSharding:
         """
         # Keras overwrites a scale of float8 with its gradient; an optimizer
         # does not update it.
-        if not self.are_sharded or getattr(
-            variable, "overwrite_with_gradient", False
-        ):
-            return sharding_of(variable)
-        return sharding_of(variable).over_data()
+        # Only one of Keras says so; asked, a distributed one reads its value.
+        is_overwritten = (
+            isinstance(variable, keras.Variable)
+            and variable.overwrite_with_gradient
+        )
+        sharding = sharding_of(variable)
+        if not self.are_sharded or is_overwritten or self._is_small(sharding):
+            return sharding
+        return sharding.over_data()
+
+    def _is_small(self, sharding):
+        """Whether a weight stays whole, slots and all."""
+        size = math.prod(sharding.shape)
+        return self.are_weights_sharded and size < MIN_ELEMENTS
 
     def dim_of(self, variable) -> int | None:
         """The dim of a shard that the replicas divide, or None."""
