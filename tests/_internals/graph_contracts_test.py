@@ -46,6 +46,33 @@ class GraphTest(tf.test.TestCase):
 
         run(tf.constant(3.0))
 
+    @holds("eager.record", "could_possibly_record")
+    def test_a_tape_that_is_around_may_record(self):
+        x = tf.constant(3.0)
+
+        @tf.custom_gradient
+        def same(x):
+            def backward(gradient):
+                found.append(symbols.record.could_possibly_record())
+                return gradient
+
+            return tf.identity(x), backward
+
+        @tf.function
+        def run(x):
+            with tf.GradientTape() as outer:
+                outer.watch(x)
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = same(x)
+                tape.gradient(y, x)
+                z = same(x)
+            return outer.gradient(z, x)
+
+        found = []
+        run(x)
+        self.assertEqual(found, [True, False])
+
     def test_the_backward_of_a_tape_has_a_scope_of_its_own(self):
         @tf.function
         def run(x):

@@ -441,6 +441,22 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(gathers, 2 * (6 + 3))
         self.assertEqual(collections.Counter(in_backward), {True: 4, False: 6})
 
+    def test_a_step_has_few_more_operations(self):
+        """Each takes time, in the first step most of all."""
+        deep = job(functools.partial(mlp, depth=6))
+        graph, gathers, _ = self.step_graph(deep)
+        model = train(deep, 0).model
+        x, y = (tf.constant(deep.data[key][:8]) for key in "xy")
+        strategy = model.distribute_strategy
+        step = tf.function(
+            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
+            autograph=False,
+        )
+        whole = step.get_concrete_function(x, y).graph
+        more = len(graph.get_operations()) - len(whole.get_operations())
+        # A gather: the gate, the concatenation, its dim.
+        self.assertLessEqual(more, 3 * len(gathers))
+
     def test_microbatches_gather_again_in_their_loop(self):
         """Of 6 kernels the backward of a microbatch has 2, and needs 5."""
         noted, deep = [], job(functools.partial(mlp, depth=6))

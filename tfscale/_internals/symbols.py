@@ -90,6 +90,7 @@ from keras.src.trainers.trainer import model_supports_jit as model_supports_jit
 # to it.
 from tensorflow.core.protobuf import device_properties_pb2 as device_properties  # noqa: F401
 from tensorflow.python.eager import context as eager_context  # noqa: F401
+from tensorflow.python.eager import record as record
 from tensorflow.python.grappler import cluster as grappler_cluster  # noqa: F401
 from tensorflow.python.grappler import tf_optimizer as tf_optimizer
 

@@ -190,6 +190,9 @@ TENSORFLOW = {
     ".__init__": {
         "_unique_id": "order of creation; how optimizers know variables",
     },
+    "tensorflow.python.eager.record": {
+        "could_possibly_record": "whether a tape may see a sum over replicas",
+    },
     "tensorflow.python.eager.context": {
         "context": "how the outermost function of a step is run",
         "FunctionCallOptions": "without Grappler",

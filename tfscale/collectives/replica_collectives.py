@@ -84,11 +84,22 @@ def _merge(merge, tensors):
     """Calls `merge(strategy, *values)`, each value with one of each thread."""
     if not tensors:
         return []
-    copies = []
-    for tensor in tensors:
-        # Threads that pass the same tensor object would merge to one tensor.
-        # A copy stays on the device of its stage.
-        with tf.device(tensor.device):
-            copies.append(tf.identity(tensor))
+    # A tensor without a device gets this thread's.
+    placed = [x if x.device else tf.identity(x) for x in tensors]
+
+    def of_threads(strategy, given):
+        values = given.values if reducer.is_of_threads(given) else [given]
+        return merge(
+            strategy,
+            *(
+                symbols.distribute_utils.regroup(
+                    each, always_wrap=len(each) > 1
+                )
+                for each in zip(*(get() for get in values))
+            ),
+        )
+
+    # Threads that pass the same tensor object would merge to one tensor, so
+    # each passes a function.
     context = tf.distribute.get_replica_context()
-    return context.merge_call(merge, args=tuple(copies))
+    return context.merge_call(of_threads, args=(lambda: placed,))

@@ -124,15 +124,20 @@ class ShardedVariable(MeshVariable):
         )
 
     def _gathered(self):
-        value = super()._dense_var_to_tensor()
         sharding = self._sharding
         if self._is_divided_weight():
+            # The gradient of a gather is dense.
+            value = self._get_on_device_or_primary().value()
             states = self.distribute_strategy.extended.optimizer_states
             value = weight_gather.gathered(
                 value, sharding.data_dim, states.max_gathered_bytes
             )
-        elif sharding.data_dim is not None:
-            (value,) = replica_collectives.gather([value], [sharding.data_dim])
+        else:
+            value = super()._dense_var_to_tensor()
+            if sharding.data_dim is not None:
+                (value,) = replica_collectives.gather(
+                    [value], [sharding.data_dim]
+                )
         if sharding.model_dim is not None and not self._is_shard_of_rank():
             value = collectives.gather_from_ranks(value, sharding.model_dim)
         return value

@@ -181,26 +181,37 @@ def is_view(op: tf.Operation, tensor: tf.Tensor) -> bool:
 
 def _gather(shard, dim):
     (whole,) = replica_collectives.gather([shard], [dim])
-    # No gradient is defined: `custom_gradient` looks for variables behind it.
-    return tf.stop_gradient(whole)
+    return whole
+
+
+def _scatter(gradient, dim):
+    (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
+    return summed
 
 
 def _with_gradient(forward, dim, note=lambda gradient: None):
     @tf.custom_gradient
-    def scatter(gradient):
-        (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
-        return tf.stop_gradient(summed), _refuse_second_derivative
+    def scatter_once(gradient):
+        summed = tf.stop_gradient(_scatter(gradient, dim))
+        return summed, _refuse_second_derivative
 
     @tf.custom_gradient
     def gather(shard):
         def backward(gradient):
-            # Sparse rows of a lookup become dense.
-            gradient = tf.convert_to_tensor(gradient)
-            if gradient.shape == shard.shape:
-                # `tf.recompute_grad` differentiates by variable, so this
-                # gradient is reduced and scattered already.
-                return gradient
-            summed = scatter(gradient)
+            # It may be the last operation of a tape, and is named like
+            # TensorFlow's: see step/checks/changed_gradients.py.
+            with tf.name_scope(BACKWARD):
+                # Sparse rows of a lookup become dense.
+                gradient = tf.convert_to_tensor(gradient)
+                if gradient.shape == shard.shape:
+                    # `tf.recompute_grad` differentiates by variable, so this
+                    # gradient is reduced and scattered already.
+                    return tf.identity(gradient)
+                if symbols.record.could_possibly_record():
+                    # Another tape is around this one.
+                    summed = scatter_once(gradient)
+                else:
+                    summed = _scatter(gradient, dim)
             note(summed)
             return summed
 
