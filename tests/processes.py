@@ -29,25 +29,37 @@ import pytest
 
 from tests import forked_python
 
-# The dearest files, which begin first: none is left alone in the end, with one
-# core, while the others have nothing to do.
+# The dearest files begin first: none is left alone in the end, with one core,
+# while the others have nothing to do. Those that mostly wait are between them,
+# apart from each other, or no core would work while they do.
 _FIRST = (
     "tests/mesh/workers_test.py",
     "tests/backup/kill_matrix_test.py",
-    "tests/tensor_parallel/sequence_parallel/sequence_test.py",
+    "tests/launch/launch_test.py",
     "tests/variables/fully_sharded_test.py",
     "tests/readme_test.py",
-    "tests/step/runners/gradient_accumulation_test.py",
     "tests/data/explaining/explain_test.py",
+    "tests/step/every_layer_test.py",
+    "tests/tensor_parallel/sequence_parallel/sequence_test.py",
+    "tests/callbacks/input_wait_test.py",
+    "tests/tensor_parallel/models_test.py",
     "tests/backup/workers_test.py",
+    "tests/parameter_server/two_workers_test.py",
+    "tests/step/runners/gradient_accumulation_test.py",
     "tests/mesh/remote_test.py",
+    "tests/cluster/preflight_test.py",
     "tests/variables/zero_memory_test.py",
     "tests/pipeline/fit_test.py",
-    "tests/examples/train_gpt_test.py",
-    "tests/examples/finetune_causal_lm_test.py",
-    "tests/launch/launch_test.py",
-    "tests/parameter_server/two_workers_test.py",
     "tests/cluster/lost_worker_test.py",
+    "tests/examples/train_gpt_test.py",
+    "tests/step/checks/metric_trial_test.py",
+    "tests/cluster/reception_test.py",
+    "tests/examples/finetune_causal_lm_test.py",
+    "tests/mesh/models/loading_test.py",
+    "tests/cluster/liveness/survivors_test.py",
+    "tests/tensor_parallel/int8_test.py",
+    "tests/variables/zero_test.py",
+    "tests/cluster/liveness/failure_detector_test.py",
 )
 MAX_BYTES = 2.5 * 2**30
 MAX_SECONDS = 600.0
