@@ -1,6 +1,8 @@
-"""TensorFlow's own strategy over two devices, for what has to run under it."""
+"""Strategies over two devices, for what has to run under them."""
 
 import tensorflow as tf
+
+import tfscale
 
 
 def mirrored() -> tf.distribute.MirroredStrategy:
@@ -12,3 +14,12 @@ def mirrored() -> tf.distribute.MirroredStrategy:
         ["CPU:0", "CPU:1"],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
+
+
+def named(name: str | None) -> tf.distribute.Strategy:
+    """That of TensorFlow, of a mesh, or else of one device."""
+    if name == "mirrored":
+        return mirrored()
+    if name == "mesh":
+        return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+    return tf.distribute.get_strategy()

@@ -27,10 +27,7 @@ def mixins(instance):
 def on(mesh, layouts=None):
     """The strategy of a mesh."""
     same_numbers.reset()
-    layout_map = keras.distribution.LayoutMap(mesh)
-    for pattern, layout in (layouts or {}).items():
-        layout_map[pattern] = layout
-    return tfscale.MeshStrategy(mesh, layout_map)
+    return tfscale.MeshStrategy(mesh, layouts)
 
 
 def train(wrap, strategy, callbacks=()):

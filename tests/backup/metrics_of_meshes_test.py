@@ -25,6 +25,7 @@ MESHES = (
     dict(data=2, model=2),
     dict(pipeline=2),
 )
+LAYOUTS = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
 
 
 class Interrupted(Exception):
@@ -47,12 +48,8 @@ class Interrupt(keras.callbacks.Callback):
 def history(axes, *callbacks):
     same_numbers.reset()
     mesh = tfscale.device_mesh(**axes)
-    layout_map = None
-    if "model" in axes:
-        layout_map = keras.distribution.LayoutMap(mesh)
-        layout_map[".*up/kernel"] = (None, "model")
-        layout_map[".*down/kernel"] = ("model", None)
-    with tfscale.MeshStrategy(mesh, layout_map).scope():
+    layouts = LAYOUTS if "model" in axes else None
+    with tfscale.MeshStrategy(mesh, layouts).scope():
         up = keras.layers.Dense(4, "tanh", name="up")
         down = keras.layers.Dense(1, name="down")
         model = keras.Sequential([keras.Input((4,)), up, down])

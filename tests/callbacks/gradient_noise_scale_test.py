@@ -37,13 +37,14 @@ def quadratic(rate=0.0):
 
 
 def on_mesh(layout=None, *, zero_stage=0, **axes):
-    mesh = tfscale.device_mesh(**axes)
-    layout_map = None
+    layouts = None
     if layout:
-        layout_map = keras.distribution.LayoutMap(mesh)
-        layout_map[".*first/kernel"] = (None, "model")
-        layout_map[".*second/kernel"] = ("model", None)
-    return tfscale.MeshStrategy(mesh, layout_map, zero_stage=zero_stage)
+        layouts = {
+            ".*first/kernel": (None, "model"),
+            ".*second/kernel": ("model", None),
+        }
+    mesh = tfscale.device_mesh(**axes)
+    return tfscale.MeshStrategy(mesh, layouts, zero_stage=zero_stage)
 
 
 class NoiseTest(tf.test.TestCase, parameterized.TestCase):

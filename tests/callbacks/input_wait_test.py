@@ -7,7 +7,6 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
-import tfscale
 from tests import strategies
 from tfscale.callbacks.input_wait import InputWait
 
@@ -63,14 +62,6 @@ class Slow(keras.layers.Layer):
         return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
 
 
-def _strategy(name):
-    if name == "mirrored":
-        return strategies.mirrored()
-    if name == "mesh":
-        return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
-    return tf.distribute.get_strategy()
-
-
 def _model():
     model = keras.Sequential([keras.layers.Dense(8)])
     model.compile("sgd", "mse")
@@ -81,7 +72,7 @@ class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("one", "mirrored", "mesh")
     def test_warns_once_when_training_waits(self, strategy):
         wait = InputWait(threshold=0.3, num_steps=10)
-        with _strategy(strategy).scope():
+        with strategies.named(strategy).scope():
             model = _model()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -125,7 +116,7 @@ class InputWaitTest(tf.test.TestCase, parameterized.TestCase):
         dataset = _made_on_demand(100)
         if strategy == "mesh":
             dataset = dataset.prefetch(2)
-        with _strategy(strategy).scope():
+        with strategies.named(strategy).scope():
             model = keras.Sequential([Slow(), keras.layers.Dense(8)])
             model.compile("sgd", "mse")
         history = model.fit(wait.watch(dataset), verbose=0, callbacks=[wait])

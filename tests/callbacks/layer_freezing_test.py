@@ -62,13 +62,15 @@ def on_one_device(optimizer=None, freezing=None):
 
 
 def mesh(layout=False, zero_stage=0, **axes):
-    device_mesh = tfscale.device_mesh(**axes)
-    layout_map = None
+    layouts = None
     if layout:
-        layout_map = keras.distribution.LayoutMap(device_mesh)
-        layout_map[".*d0/kernel"] = (None, "model")
-        layout_map[".*d1/kernel"] = ("model", None)
-    return tfscale.MeshStrategy(device_mesh, layout_map, zero_stage=zero_stage)
+        layouts = {
+            ".*d0/kernel": (None, "model"),
+            ".*d1/kernel": ("model", None),
+        }
+    return tfscale.MeshStrategy(
+        tfscale.device_mesh(**axes), layouts, zero_stage=zero_stage
+    )
 
 
 class LayerFreezingTest(tf.test.TestCase, parameterized.TestCase):

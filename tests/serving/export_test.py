@@ -127,12 +127,8 @@ def on_mesh(build=build, **axes):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     mesh = tfscale.device_mesh(**axes)
-    layout_map = None
-    if "model" in axes:
-        layout_map = keras.distribution.LayoutMap(mesh)
-        for pattern, layout in LAYOUTS.items():
-            layout_map[pattern] = layout
-    with tfscale.MeshStrategy(mesh, layout_map).scope():
+    layouts = LAYOUTS if "model" in axes else None
+    with tfscale.MeshStrategy(mesh, layouts).scope():
         model = build()
         if "pipeline" in axes:
             model = tfscale.PipelineModel(model, num_microbatches=3)

@@ -19,6 +19,7 @@ AXES = (
     {"pipeline": 2, "model": 2},
     {"data": 2, "pipeline": 2, "model": 2},
 )
+LAYOUTS = {".*up/kernel": (None, "model"), ".*down/kernel": ("model", None)}
 
 
 def build():
@@ -51,12 +52,8 @@ def compiled(model):
 def on_mesh(axes):
     keras.utils.clear_session()
     mesh = tfscale.device_mesh(**axes)
-    layout_map = None
-    if "model" in axes:
-        layout_map = keras.distribution.LayoutMap(mesh)
-        layout_map[".*up/kernel"] = (None, "model")
-        layout_map[".*down/kernel"] = ("model", None)
-    with tfscale.MeshStrategy(mesh, layout_map).scope():
+    layouts = LAYOUTS if "model" in axes else None
+    with tfscale.MeshStrategy(mesh, layouts).scope():
         model = build()
         if "pipeline" in axes:
             model = tfscale.PipelineModel(model, num_microbatches=2)

@@ -109,6 +109,16 @@ def sharded(name, data, pipeline=None, model=1):
     )
 
 
+def graph_of_step(model):
+    strategy = model.distribute_strategy
+    step = tf.function(
+        lambda x, y: strategy.run(model.train_step, args=((x, y),)),
+        autograph=False,  # as in `fit`
+    )
+    data = tf.zeros((8, 12)), tf.zeros((8, 12))
+    return step.get_concrete_function(*data).graph
+
+
 def check_parts(test, outcome, data, model=1):
     """Every slot is in parts, each where its weight is, and none is whole."""
     weights = {v.path.replace("/", "_"): v for v in outcome.model.variables}
@@ -258,14 +268,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
     def test_of_gradients_no_more_than_a_part_is_sent(self):
         """Sums of whole gradients are nowhere in the graph of a step."""
         model = sharded("adam", 2).model
-        strategy = model.distribute_strategy
-        step = tf.function(
-            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
-            autograph=False,  # as in `fit`
-        )
-        graph = step.get_concrete_function(
-            tf.zeros((8, 12)), tf.zeros((8, 12))
-        ).graph
+        graph = graph_of_step(model)
         sums = [op for op in graph.get_operations() if op.type == "AddN"]
         shapes = {tuple(op.outputs[0].shape) for op in sums}
         self.assertContainsSubset({(6, 24), (12, 12), (12,), (6,)}, shapes)
@@ -275,14 +278,7 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
     def test_gradients_are_summed_on_the_devices_of_their_stages(self):
         """They were sent to the device of the first stage."""
         model = sharded("constrained", 2, 2, 1).model
-        strategy = model.distribute_strategy
-        step = tf.function(
-            lambda x, y: strategy.run(model.train_step, args=((x, y),)),
-            autograph=False,  # as in `fit`
-        )
-        graph = step.get_concrete_function(
-            tf.zeros((8, 12)), tf.zeros((8, 12))
-        ).graph
+        graph = graph_of_step(model)
         # Parts of kernels, of which the stages have one each.
         devices = {"(6, 24)": set(), "(12, 12)": set()}
         for op in graph.get_operations():

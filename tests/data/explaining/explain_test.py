@@ -13,7 +13,6 @@ import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
 
-import tfscale
 from tests import strategies
 from tfscale import data
 
@@ -225,14 +224,6 @@ class DerivedTest(tf.test.TestCase):
         )
 
 
-def _strategy(name):
-    if name == "mirrored":
-        return strategies.mirrored()
-    if name == "mesh":
-        return tfscale.MeshStrategy(tfscale.device_mesh(data=2))
-    return tf.distribute.get_strategy()
-
-
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
     def _model(self, width):
         model = keras.Sequential([keras.layers.Dense(width) for _ in range(2)])
@@ -266,7 +257,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters("one", "mirrored", "mesh")
     def test_the_model_is_afterwards_what_it_was(self, strategy):
-        with _strategy(strategy).scope():
+        with strategies.named(strategy).scope():
             model = self._model(64)
         history = model.fit(self._rows(0, 64).take(2), verbose=0)
         variables = [*model.variables, *model.optimizer.variables]
@@ -290,7 +281,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
                 same = tf.numpy_function(see, [x], x.dtype)
                 return tf.ensure_shape(same, x.shape)
 
-        with _strategy("mirrored").scope():
+        with strategies.mirrored().scope():
             model = keras.Sequential([Seeing(), keras.layers.Dense(4)])
             model.build((None, 4))
             model.compile("sgd", "mse")
