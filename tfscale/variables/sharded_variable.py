@@ -77,9 +77,7 @@ class ShardedVariable(MeshVariable):
         """The value as a tensor."""
         return tf.convert_to_tensor(self)
 
-    def read_value(self):
-        """The value as a tensor."""
-        return tf.convert_to_tensor(self)
+    read_value = value
 
     def _is_local(self):
         if tf.distribute.in_cross_replica_context():

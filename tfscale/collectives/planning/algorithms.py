@@ -32,8 +32,6 @@ from tfscale.collectives.planning.collective_plan import CollectivePlan
 from tfscale.collectives.planning.contents import checked_root
 from tfscale.collectives.planning.send import Send
 
-Rounds = list[list[Send]]
-
 
 def direct(
     operation: str, num_devices: int, *, root: int | None = None
