@@ -167,7 +167,7 @@ TENSORFLOW = {
         "_output_shapes": "what operations are counted by",
     },
     "tensorflow.python.framework.ops.Operation": {
-        "_update_input": "a backward computes with a weight gathered again",
+        "_update_input": "operations get another tensor of the same value",
     },
     "tensorflow.python.framework.ops.Operation.colocation_groups": {
         "_class": "left out where the others of a group are elsewhere",

@@ -106,7 +106,14 @@ def scatter_to_ranks(x, dim: int):
 
 def gather_from_ranks(x, dim: int):
     """All ranks' shards of a tensor, which all ranks use alike."""
-    whole = _with_gradient(concat_over_ranks, scatter_to_ranks, x, dim)
+
+    def shard_of(gradient, dim):
+        # `keras.remat` gives the gradient of the variable, which is the shard.
+        if x.shape.is_fully_defined() and gradient.shape == x.shape:
+            return gradient
+        return scatter_to_ranks(gradient, dim)
+
+    whole = _with_gradient(concat_over_ranks, shard_of, x, dim)
     if num_ranks() > 1 and not tf.executing_eagerly():
         shards = _gathered.setdefault(whole.graph, {})
         shards[whole.name] = x.name, dim

@@ -5,7 +5,6 @@ accelerators have one beside them.
 """
 
 import collections
-import contextlib
 import gc
 import re
 import weakref
@@ -17,7 +16,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
-from tfscale._internals import symbols
+from tests import executed_functions
 from tfscale.pipeline import PipelineModel
 from tfscale.pipeline.planning.looped_schedules import interleaved
 
@@ -60,27 +59,6 @@ def short(device):
     return device.split("device:")[-1]
 
 
-@contextlib.contextmanager
-def executed_functions():
-    """Yields a list that gets what TensorFlow instantiates to run it.
-
-    Each entry is a function as it runs: one graph per device.
-    """
-    found = []
-    context = symbols.eager_context.context()
-    context.enable_run_metadata()
-    # TensorFlow goes on to collect once it has begun: what other tests ran.
-    context.export_run_metadata()
-    try:
-        yield found
-        found += [
-            graphs.partition_graphs
-            for graphs in context.export_run_metadata().function_graphs
-        ]
-    finally:
-        context.disable_run_metadata()
-
-
 def stages_of(partition):
     """The stages that the operations of one device belong to, by name."""
     found = (re.search("/stage_([0-9]+)/", n.name) for n in partition.node)
@@ -99,10 +77,10 @@ class PlacementTest(parameterized.TestCase):
         self, schedule, recompute
     ):
         strategy = mesh_strategy(3, 2)
-        with executed_functions() as found:
+        with executed_functions.executed_functions() as found:
             train(strategy, ["b", "c"], schedule=schedule, recompute=recompute)
         # The largest: the step. One graph per device and one of the host.
-        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
+        step = executed_functions.largest(found)
         partitions = {short(graph.node[0].device): graph for graph in step}
         self.assertCountEqual(partitions, [f"CPU:{i}" for i in range(7)])
         for device, graph in partitions.items():
@@ -182,9 +160,9 @@ class PlacementTest(parameterized.TestCase):
                 model, NUM_MICROBATCHES, schedule, ["b", "c", "d"]
             )
             pipeline.compile("adam", "mse")
-        with executed_functions() as found:
+        with executed_functions.executed_functions() as found:
             pipeline.fit(np.ones((8, 7)), np.ones((8, 7)), verbose=0)
-        step = max(found, key=lambda graphs: sum(len(g.node) for g in graphs))
+        step = executed_functions.largest(found)
         for graph in step:
             device = short(graph.node[0].device)
             self.assertEqual(

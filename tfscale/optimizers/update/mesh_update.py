@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.collectives import replica_collectives
+from tfscale.graphs.split_identities import split_identities
 from tfscale.mesh import device_grid
 from tfscale.mesh import gradient_reduction
 from tfscale.optimizers.lars import has_ratio
@@ -85,6 +86,8 @@ class MeshUpdate:
             graph = tf.compat.v1.get_default_graph()
             before = graph.version
             result = apply(grads, given_variables)
+        if not tf.executing_eagerly():
+            split_identities(graph)
         if self.extended.has_several_replicas:
             optimizer_checks.check_draws(optimizer, graph, before)
         if in_branch:
