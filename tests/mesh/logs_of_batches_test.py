@@ -22,6 +22,20 @@ LAYOUTS = {
 }
 
 
+class Sum(keras.metrics.Metric):
+    """Its result is a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum = self.add_variable((), "zeros")
+
+    def update_state(self, values):
+        self.sum.assign_add(keras.ops.sum(values))
+
+    def result(self):
+        return self.sum
+
+
 class Logs(keras.callbacks.Callback):
     """Notes the logs of all batches."""
 
@@ -141,6 +155,12 @@ class LogsOfBatchesTest(parameterized.TestCase):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
                 self.error = keras.metrics.MeanAbsoluteError("error")
+                self.sum = Sum()
+
+            def results(self, y, y_pred):
+                self.error.update_state(y, y_pred)
+                self.sum.update_state(y)
+                return {"mae": self.error.result(), "y": self.sum.result()}
 
             def train_step(self, data):
                 x, y = data
@@ -150,13 +170,11 @@ class LogsOfBatchesTest(parameterized.TestCase):
                 variables = self.trainable_variables
                 gradients = tape.gradient(loss, variables)
                 self.optimizer.apply(gradients, variables)
-                self.error.update_state(y, y_pred)
-                return {"mae": self.error.result()}
+                return self.results(y, y_pred)
 
             def test_step(self, data):
                 x, y = data
-                self.error.update_state(y, self(x))
-                return {"mae": self.error.result()}
+                return self.results(y, self(x))
 
         def found(strategy=None):
             same_numbers.reset()
@@ -173,7 +191,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
                 )
             model.fit(X, Y, 5, verbose=0, shuffle=False, callbacks=callbacks)
             model.evaluate(X, Y, 5, verbose=0, callbacks=[logs])
-            return [each["mae"] for each in logs.found]
+            return [[each["mae"], each["y"]] for each in logs.found]
 
         mesh = tfscale.device_mesh(data=2)
         np.testing.assert_allclose(

@@ -269,15 +269,15 @@ def _results_by_name(model, scope):
 def _flat(logs):
     if isinstance(logs, dict):
         return [
-            (name, tf.convert_to_tensor(value))
+            (name, value)
             for name, each in sorted(logs.items())
             for value in keras.tree.flatten(each)
         ]
-    return [(None, tf.convert_to_tensor(x)) for x in keras.tree.flatten(logs)]
+    return [(None, value) for value in keras.tree.flatten(logs)]
 
 
 def _tensors(logs):
-    return [tensor for _, tensor in _flat(logs)]
+    return [tf.convert_to_tensor(value) for _, value in _flat(logs)]
 
 
 def _sum_dtype(dtype):
