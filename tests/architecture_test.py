@@ -98,6 +98,7 @@ CHANGED_OF_KERAS = {
     ("tfscale/adapters/epochs.py", "in_place.put of epochs"),
     ("tfscale/adapters/cached_activations.py", "in_place.put of prefix"),
     ("tfscale/adapters/cached_activations.py", "in_place.put of suffix"),
+    ("tfscale/adapters/cached_activations.py", "in_place.put of wrapper"),
     ("tfscale/callbacks/layer_freezing.py", "layer.trainable"),
     ("tfscale/_internals/fitting.py", "epochs._current_iterator"),
     ("tfscale/_internals/fitting.py", "epochs._epoch_iterator"),
