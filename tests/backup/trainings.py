@@ -371,12 +371,8 @@ class Seen(keras.callbacks.Callback):
         self.steps, self.tested = state["steps"], state["tested"]
 
 
-class Board(keras.callbacks.TensorBoard):
-    """Writes scalars where TensorBoard is not installed, too."""
-
-    def __init__(self, folder):
-        super().__init__(folder + "-board", write_graph=False, update_freq=1)
-        self._file = folder + "-board.txt"
+class ScalarBoard(keras.callbacks.TensorBoard):
+    """Has scalars written by `_scalar`, without TensorBoard."""
 
     @property
     def summary(self):
@@ -385,6 +381,14 @@ class Board(keras.callbacks.TensorBoard):
             record_if=tf.summary.record_if,
             create_file_writer=tf.summary.create_file_writer,
         )
+
+
+class Board(ScalarBoard):
+    """Writes scalars to a file."""
+
+    def __init__(self, folder):
+        super().__init__(folder + "-board", write_graph=False, update_freq=1)
+        self._file = folder + "-board.txt"
 
     def _scalar(self, name, value, step):
         with open(self._file, "a") as file:

@@ -7,7 +7,6 @@ import os
 import pathlib
 import signal
 import time
-import types
 
 import keras
 import numpy as np
@@ -15,6 +14,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests.backup import trainings
 from tfscale.backup.files import committed
 from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
@@ -305,17 +305,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
     def test_steps_of_tensorboard_go_on(self):
         steps = []
 
-        class Recorded(keras.callbacks.TensorBoard):
-            """Writes scalars without TensorBoard, which is not there."""
-
-            @property
-            def summary(self):
-                return types.SimpleNamespace(
-                    scalar=self._scalar,
-                    record_if=tf.summary.record_if,
-                    create_file_writer=tf.summary.create_file_writer,
-                )
-
+        class Recorded(trainings.ScalarBoard):
             def _scalar(self, name, value, step):
                 if name == "batch_loss":
                     steps.append(step)

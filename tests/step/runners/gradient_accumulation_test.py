@@ -120,6 +120,14 @@ class OwnCall(keras.Model):
         return self.out(self.hidden(x))
 
 
+def half():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return whole_batch.dense()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 def own_step():
     plain = whole_batch.dense()
     return OwnStep(plain.input, plain.output)
@@ -338,14 +346,7 @@ class SameNumbersTest(parameterized.TestCase):
                 same_numbers.assert_close(found[name], expected[name], name)
 
     def test_sums_are_float32_in_mixed_precision(self):
-        def build():
-            keras.config.set_dtype_policy("mixed_float16")
-            try:
-                return whole_batch.dense()
-            finally:
-                keras.config.set_dtype_policy("float32")
-
-        job = same_numbers.Job(build, DATA)
+        job = same_numbers.Job(half, DATA)
         expected = same_numbers.plain(job)
         actual = accumulating(job, 4, 1, 1)
         same_numbers.assert_same(self, expected, actual, 2e-3)
@@ -358,16 +359,8 @@ class SameNumbersTest(parameterized.TestCase):
 
         Steps were left out that the whole batch makes.
         """
-
-        def build():
-            keras.config.set_dtype_policy("mixed_float16")
-            try:
-                return whole_batch.dense()
-            finally:
-                keras.config.set_dtype_policy("float32")
-
         job = same_numbers.Job(
-            build,
+            half,
             dict(x=X, y=Y, batch_size=16),
             lambda: keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(0.05), initial_scale=2.0**16
