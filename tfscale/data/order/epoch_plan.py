@@ -64,6 +64,12 @@ class EpochPlan:
         return self.num_steps * self.batches_per_step
 
     @property
+    def last_start(self):
+        """The last position at which there is a step left."""
+        lacks = self.global_batch if self.remainder == "drop" else 1
+        return self.limit - lacks
+
+    @property
     def end(self):
         """Records over all workers up to the last possible end of a batch."""
         steps = -(-self.limit // self.global_batch)

@@ -78,33 +78,48 @@ def normal(epoch, index, plan):
     `index` counts the records over all lines.
     """
     start = index // plan.lines if plan.lines > 1 else index
-    over = tf.cast(plan.steps_in(plan.limit - start) < 1, tf.int64)
+    over = tf.cast(start > plan.last_start, tf.int64)
     return epoch + over, start * (1 - over)
 
 
-def keys_of(where, records, positions, plan):
-    """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
+def moves_of(where, step, plan):
+    """From where to where each step moves the position, as a key has it.
 
-    `where` is a result of `epoch_start`; the others are int64 vectors.
+    `where` is a result of `epoch_start`, `step` an int64 vector.
     """
-    seed, epoch, start, steps, moving, final = where
-    shape = tf.shape(records)
-    step = (positions - start) // plan.global_batch
-    is_last = tf.equal(step, steps - 1)
-    moves = step >= moving
-    if plan.batches_per_step > 1:  # the last batch moves the position
-        moves &= tf.equal(positions, final)
+    _, _, start, steps, moving, _ = where
     here = start + step * plan.global_batch
     # The first step that moves it also counts the steps before.
     begin = tf.where(step > moving, here, start)
+    begin = tf.where(step >= moving, begin, NO_KEY)
+    is_last = tf.equal(step, steps - 1)
+    end = tf.where(is_last, tf.zeros_like(here), here + plan.global_batch)
+    return begin, end
+
+
+def keys_of(where, records, positions, plan, moves=None):
+    """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
+
+    `where` is a result of `epoch_start`; records and positions are int64
+    vectors. If all are of one step, `moves` is what `moves_of` says of it.
+    """
+    seed, epoch, start, _, _, final = where
+    shape = tf.shape(records)
+    if moves is None:
+        step = (positions - start) // plan.global_batch
+        begin, end = moves_of(where, step, plan)
+    else:
+        begin, end = (tf.fill(shape, each) for each in moves)
+    if plan.batches_per_step > 1:  # the last batch moves the position
+        begin = tf.where(tf.equal(positions, final), begin, NO_KEY)
     return tf.stack(
         [
             tf.fill(shape, seed),
             tf.fill(shape, epoch),
             records,
             tf.cast(positions < plan.num_records, tf.int64),
-            tf.where(moves, begin, NO_KEY),
-            tf.where(is_last, tf.zeros_like(here), here + plan.global_batch),
+            begin,
+            end,
         ],
         axis=1,
     )
@@ -115,14 +130,16 @@ def move(position, plan, keys):
 
     A position that was set since the batch before stays.
     """
-    epoch, begin = keys[0, EPOCH], tf.reduce_max(keys[:, FROM])
-    end = keys[0, TO]
+    _, epoch, _, _, begin, end = tf.unstack(keys[0])
+    if plan.batches_per_step > 1:  # which its last record says
+        begin = tf.reduce_max(keys[:, FROM])
     _, at_epoch, at_index = tf.unstack(position.state())
     found_epoch, found = normal(at_epoch, at_index, plan)
     moves = tf.equal(found_epoch, epoch) & tf.equal(found, begin)
     epoch += tf.cast(tf.equal(end, 0), tf.int64)
+    index = end * plan.lines if plan.lines > 1 else end
     change = tf.stack(
-        [0 * epoch, epoch - at_epoch, end * plan.lines - at_index]
+        [tf.zeros((), tf.int64), epoch - at_epoch, index - at_index]
     )
     # A sum starts faster than a condition; see the module.
     position.add(change * tf.cast(moves, tf.int64))
@@ -141,11 +158,13 @@ def indexed_keys(recipe, position):
         where = epoch_start(position, plan)
         step = tf.range(recipe.lane, where[3], recipe.num_lanes)
         length = plan.num_steps
-        head = repeated(where, tf.size(step))
+        # Of all steps at once: in each, it would be many operations.
+        moves = tf.stack(moves_of(where, step, plan), axis=1)
+        head = tf.concat([repeated(where, tf.size(step)), moves], 1)
         return declare(head, length), declare(step, length)
 
     def keys_of_step(head, step):
-        where = tf.unstack(head)
+        *where, begin, end = tf.unstack(head)
         seed, epoch, start, *_ = where
         first, size = plan.slice_of(step, start, tf.minimum)
         positions = records = tf.range(first, first + size)
@@ -155,7 +174,7 @@ def indexed_keys(recipe, position):
             records = recipe.source.order(records, seed, epoch, recipe.shuffle)
         elif recipe.shuffle:
             records = order.shuffled(records, plan.num_records, seed, epoch)
-        keys = keys_of(where, records, positions, plan)
+        keys = keys_of(where, records, positions, plan, (begin, end))
         return declare(keys, plan.slice_size)
 
     heads = single_device.map_on_host(
