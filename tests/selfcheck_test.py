@@ -45,9 +45,9 @@ class MainTest(parameterized.TestCase):
     @parameterized.parameters(
         "pipeline, zb_v", ("pipeline, pipedream", "all axes")
     )
-    @pytest.mark.crossing(every=2)
     @mock.patch.dict(measure._WIDTHS, CPU=128)
     @mock.patch.object(measure, "_SECONDS", 0.0)
+    @pytest.mark.crossing(every=2)
     def test_what_works_is_as_near_as_it_says(self, *names):
         all_cases = dict(selfcheck.cases(4))
         code, out = _main(
