@@ -44,7 +44,7 @@ def make(kind, axes, num_microbatches=1):
     with scope_of(axes):
         if kind == "gpt":
             model = build_gpt(6, 256, 64)
-            rows = np.random.randint(0, VOCABULARY, (128, 64))
+            rows = np.random.randint(0, VOCABULARY, (512, 64))
         else:
             layers = [
                 keras.layers.Dense(WIDTH, "relu", name=f"dense_{number}")
@@ -52,7 +52,7 @@ def make(kind, axes, num_microbatches=1):
             ]
             inputs = keras.Input((INPUTS,), name="x")
             model = keras.Sequential([inputs, *layers])
-            rows = np.random.normal(size=(512, INPUTS)).astype("float32")
+            rows = np.random.normal(size=(2048, INPUTS)).astype("float32")
         if kind == "int8":
             model.quantize("int8")
         if axes.get("pipeline", 1) > 1:
