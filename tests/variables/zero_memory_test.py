@@ -50,7 +50,8 @@ def pipeline_over_summary(**options):
     found = measure.measure(
         {**ACTIVATIONS, "pipeline": 4, **options}, timeout=280
     )
-    return found["step"] / found["predicted"]
+    # Predicted is the most of each device, which all reach in some steps.
+    return found["largest_step"] / found["predicted"]
 
 
 def accumulation_over_docs():

@@ -32,13 +32,6 @@ class MeshModel(MeshLayer):
             return super().compute_loss(*args, **kwargs)
         return batch_shard.loss_of(self, super().compute_loss, args, kwargs)
 
-    def get_metrics_result(self):
-        """See `keras.Model`; in replica context that of all replicas."""
-        batch_shard = step_context.current().batch_shard_in_graph
-        if batch_shard is None:
-            return super().get_metrics_result()
-        return batch_shard.metrics_of_all(super().get_metrics_result)
-
     def save(self, filepath, *args, **kwargs):
         """See `keras.Model.save`; raises if another worker saves there."""
         _check_writes(self, filepath)

@@ -16,8 +16,8 @@ from absl.testing import parameterized
 import tfscale
 from tests import same_numbers
 from tests.backup import jobs
+from tests.executed_functions import executed_functions
 from tests.pipeline.running.placement_test import HOST
-from tests.pipeline.running.placement_test import executed_functions
 from tests.pipeline.running.placement_test import short
 from tests.tensor_parallel import optimizer_test
 from tests.variables import fully_sharded_test

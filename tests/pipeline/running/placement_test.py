@@ -111,7 +111,7 @@ class PlacementTest(parameterized.TestCase):
         with strategy.scope():
             pipeline = PipelineModel(build(), 1, schedule, ["b", "c"])
             pipeline.compile("adam", "mse", steps_per_execution=4)
-        with executed_functions() as found:
+        with executed_functions.executed_functions() as found:
             pipeline.fit(
                 np.ones((32, 7)), np.ones((32, 4)), batch_size=8, verbose=0
             )
