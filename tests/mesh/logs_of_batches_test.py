@@ -87,6 +87,16 @@ def logs_of_one_device():
     return logs_of()
 
 
+def small_model(kind, strategy, **options):
+    """A compiled model of one layer, of a class of models."""
+    same_numbers.reset()
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        inputs = keras.Input((5,))
+        model = kind(inputs, keras.layers.Dense(4)(inputs))
+        model.compile("sgd", "mse", **options)
+    return model
+
+
 class LogsOfBatchesTest(parameterized.TestCase):
     @parameterized.named_parameters(
         # A batch of 4 rows leaves the last of three replicas one of them, and
@@ -129,12 +139,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
             test_step = train_step
 
         def found(strategy=None):
-            same_numbers.reset()
-            with strategy.scope() if strategy else contextlib.nullcontext():
-                inputs = keras.Input((5,))
-                outputs = keras.layers.Dense(4)(inputs)
-                model = OwnSteps(inputs, outputs)
-                model.compile("sgd", "mse", metrics=["mae"])
+            model = small_model(OwnSteps, strategy, metrics=["mae"])
             fitted = model.fit(X, Y, batch_size=5, verbose=0).history
             tested = model.evaluate(X, Y, 5, verbose=0, return_dict=True)
             return {name: fitted[name][-1] for name in fitted} | {
@@ -177,13 +182,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
                 return self.results(y, self(x))
 
         def found(strategy=None):
-            same_numbers.reset()
-            with strategy.scope() if strategy else contextlib.nullcontext():
-                inputs = keras.Input((5,))
-                outputs = keras.layers.Dense(4)(inputs)
-                model = OwnSteps(inputs, outputs)
-                model.compile("sgd", "mse")
-            logs = Logs()
+            model, logs = small_model(OwnSteps, strategy), Logs()
             callbacks = [logs]
             if microbatches > 1:
                 callbacks.append(
