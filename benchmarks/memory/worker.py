@@ -26,6 +26,7 @@ import tfscale
 from tfscale.pipeline.stage_memory import stage_memory
 
 _LENGTH = 16  # Tokens of a row.
+_THREADS = 2  # Of CPUs: as many operations run at once.
 DEFAULTS = {
     "device": "CPU",
     "data": 1,
@@ -150,7 +151,7 @@ def measure(config):
     devices = [f"{config['device']}:{number}" for number in range(count)]
     if config["device"] == "CPU":
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
+        tf.config.threading.set_inter_op_parallelism_threads(_THREADS)
         tfscale.use_virtual_devices(count)
     keras.utils.set_random_seed(0)
     before = _memory(devices[0], "current")
@@ -189,10 +190,13 @@ def measure(config):
     if config["pipeline"] > 1:
         rows = config["batch"] // config["num_microbatches"]
         stages = stage_memory(model._plan, rows)
+        working = sorted(stage.working for stage in stages)
+        if config["device"] == "CPU":
+            # A thread runs one backward at a time, of whatever device.
+            working = working[-_THREADS:]
+        predicted = sum(stage.total - stage.working for stage in stages)
         # And the batch, x and y.
-        predicted = sum(stage.total for stage in stages) + 2 * 4 * (
-            config["batch"] * config["width"]
-        )
+        predicted += sum(working) + 2 * 4 * config["batch"] * config["width"]
         predicted /= weights
     # Which operations happen to run at once differs from step to step.
     return {

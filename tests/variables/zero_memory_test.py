@@ -50,7 +50,7 @@ def pipeline_over_summary(**options):
     found = measure.measure(
         {**ACTIVATIONS, "pipeline": 4, **options}, timeout=280
     )
-    # Predicted is the most of each device, which all reach in some steps.
+    # Both are peaks: what is predicted of a step is reached in some.
     return found["largest_step"] / found["predicted"]
 
 
