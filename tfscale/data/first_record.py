@@ -1,13 +1,11 @@
 """The first record, which shows a pipeline the results of its functions."""
 
-import functools
-from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfscale.data.chain.recipe import Recipe
 from tfscale.data.sources.source import Source
 
 
@@ -49,14 +47,14 @@ def only_element(dataset: tf.data.Dataset) -> Any:
     return dataset.get_single_element()
 
 
-def spec_of_any(
-    source: Source, functions: Sequence[Callable[..., Any]], first: Any
-) -> Any:
-    """Structure of `tf.TensorSpec`, with None for sizes that may differ.
+def spec_of(recipe: Recipe, first: Any) -> Any:
+    """Structure of `tf.TensorSpec`; with padding, None for sizes that differ.
 
     `first` is the first record, parsed.
     """
-    known = mapped(source.sample(1), functions).element_spec
+    if recipe.padding is None:
+        return keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
+    known = recipe.map_parsed(recipe.source.sample(1)).element_spec
     return keras.tree.map_structure(_spec_of_any, known, first)
 
 
@@ -65,22 +63,3 @@ def _spec_of_any(known, first):
     if shape.rank is None:
         shape = [None] * first.shape.rank
     return tf.TensorSpec(shape, first.dtype)
-
-
-def mapped(
-    dataset: tf.data.Dataset, functions: Sequence[Callable[..., Any]]
-) -> tf.data.Dataset:
-    """Records after functions, one after the other."""
-    for function in functions:
-        dataset = dataset.map(functools.partial(_returning, function))
-    return dataset
-
-
-def _returning(function, *record):
-    result = function(*record)
-    if result is None:
-        raise TypeError(
-            "`parse` must return the parsed record. Received: None. Is there a "
-            "`return`?"
-        )
-    return result

@@ -1,12 +1,12 @@
 """`pipeline`: from a user's arguments to a `tf.data.Dataset`."""
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale.data import arguments
@@ -159,14 +159,6 @@ def pipeline(
     raw = first_record.read(source)
     if parse is None and parse_batch is not None:
         parse = parsing.of_one(parse_batch)
-    parsers = [f for f in (source.decode, parse) if f is not None]
-    parsed = first_record.mapped(tf.data.Dataset.from_tensors(raw), parsers)
-    first = first_record.only_element(parsed)
-    lints.check_functions(parsed, _with_seed(augment))
-    if padding is None:
-        spec = keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
-    else:
-        spec = first_record.spec_of_any(source, parsers, first)
     window = windows.window_size(source, bool(shuffle), window, budget)
     recipe = Recipe(
         source=source,
@@ -175,15 +167,21 @@ def pipeline(
         augment=augment,
         shuffle=bool(shuffle),
         window=window,
-        spec=spec,
+        spec=None,
         parallelism=parallelism,
         prefetch=prefetch,
         padding=padding,
         service=service,
         options=_options(options, context),
     )
+    parsed = recipe.map_parsed(tf.data.Dataset.from_tensors(raw))
+    first = first_record.only_element(parsed)
+    lints.check_functions(parsed, _with_seed(augment))
+    spec = first_record.spec_of(recipe, first)
+    recipe = dataclasses.replace(recipe, spec=spec)
     recipe = parsing.decided(recipe, parse_batch, raw)
-    recipe = dataclasses.replace(recipe, names_failed=named.can_name(recipe))
+    can_name = named.can_name(recipe, functools.partial(chain.made, recipe))
+    recipe = dataclasses.replace(recipe, names_failed=can_name)
     recipe = caching.cached(recipe, cache, cache_dir, first, budget)
     position = Position(seed, plan.end)
     dataset = chain.build(recipe, position)

@@ -9,21 +9,20 @@ missing record is read again, in a way that names it.
     made     1 7 4 | 3 5 2 | 6        0 has failed: read again, slowly
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.data import single_device
-from tfscale.data.chain import recipe as recipe_lib
-from tfscale.data.order import order
 from tfscale.data.order import stream
 
 _TRIED = 8  # records
 
 
-def can_name(recipe):
+def can_name(recipe, make):
     """Whether failed records of a pipeline are named after their batch.
 
     Records must come in order, from this process. If most of some records
-    fail, a batch would take long to fill.
+    fail, a batch would take long to fill. `make` is that of `batches`.
     """
     if (
         getattr(recipe.source, "quick_decode", None) is None
@@ -31,18 +30,10 @@ def can_name(recipe):
         or not recipe.options.deterministic
     ):
         return False
-    epoch = tf.constant(0, tf.int64)
-
-    def make(number):
-        record = recipe.parsed(recipe.source.read(number))
-        record = recipe.checked(number, record)
-        if recipe.augment is None:
-            return record
-        seed = order.augmentation_seed(epoch, epoch, number)
-        return recipe_lib.call(recipe.augment, record, seed=seed)
-
     numbers, _ = recipe.source.some(_TRIED)
-    tried = tf.data.Dataset.from_tensor_slices(numbers).map(make)
+    keys = np.zeros([len(numbers), stream.KEY_SIZE], np.int64)
+    keys[:, stream.RECORD] = numbers
+    tried = tf.data.Dataset.from_tensor_slices(keys).map(make)
     return 2 * len(list(tried.ignore_errors())) > len(numbers)
 
 

@@ -84,14 +84,22 @@ class Recipe:
         for function in (self.source.decode, self.parse):
             if function is not None:
                 record = call(function, record)
+                if record is None:
+                    raise TypeError(
+                        "`parse` must return the parsed record. Received: "
+                        "None. Is there a `return`?"
+                    )
                 # As `Dataset.map` does with the result of a function.
                 record = tuple(record) if isinstance(record, list) else record
         return record
 
     def map_parsed(self, records):
         """A dataset of unparsed records, parsed."""
+        if self.source.decode is None and self.parse is None:
+            return records
         # A tuple is several arguments to `map`, and one record to `parsed`.
-        return records.map(lambda *r: self.parsed(r if len(r) > 1 else r[0]))
+        is_tuple = isinstance(records.element_spec, tuple)
+        return records.map(lambda *r: self.parsed(r if is_tuple else r[0]))
 
     def parsed_batch(self, batch, numbers):
         """A parsed batch of records, along its first dimension."""

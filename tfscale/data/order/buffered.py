@@ -30,15 +30,10 @@ def stream_records(recipe, position):
             )
         records = records.enumerate().skip(start)
 
-        def mine(position, _):
-            step = (position - start) // plan.global_batch
-            first, length = plan.slice_of(step, start, tf.minimum)
-            mine = (position >= first) & (position < first + length)
-            mine &= step % recipe.num_lanes == recipe.lane
-            return mine & (step < steps)
-
         if plan.num_workers > 1 or recipe.num_lanes > 1:
-            records = records.filter(mine)
+            records = records.filter(
+                lambda position, _: stream.of_worker(recipe, position, where)
+            )
         else:
             records = records.take(final + 1 - start)
 

@@ -125,6 +125,19 @@ def keys_of(where, records, positions, plan, moves=None):
     )
 
 
+def of_worker(recipe, positions, where):
+    """Whether positions of an epoch are of this worker and lane; bools.
+
+    `where` is a result of `epoch_start`.
+    """
+    plan = recipe.plan
+    _, _, start, steps, *_ = where
+    step = (positions - start) // plan.global_batch
+    first, length = plan.slice_of(step, start, tf.minimum)
+    found = (positions >= first) & (positions < first + length)
+    return found & (step % recipe.num_lanes == recipe.lane) & (step < steps)
+
+
 def move(position, plan, keys):
     """Moves the position by a batch with these `keys`, which is consumed.
 

@@ -205,7 +205,10 @@ class _WindowReader:
 
         end = tf.minimum(begin + size, final + 1)
         end = tf.where(window == self._num_windows - 1, final + 1, end)
-        positions = self._mine(tf.range(tf.maximum(begin, start), end), where)
+        positions = tf.range(tf.maximum(begin, start), end)
+        if self._plan.num_workers > 1 or self._recipe.num_lanes > 1:
+            mine = stream.of_worker(self._recipe, positions, where)
+            positions = tf.boolean_mask(positions, mine)
         within = (positions - begin) % size
         if self._recipe.shuffle:
             within = order.shuffled(
@@ -221,18 +224,6 @@ class _WindowReader:
         with tf.control_dependencies(checks):
             keys = tf.identity(keys)
         return last, keys, raw
-
-    def _mine(self, positions, where):
-        """The positions of this worker and this lane."""
-        plan, recipe = self._plan, self._recipe
-        if plan.num_workers == 1 and recipe.num_lanes == 1:
-            return positions
-        _, _, start, steps, *_ = where
-        step = (positions - start) // plan.global_batch
-        first, length = plan.slice_of(step, start, tf.minimum)
-        mine = (positions >= first) & (positions < first + length)
-        mine &= step % recipe.num_lanes == recipe.lane
-        return tf.boolean_mask(positions, mine & (step < steps))
 
     def _check(self, records, strings):
         """Fails with file and offset if a record could not be read."""

@@ -112,7 +112,8 @@ class _File:
 
 
 def _of_files(files, skipped):
-    ends = np.cumsum([len(file.records) for file in files])
+    counts = [len(file.records) for file in files]
+    ends = np.cumsum(counts)
 
     def fetch(index):
         found = np.empty([len(index)], object)
@@ -133,9 +134,7 @@ def _of_files(files, skipped):
         gather=lambda index: from_python(fetch, index, spec),
         identity=about.encode,
         split=split_by_file(
-            files,
-            lambda file: len(file.records),
-            lambda shard: _of_files(shard, skipped),
+            files, counts, lambda shard: _of_files(shard, skipped)
         ),
         num_skipped=skipped,
     )

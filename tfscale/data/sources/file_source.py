@@ -108,7 +108,7 @@ def labelled(
         read=read,
         split=split_by_file(
             files,
-            lambda _: 1,
+            [1] * len(files),
             lambda shard: labelled(kind, shard, record, **kwargs),
         ),
         identity=lambda: repr((paths, numbers)).encode(),

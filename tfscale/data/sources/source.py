@@ -13,10 +13,6 @@ import tensorflow as tf
 
 # Marks a record that could not be read.
 DAMAGED = b"\x00tfscale: damaged record 5b0d6b1e7f8a4c52\x00"
-
-# The size of a block of neighbours.
-BLOCK_RECORDS = 128
-BLOCK_BYTES = 2 << 20
 _STRING = tf.TensorSpec([], tf.string)
 
 
@@ -239,43 +235,21 @@ def unreadable(
 
 def split_by_file(
     files: Sequence[Any],
-    num_records: Callable[[Any], int],
+    counts: Sequence[int],
     build: Callable[[Sequence[Any]], Any],
 ) -> Callable[[int, int], tuple[Any, list[int]]]:
     """The `split` of a source that `build` creates from some of its files.
 
-    If a worker would have no record, the worker's source is None.
+    `counts` are the numbers of records of the files. If a worker would have no
+    record, the worker's source is None.
     """
 
     def split(num_workers, worker):
-        shares = [files[w::num_workers] for w in range(num_workers)]
-        sizes = [sum(map(num_records, share)) for share in shares]
-        return (build(shares[worker]) if all(sizes) else None), sizes
+        sizes = [sum(counts[w::num_workers]) for w in range(num_workers)]
+        share = files[worker::num_workers]
+        return (build(share) if all(sizes) else None), sizes
 
     return split
-
-
-def locator(
-    paths: Sequence[str],
-    counts: Sequence[int] | np.ndarray,
-    offsets: np.ndarray | None,
-) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """The `locate` of records in files, by the number of records of each.
-
-    Without `offsets`, a record's number stands for its offset.
-    """
-    ends = tf.constant(np.cumsum(counts), tf.int64)
-    all_paths = tf.constant(paths, tf.string)
-    all_offsets = None if offsets is None else tf.constant(offsets, tf.int64)
-
-    def locate(record):
-        file = tf.searchsorted(ends, record[tf.newaxis], side="right")[0]
-        offset = record
-        if all_offsets is not None:
-            offset = tf.gather(all_offsets, record)
-        return tf.gather(all_paths, file), offset
-
-    return locate
 
 
 def from_python(

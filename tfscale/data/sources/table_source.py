@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.sources import file_blocks
 from tfscale.data.sources import file_source
 from tfscale.data.sources import table_columns
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import from_python
-from tfscale.data.sources.source import locator
-from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.source import warn_of_skipped
 from tfscale.data.sources.table_columns import TableColumns
 
@@ -38,18 +37,13 @@ def source_of_files(
     `read` takes a path and a block's number, and returns arrays in the order
     of the flat `spec` of a row.
     """
-    blocks = [
-        (path, number, *size)
-        for path, sizes in files
-        for number, size in enumerate(sizes)
-        if size[0]
-    ]
-    table = np.array([block[2:] for block in blocks], np.int64).reshape(-1, 2)
+    files = [file for file in files if any(rows for rows, _ in file[1])]
 
-    def fetch(number):
-        path, block, count, _ = blocks[int(number)]
+    def fetch(block):
+        number, begin, count = block.tolist()
+        path = files[number][0]
         try:
-            arrays = read(path, block)
+            arrays = read(path, begin)
         except ValueError as error:
             raise ValueError(f"{error} File {path}.") from error
         if len(arrays[0]) != count:
@@ -60,22 +54,24 @@ def source_of_files(
             )
         return arrays
 
-    return BlockSource(
-        kind=kind,
-        blocks=table,
-        read_block=lambda number: tf.data.Dataset.from_tensors(
-            from_python(fetch, number, spec)
-        ),
+    def read_block(block):
+        where = tf.stack([block.file, block.begin, block.count])
+        return tf.data.Dataset.from_tensors(from_python(fetch, where, spec))
+
+    return file_blocks.source_of_files(
+        kind,
+        files,
+        [path for path, _ in files],
+        [
+            (number, rows, begin, size)
+            for number, (_, sizes) in enumerate(files)
+            for begin, (rows, size) in enumerate(sizes)
+            if rows
+        ],
+        read_block,
+        lambda share: source_of_files(kind, share, spec, read, decode, skipped),
         record_spec=spec,
-        locate=locator([b[0] for b in blocks], table[:, 0], offsets=None),
         decode=decode,
-        split=split_by_file(
-            [file for file in files if any(rows for rows, _ in file[1])],
-            lambda file: sum(rows for rows, _ in file[1]),
-            lambda shard: source_of_files(
-                kind, shard, spec, read, decode, skipped
-            ),
-        ),
         num_skipped=skipped,
     )
 

@@ -13,8 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data.sources import tfrecord_index
-from tfscale.data.sources.source import BLOCK_BYTES
-from tfscale.data.sources.source import BLOCK_RECORDS
 from tfscale.data.sources.source import data_loss
 
 # The extension is what follows the first dot of the last part of a name.
@@ -129,17 +127,6 @@ class Shard:
         """Begin and end of each sample that was kept."""
         begins = self.file_spans[:, :, 0].min(axis=1)
         return begins, self.file_spans.sum(axis=2).max(axis=1)
-
-    def runs(self):
-        """Runs of neighbours, `(first, last)`, that are read at once."""
-        begins, _ = self.spans()
-        runs, first = [], 0
-        while first < len(begins):
-            last = np.searchsorted(begins, begins[first] + BLOCK_BYTES)
-            last = min(max(int(last), first + 1), first + BLOCK_RECORDS)
-            runs.append((first, min(last, len(begins))))
-            first = runs[-1][1]
-        return runs
 
 
 def _described(name, _, size):

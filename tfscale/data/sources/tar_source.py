@@ -9,14 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.data import single_device
+from tfscale.data.sources import file_blocks
 from tfscale.data.sources import file_source
 from tfscale.data.sources import index_files
 from tfscale.data.sources import tar_index
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
-from tfscale.data.sources.source import locator
-from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.source import warn_of_skipped
 
 _KEY = "__key__"
@@ -95,49 +94,35 @@ def webdataset(
 
 def _source(shards, names, skipped):
     shards = [shard for shard in shards if shard.sample_keys]
-    blocks, firsts, numbers = [], [], []
-    base = 0
+    blocks, all_begins = [], [np.zeros([0], np.int64)]
     for number, shard in enumerate(shards):
         begins, ends = shard.spans()
-        for first, last in shard.runs():
-            blocks.append((last - first, ends[last - 1] - begins[first]))
-            firsts.append(base + first)
-            numbers.append(number)
-        base += len(begins)
-    spans = [shard.spans() for shard in shards]
-    empty = np.zeros([0], np.int64)
-    begins = tf.constant(np.concatenate([empty, *(b for b, _ in spans)]))
-    ends = tf.constant(np.concatenate([empty, *(e for _, e in spans)]))
+        all_begins.append(begins)
+        for first, last in file_blocks.runs_of(begins):
+            size = ends[last - 1] - begins[first]
+            blocks.append((number, last - first, begins[first], size))
     keys = tf.constant([k for s in shards for k in s.sample_keys], tf.string)
     none = np.zeros([0, len(names), 2], np.int64)
     file_spans = tf.constant(
         np.concatenate([none, *(s.file_spans for s in shards)])
     )
-    paths = tf.constant([shard.path for shard in shards], tf.string)
     sizes = tf.constant([shard.size for shard in shards], tf.int64)
-    table = np.array(blocks, np.int64).reshape(-1, 2)
-    counts = tf.constant(table[:, 0])
-    firsts = tf.constant(firsts, tf.int64)
-    numbers = tf.constant(numbers, tf.int64)
 
-    def read_block(block):
-        count, first = tf.gather(counts, block), tf.gather(firsts, block)
-        samples = slice(first, first + count)
-        number = tf.gather(numbers, block)
-        begin, end = begins[samples][0], ends[samples][-1]
-        end = tf.maximum(end, begin + 1)  # where all files are empty
+    def read(block):
+        samples = slice(block.first, block.first + block.count)
+        size = tf.maximum(block.size, 1)  # where all files are empty
         data = tf.data.FixedLengthRecordDataset(
-            tf.gather(paths, number),
-            record_bytes=end - begin,
-            header_bytes=begin,
-            footer_bytes=tf.gather(sizes, number) - end,
+            block.path,
+            record_bytes=size,
+            header_bytes=block.begin,
+            footer_bytes=tf.gather(sizes, block.file) - block.begin - size,
         )
 
         def cut(_, data):
             files = {
                 name: tf.strings.substr(
                     data,
-                    file_spans[samples, at, 0] - begin,
+                    file_spans[samples, at, 0] - block.begin,
                     file_spans[samples, at, 1],
                 )
                 for at, name in enumerate(names)
@@ -148,25 +133,19 @@ def _source(shards, names, skipped):
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(1), data)
         records = single_device.map_on_host(counted.ignore_errors(), cut)
         damaged = tf.data.Dataset.from_tensors(
-            {name: tf.fill([count], DAMAGED) for name in [*names, _KEY]}
+            {name: tf.fill([block.count], DAMAGED) for name in [*names, _KEY]}
         )
         return records.concatenate(damaged).take(1)
 
     spec = tf.TensorSpec([], tf.string)
-    return BlockSource(
-        kind="webdataset",
-        blocks=table,
-        read_block=read_block,
-        locate=locator(
-            [shard.path for shard in shards],
-            [len(shard.sample_keys) for shard in shards],
-            begins,
-        ),
+    return file_blocks.source_of_files(
+        "webdataset",
+        shards,
+        [shard.path for shard in shards],
+        blocks,
+        read,
+        lambda share: _source(share, names, skipped),
+        np.concatenate(all_begins),
         record_spec={name: spec for name in [*names, _KEY]},
-        split=split_by_file(
-            shards,
-            lambda shard: len(shard.sample_keys),
-            lambda shard: _source(shard, names, skipped),
-        ),
         num_skipped=skipped,
     )

@@ -1,23 +1,19 @@
 """TFRecord shards as a source."""
 
-import bisect
 import functools
 import os
 
 import numpy as np
 import tensorflow as tf
 
+from tfscale.data.sources import file_blocks
 from tfscale.data.sources import file_source
 from tfscale.data.sources import index_files
 from tfscale.data.sources import tfrecord_index
-from tfscale.data.sources.source import BLOCK_BYTES
-from tfscale.data.sources.source import BLOCK_RECORDS
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import BlockSource
 from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
-from tfscale.data.sources.source import locator
-from tfscale.data.sources.source import split_by_file
 from tfscale.data.sources.source import warn_of_skipped
 
 # Beginning a block costs as much as reading 100 records, so a block has more
@@ -120,7 +116,7 @@ def _check_compression(path, compression):
 
 def _records(path, offset):
     return tf.data.Dataset.range(1).flat_map(
-        lambda _: from_offset(path, offset, BLOCK_BYTES)
+        lambda _: from_offset(path, offset, file_blocks.BLOCK_BYTES)
     )
 
 
@@ -142,31 +138,21 @@ def from_offset(
 
 
 def _source(indices, compression, skipped):
-    blocks, begins, paths = [], [], []
+    blocks = []
     for number, index in enumerate(indices):
         # Lists: reading a number of an array takes ten times longer.
         offsets = index.offsets.tolist()
         ends = [0, *np.cumsum(index.sizes).tolist()]
-        for first, last in _blocks_of(index, whole=bool(compression)):
-            blocks.append((last - first, ends[last] - ends[first]))
-            begins.append(offsets[first])
-            paths.append(number)
-    names = tf.constant([index.path for index in indices])
-    table = np.array(blocks, np.int64).reshape(-1, 2)
-    counts = tf.constant(table[:, 0])
-    bytes_of = tf.constant(table[:, 1])
-    begins = tf.constant(np.array(begins, np.int64), tf.int64)
-    paths = tf.constant(paths, tf.int64)
+        for first, last in _runs_of(index, whole=bool(compression)):
+            size = ends[last] - ends[first]
+            blocks.append((number, last - first, offsets[first], size))
 
-    def read_block(block):
-        path = tf.gather(names, tf.gather(paths, block))
-        count = tf.gather(counts, block)
+    def read(block):
+        count = block.count
         if compression:
-            records = tf.data.TFRecordDataset(path, compression)
+            records = tf.data.TFRecordDataset(block.path, compression)
         else:
-            records = from_offset(
-                path, tf.gather(begins, block), tf.gather(bytes_of, block)
-            )
+            records = from_offset(block.path, block.begin, block.size)
         whole = records.take(count).batch(count, drop_remainder=True)
         # `range` ends it: a file that cannot be opened fails for ever.
         counted = tf.data.Dataset.zip(tf.data.Dataset.range(count), records)
@@ -182,40 +168,23 @@ def _source(indices, compression, skipped):
         either = either.ignore_errors().map(lambda _, records: records)
         return either.concatenate(up_to_damage).take(1)
 
-    return BlockSource(
-        kind="tfrecords",
-        blocks=table,
-        read_block=read_block,
-        locate=locator(
-            [index.path for index in indices],
-            [len(index.offsets) for index in indices],
-            np.concatenate([index.offsets for index in indices]),
-        ),
-        split=split_by_file(
-            indices,
-            lambda index: len(index.offsets),
-            lambda shard: _source(shard, compression, skipped),
-        ),
+    return file_blocks.source_of_files(
+        "tfrecords",
+        indices,
+        [index.path for index in indices],
+        blocks,
+        read,
+        lambda share: _source(share, compression, skipped),
+        np.concatenate([index.offsets for index in indices]),
         num_skipped=skipped,
     )
 
 
-def _blocks_of(index, *, whole):
-    """Runs of neighbours, `(first, last)`, that are read at once."""
+def _runs_of(index, *, whole):
     count = len(index.offsets)
     if whole:
         return [(0, count)] if count else []
     ends = index.offsets + index.sizes
     # After a damaged record, a new run begins.
-    gaps = [*(np.flatnonzero(ends[:-1] != index.offsets[1:]) + 1), count]
-    at, runs, first = index.offsets.tolist(), [], 0
-    for gap in gaps:
-        while first < gap:
-            large, small = (
-                bisect.bisect_right(at, at[first] + size, first, gap)
-                for size in (BLOCK_BYTES, _SMALL_BLOCK_BYTES)
-            )
-            last = max(min(large, first + BLOCK_RECORDS), small)
-            runs.append((first, last))
-            first = last
-    return runs
+    gaps = np.flatnonzero(ends[:-1] != index.offsets[1:]) + 1
+    return file_blocks.runs_of(index.offsets, gaps.tolist(), _SMALL_BLOCK_BYTES)
