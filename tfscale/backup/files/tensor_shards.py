@@ -76,7 +76,7 @@ def _write(prefix, shards, count):
             prefix=prefix,
             tensor_names=[shard.key for shard in chunk],
             shape_and_slices=[
-                _slice(p.sharding, p.replica_and_rank) for p in chunk
+                slice_of(p.sharding, p.replica_and_rank) for p in chunk
             ],
             tensors=[shard.value for shard in chunk],
         )
@@ -98,14 +98,14 @@ def read_shard(
         (value,) = tf.raw_ops.RestoreV2(
             prefix=prefix,
             tensor_names=[key],
-            shape_and_slices=[_slice(sharding, replica_and_rank)],
+            shape_and_slices=[slice_of(sharding, replica_and_rank)],
             dtypes=[dtype],
         )
     return value
 
 
-def _slice(sharding, replica_and_rank):
-    """The format of TensorFlow: shape, then start and length of each dim."""
+def slice_of(sharding: Sharding, replica_and_rank: tuple[int, int]) -> str:
+    """A shard in TensorFlow's words: shape, start and length of each dim."""
     if not sharding.is_sharded:
         return ""
     shape = " ".join(map(str, sharding.shape))

@@ -24,6 +24,7 @@ from tfscale._internals import instances
 from tfscale._internals import symbols
 from tfscale.backup.files.committed import Backup
 from tfscale.backup.files.tensor_shards import TensorShard
+from tfscale.backup.files.tensor_shards import slice_of
 from tfscale.backup.state import random_states
 from tfscale.backup.state import traced_step
 from tfscale.backup.state.traced_step import captured_variables
@@ -178,26 +179,14 @@ def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if sharding.is_sharded:
-            if worker:
-                continue
-            held = set()
-            for replica_and_rank, component in zip(
-                sharding.coordinates, components
-            ):
-                slices = tuple(
-                    (s.start, s.stop)
-                    for s in sharding.slices(*replica_and_rank)
-                )
-                if slices not in held:
-                    held.add(slices)
-                    shards.append(
-                        TensorShard(
-                            entry.key,
-                            sharding,
-                            replica_and_rank,
-                            _value(component),
-                        )
-                    )
+            different: dict[str, Any] = {}
+            for shard in zip(sharding.coordinates, components):
+                different.setdefault(slice_of(sharding, shard[0]), shard)
+            shards += [
+                TensorShard(entry.key, sharding, replica_and_rank, _value(one))
+                for replica_and_rank, one in different.values()
+                if not worker
+            ]
             continue
         # Replicas may differ: a metric counts the batches of its replica.
         first = worker * len(components) // entry.num_ranks

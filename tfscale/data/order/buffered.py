@@ -17,7 +17,7 @@ def stream_records(recipe, position):
     source, plan = recipe.source, recipe.plan
 
     def epoch_of(*where):
-        seed, epoch, start, steps, _, final = where
+        seed, epoch, start, steps, _, final, *_ = where
         records = source.dataset.enumerate()
         if recipe.shuffle:
             key = order.augmentation_seed(seed, epoch, _MIX)
@@ -39,7 +39,11 @@ def stream_records(recipe, position):
 
         def keyed(position, record):
             number, raw = record
-            keys = stream.keys_of(where, number[None], position[None], plan)
+            step = (position - start) // plan.global_batch
+            heads = stream.heads_of(where, step[None], plan)
+            keys = stream.keys_of(
+                heads, number[None], position[None], final, plan
+            )
             return keys[0], raw
 
         return records.map(keyed)

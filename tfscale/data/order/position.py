@@ -167,8 +167,10 @@ class Position(tf.Module):
         return self._state.read_value()
 
     def add(self, change: tf.Tensor) -> None:
-        """Adds to each of the three; for tf.data."""
-        self._state.assign_add(change, read_value=False)
+        """Adds to epoch and index; for tf.data."""
+        tf.raw_ops.ResourceScatterAdd(
+            resource=self._state.handle, indices=[1, 2], updates=change
+        )
 
 
 class PositionReadAhead:

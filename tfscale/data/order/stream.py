@@ -1,12 +1,14 @@
 """From a source and a plan to a stream of keyed records, in order.
 
-A key has six int64 numbers, which follow a record to the end of the chain:
+A key has eight int64 numbers, which follow a record to the end of the chain:
 
-    0 seed    1 epoch    2 record    3 real?    4 from    5 to
+    0 seed    1 epoch        of the record
+    2 epoch   3 index        from which the batch moves the position,
+    4 epochs  5 records      and by how much
+    6 record  7 real?
 
 Record is its number in the source; a record that only pads the last batch is
-not real. The batch moves the position from one index to the other: `from` is -1
-if the batch moves nothing, `to` is 0 if it ends the epoch.
+not real. A batch that moves nothing has the index -1.
 
 **Cardinality.** Each iterator computes the number of elements from the
 position, but tf.data must know it when the dataset is created. For `unbatch` it
@@ -25,8 +27,8 @@ import tensorflow as tf
 from tfscale.data import single_device
 from tfscale.data.order import order
 
-KEY_SIZE = 6
-SEED, EPOCH, RECORD, REAL, FROM, TO = range(KEY_SIZE)
+KEY_SIZE = 8
+SEED, EPOCH, _FROM_EPOCH, _FROM, _EPOCHS, _RECORDS, RECORD, REAL = range(8)
 NO_KEY = -1  # in rows without a key
 
 
@@ -57,72 +59,64 @@ def epoch_start(position, plan):
     """Reads the position once, when an iterator begins.
 
     Returns:
-        int64 scalars `(seed, epoch, start, steps, moving, final)`: steps are
-        those left in the epoch, moving is the first of them that moves the
-        position, final is this worker's last position in the epoch.
+        int64 scalars `(seed, epoch, start, steps, moving, final, at_epoch,
+        at_index)`: steps are those left in the epoch, moving is the first of
+        them that moves the position, final is this worker's last position in
+        the epoch, the last two are the position.
     """
-    seed, epoch, index, moving = tf.unstack(position.begin())
-    epoch, start = normal(epoch, index, plan)
+    seed, at_epoch, at_index, moving = tf.unstack(position.begin())
+    start = at_index // plan.lines if plan.lines > 1 else at_index
+    # The end of an epoch is the beginning of the next.
+    over = tf.cast(start > plan.last_start, tf.int64)
+    epoch, start = at_epoch + over, start * (1 - over)
     steps = plan.steps_in(plan.limit - start)
     # The last step always moves the position, unless none may.
     moving = tf.where(moving < 0, steps, tf.minimum(moving, steps - 1))
     if plan.batches_per_step > 1:
         moving = tf.maximum(moving, steps - 1)
     first, size = plan.slice_of(steps - 1, start, tf.minimum)
-    return seed, epoch, start, steps, moving, first + (size - 1)
+    final = first + (size - 1)
+    return seed, epoch, start, steps, moving, final, at_epoch, at_index
 
 
-def normal(epoch, index, plan):
-    """Epoch and position in its line, with an epoch's end as the next's begin.
-
-    `index` counts the records over all lines.
-    """
-    start = index // plan.lines if plan.lines > 1 else index
-    over = tf.cast(start > plan.last_start, tf.int64)
-    return epoch + over, start * (1 - over)
-
-
-def moves_of(where, step, plan):
-    """From where to where each step moves the position, as a key has it.
+def heads_of(where, step, plan):
+    """The first six numbers of the keys of each step.
 
     `where` is a result of `epoch_start`, `step` an int64 vector.
     """
-    _, _, start, steps, moving, _ = where
-    here = start + step * plan.global_batch
+    seed, epoch, start, steps, moving, _, at_epoch, at_index = where
+    here = (start + step * plan.global_batch) * plan.lines
     # The first step that moves it also counts the steps before.
-    begin = tf.where(step > moving, here, start)
-    begin = tf.where(step >= moving, begin, NO_KEY)
+    from_epoch = tf.where(step > moving, epoch, at_epoch)
+    index = tf.where(step > moving, here, at_index)
     is_last = tf.equal(step, steps - 1)
-    end = tf.where(is_last, tf.zeros_like(here), here + plan.global_batch)
-    return begin, end
-
-
-def keys_of(where, records, positions, plan, moves=None):
-    """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
-
-    `where` is a result of `epoch_start`; records and positions are int64
-    vectors. If all are of one step, `moves` is what `moves_of` says of it.
-    """
-    seed, epoch, start, _, _, final = where
-    shape = tf.shape(records)
-    if moves is None:
-        step = (positions - start) // plan.global_batch
-        begin, end = moves_of(where, step, plan)
-    else:
-        begin, end = (tf.fill(shape, each) for each in moves)
-    if plan.batches_per_step > 1:  # the last batch moves the position
-        begin = tf.where(tf.equal(positions, final), begin, NO_KEY)
+    after = here + plan.global_batch * plan.lines
     return tf.stack(
         [
-            tf.fill(shape, seed),
-            tf.fill(shape, epoch),
-            records,
-            tf.cast(positions < plan.num_records, tf.int64),
-            begin,
-            end,
+            tf.fill(tf.shape(step), seed),
+            tf.fill(tf.shape(step), epoch),
+            from_epoch,
+            tf.where(step < moving, tf.constant(NO_KEY, tf.int64), index),
+            epoch + tf.cast(is_last, tf.int64) - from_epoch,
+            tf.where(is_last, tf.zeros_like(after), after) - index,
         ],
         axis=1,
     )
+
+
+def keys_of(heads, records, positions, final, plan):
+    """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
+
+    `heads` is a result of `heads_of`, for each record; `final` is one of
+    `epoch_start`; records and positions are int64 vectors.
+    """
+    if plan.batches_per_step > 1:  # the last batch moves the position
+        lacks = tf.not_equal(positions, final)[:, tf.newaxis] & tf.constant(
+            [column == _FROM for column in range(RECORD)]
+        )
+        heads = tf.where(lacks, tf.constant(NO_KEY, tf.int64), heads)
+    real = tf.cast(positions < plan.num_records, tf.int64)
+    return tf.concat([heads, tf.stack([records, real], axis=1)], 1)
 
 
 def of_worker(recipe, positions, where):
@@ -143,19 +137,12 @@ def move(position, plan, keys):
 
     A position that was set since the batch before stays.
     """
-    _, epoch, _, _, begin, end = tf.unstack(keys[0])
-    if plan.batches_per_step > 1:  # which its last record says
-        begin = tf.reduce_max(keys[:, FROM])
-    _, at_epoch, at_index = tf.unstack(position.state())
-    found_epoch, found = normal(at_epoch, at_index, plan)
-    moves = tf.equal(found_epoch, epoch) & tf.equal(found, begin)
-    epoch += tf.cast(tf.equal(end, 0), tf.int64)
-    index = end * plan.lines if plan.lines > 1 else end
-    change = tf.stack(
-        [tf.zeros((), tf.int64), epoch - at_epoch, index - at_index]
-    )
+    # One of its records may say it.
+    number = tf.argmax(keys[:, _FROM]) if plan.batches_per_step > 1 else 0
+    key = keys[number]
+    moves = tf.reduce_all(position.state()[1:] == key[_FROM_EPOCH:_EPOCHS])
     # A sum starts faster than a condition; see the module.
-    position.add(change * tf.cast(moves, tf.int64))
+    position.add(key[_EPOCHS:RECORD] * tf.cast(moves, tf.int64))
 
 
 def repeated(where, number):
@@ -172,13 +159,12 @@ def indexed_keys(recipe, position):
         step = tf.range(recipe.lane, where[3], recipe.num_lanes)
         length = plan.num_steps
         # Of all steps at once: in each, it would be many operations.
-        moves = tf.stack(moves_of(where, step, plan), axis=1)
-        head = tf.concat([repeated(where, tf.size(step)), moves], 1)
-        return declare(head, length), declare(step, length)
+        heads = heads_of(where, step, plan)
+        rows = repeated(where, tf.size(step))
+        return tuple(declare(t, length) for t in (rows, heads, step))
 
-    def keys_of_step(head, step):
-        *where, begin, end = tf.unstack(head)
-        seed, epoch, start, *_ = where
+    def keys_of_step(row, head, step):
+        seed, epoch, start, _, _, final, *_ = tf.unstack(row)
         first, size = plan.slice_of(step, start, tf.minimum)
         positions = records = tf.range(first, first + size)
         if plan.remainder == "pad":
@@ -187,7 +173,8 @@ def indexed_keys(recipe, position):
             records = recipe.source.order(records, seed, epoch, recipe.shuffle)
         elif recipe.shuffle:
             records = order.shuffled(records, plan.num_records, seed, epoch)
-        keys = keys_of(where, records, positions, plan, (begin, end))
+        heads = tf.broadcast_to(head, [tf.size(records), RECORD])
+        keys = keys_of(heads, records, positions, final, plan)
         return declare(keys, plan.slice_size)
 
     heads = single_device.map_on_host(

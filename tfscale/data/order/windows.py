@@ -167,7 +167,7 @@ class _WindowReader:
         """Head, number, first position of each window left; is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
         where = stream.epoch_start(self._position, plan)
-        seed, epoch, start, *_, final = where
+        seed, epoch, start, _, _, final, *_ = where
         blocks = self._blocks(
             tf.constant(0, tf.int64), self._num_blocks, seed, epoch
         )
@@ -193,7 +193,7 @@ class _WindowReader:
     def read(self, head, window, begin, last):
         """Whether it is the last window, and this worker's keys and records."""
         where = tf.unstack(head)
-        seed, epoch, start, *_, final = where
+        seed, epoch, start, _, _, final, *_ = where
         first_block = window * self._per_window
         blocks = self._blocks(
             first_block, first_block + self._per_window, seed, epoch
@@ -218,7 +218,9 @@ class _WindowReader:
             lambda tensor: tf.gather(tensor, within), self._raw(blocks, size)
         )
         records = tf.gather(records, within)
-        keys = stream.keys_of(where, records, positions, self._plan)
+        step = (positions - start) // self._plan.global_batch
+        heads = stream.heads_of(where, step, self._plan)
+        keys = stream.keys_of(heads, records, positions, final, self._plan)
         strings = [t for t in tf.nest.flatten(raw) if t.dtype == tf.string]
         checks = [self._check(records, tensor) for tensor in strings]
         with tf.control_dependencies(checks):

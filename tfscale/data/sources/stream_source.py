@@ -101,6 +101,19 @@ def tfds(
         for key, feature in features.items()
         if isinstance(feature, tensorflow_datasets.features.Image)
     }
+
+    def decoded(keys, values):
+        return [
+            images[key].decode_example(value) if key in images else value
+            for key, value in zip(keys, values, strict=True)
+        ]
+
+    def decode(*record):
+        if as_supervised:
+            return tuple(decoded(builder.info.supervised_keys, record))
+        (values,) = record
+        return dict(zip(values, decoded(values, values.values())))
+
     records = builder.as_dataset(
         split=split,
         as_supervised=as_supervised,
@@ -108,33 +121,7 @@ def tfds(
         decoders=dict.fromkeys(images, skip),
         read_config=read_config,
     )
-    keys = builder.info.supervised_keys if as_supervised else None
-    encoded: Any = images
-    if keys is not None:
-        encoded = [images.get(key) for key in keys]
-    return of_dataset(f"tfds {name}", records, None, _image_decoder(encoded))
-
-
-def _image_decoder(images):
-    """Decodes encoded images of a record of `images`' structure."""
-    if isinstance(images, dict):
-
-        def decode_dict(record):
-            decoded = {
-                key: image.decode_example(record[key])
-                for key, image in images.items()
-            }
-            return {**record, **decoded}
-
-        return decode_dict
-
-    def decode(*record):
-        return tuple(
-            value if image is None else image.decode_example(value)
-            for image, value in zip(images, record)
-        )
-
-    return decode
+    return of_dataset(f"tfds {name}", records, None, decode)
 
 
 def of_dataset(
