@@ -179,12 +179,12 @@ def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
     for entry in entries:
         sharding, components = entry.sharding, entry.components
         if sharding.is_sharded:
-            different: dict[str, Any] = {}
+            distinct: dict[str, Any] = {}
             for shard in zip(sharding.coordinates, components):
-                different.setdefault(slice_of(sharding, shard[0]), shard)
+                distinct.setdefault(slice_of(sharding, shard[0]), shard)
             shards += [
                 TensorShard(entry.key, sharding, replica_and_rank, _value(one))
-                for replica_and_rank, one in different.values()
+                for replica_and_rank, one in distinct.values()
                 if not worker
             ]
             continue

@@ -156,17 +156,18 @@ def indexed_keys(recipe, position):
 
     def steps_of_epoch(_):
         where = epoch_start(position, plan)
-        step = tf.range(recipe.lane, where[3], recipe.num_lanes)
-        length = plan.num_steps
+        _, _, start, steps, _, final, *_ = where
         # Of all steps at once: in each, it would be many operations.
-        heads = heads_of(where, step, plan)
-        rows = repeated(where, tf.size(step))
-        return tuple(declare(t, length) for t in (rows, heads, step))
-
-    def keys_of_step(row, head, step):
-        seed, epoch, start, _, _, final, *_ = tf.unstack(row)
+        step = tf.range(recipe.lane, steps, recipe.num_lanes)
         first, size = plan.slice_of(step, start, tf.minimum)
-        positions = records = tf.range(first, first + size)
+        heads = heads_of(where, step, plan)
+        finals = tf.fill(tf.shape(step), final)
+        found = (heads, first, first + size, finals)
+        return tuple(declare(t, plan.num_steps) for t in found)
+
+    def keys_of_step(head, first, end, final):
+        seed, epoch = head[SEED], head[EPOCH]
+        positions = records = tf.range(first, end)
         if plan.remainder == "pad":
             records = positions % plan.num_records
         if recipe.source.order is not None:
