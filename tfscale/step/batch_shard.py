@@ -1,4 +1,19 @@
-"""The rows of a batch that a thread works on: a replica's or a microbatch's."""
+"""The rows of a batch that a thread works on: a replica's or a microbatch's.
+
+Keras sums the losses of replicas, each divided by the number of replicas: a
+mean of means, and for a loss that returns a scalar too much by the number of
+replicas. While replicas run, a model and its compiled losses have adapted
+classes, so that both numbers are those of one device:
+
+    what is minimised    sum_p share_p * loss_p
+    what is logged       loss_p, which Keras averages by rows
+
+`share_p` is the shard's share of the rows. Within `loss_p` each compiled loss
+is multiplied by its share of the divisors (losses.py) over that of the rows.
+Losses of `add_loss` and of a custom `compute_loss` count by rows, as means over
+rows. A pipeline weighs the losses of all its microbatches by the same methods,
+before any of them runs.
+"""
 
 import contextlib
 import functools
@@ -11,9 +26,10 @@ import keras
 import tensorflow as tf
 
 from tfscale.step import losses
-from tfscale.step import model_loss
 from tfscale.step import step_context
+from tfscale.step.checks import across_rows
 from tfscale.step.checks import layer_state
+from tfscale.step.checks import loss_trial
 from tfscale.tensor_parallel import layer_losses
 
 
@@ -90,8 +106,12 @@ class BatchShard:
     def share(self) -> tf.Tensor:
         """Share of the rows of the batch, a scalar; 0 without rows."""
         if self._share is None:
-            self._share = tf.math.divide_no_nan(self.rows, self.all_rows)
+            self._share = self.share_of(self.rows)
         return self._share
+
+    def share_of(self, rows: tf.Tensor) -> tf.Tensor:
+        """The shares of some numbers of rows in the batch; 0 without rows."""
+        return tf.math.divide_no_nan(rows, self.all_rows)
 
     def totals(self, numbers: tf.Tensor) -> tf.Tensor:
         """Sums a vector over the shards.
@@ -112,15 +132,72 @@ class BatchShard:
             return self._total(tf.stop_gradient(tensor))
 
     def loss_of(self, model, compute_loss, args, kwargs) -> tf.Tensor | None:
-        """The result of a model's `compute_loss` for these rows."""
-        return model_loss.loss_of(self, model, compute_loss, args, kwargs)
+        """The result of a model's `compute_loss`; in replica context."""
+        self.is_divided = True
+        extended = tf.distribute.get_strategy().extended
+        gathers = getattr(extended, "num_gathers", 0)
+        with losses.as_on_one_device():
+            loss = compute_loss(*args, **kwargs)
+        if gathers == getattr(extended, "num_gathers", 0):
+            # A loss that gathers rows knows of the other replicas.
+            loss_trial.check(model, args, kwargs)
+        self._check_rows(model, *args, **kwargs)
+        if loss is None:
+            return None
+        # A vector is logged as a mean, and minimised as a sum.
+        share = self.share if loss.shape.rank == 0 else 1.0
+        counts = losses.counts(self.rows)
+        return weighed(
+            loss,
+            tf.cast(counts / self.num_replicas, loss.dtype),
+            tf.cast(tf.math.divide_no_nan(share, self.weight), loss.dtype),
+        )
+
+    def _check_rows(self, model, x=None, y=None, y_pred=None, *_, **__):
+        # With a weight it is a microbatch.
+        if self.changes is not None:
+            across_rows.check(model, x, y_pred, self.changes.data_of_others)
+        elif tf.is_tensor(self.weight):
+            across_rows.check(model, x, y_pred)
 
     def compiled_loss_of(
         self, compile_loss, y_true, y_pred, sample_weight
     ) -> tf.Tensor | None:
-        """The result of a `CompileLoss` for these rows."""
-        return model_loss.compiled_loss_of(
-            self, compile_loss, y_true, y_pred, sample_weight
+        """The result of a `CompileLoss`, each loss by its divisor."""
+        if not compile_loss.built:
+            # Keras could not call this model on its data.
+            compile_loss.build(y_true, y_pred)
+        graph = tf.compat.v1.get_default_graph()
+        num_before = len(graph.get_operations())
+        with step_context.within(batch_shard=None):
+            found = losses.compiled_losses(
+                compile_loss, y_true, y_pred, sample_weight
+            )
+        if self.changes is not None:
+            self.changes.note_since(graph, num_before)
+        if not found:
+            return None
+        if not self.is_whole:
+            losses.warn_of_reduced(found)
+        divisors = tf.stack([loss.divisor for loss in found])
+        shares = losses.shares(
+            found, divisors, self.totals(divisors), losses.counts(self.rows)
+        )
+        factors = tf.unstack(tf.math.divide_no_nan(shares, self.share))
+        values = [
+            loss.value
+            if loss.is_vector
+            else loss.value * tf.cast(factor, loss.value.dtype)
+            for loss, factor in zip(found, factors)
+        ]
+        if self.compiled is not None:
+            self.compiled += found
+        else:
+            rows = keras.tree.flatten(y_pred)[0].shape[0]
+            losses.log(compile_loss.metrics, values, rows, self.share)
+        return sum(
+            value if loss.weight == 1.0 else value * loss.weight
+            for loss, value in zip(found, values)
         )
 
     def metrics_of_all(self, compute: Callable[[], Any]) -> Any:
@@ -146,6 +223,16 @@ class BatchShard:
         """Within it, this thread works on these rows."""
         with step_context.within(batch_shard=self):
             yield
+
+
+@tf.custom_gradient
+def weighed(loss: tf.Tensor, to_log: tf.Tensor, to_minimise: tf.Tensor):
+    """The loss times one factor, its gradient times another one."""
+
+    def gradient(upstream):
+        return tf.math.multiply_no_nan(upstream, to_minimise), None, None
+
+    return tf.math.multiply_no_nan(loss, to_log), gradient
 
 
 def warn_of_undivided() -> None:

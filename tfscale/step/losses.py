@@ -116,14 +116,15 @@ def as_on_one_device():
     return step_context.within(is_one_replica=True)
 
 
-def shares(losses: Sequence[CompiledLoss], divisors, totals, counts=1.0):
-    """The share of each loss in the loss of the whole batch.
+def counts(rows: tf.Tensor) -> tf.Tensor:
+    """What shards with these rows count in a sum: 0 without any, else 1."""
+    return tf.minimum(rows, 1.0)
 
-    A loss that is a sum counts `counts`: 0 without rows, else 1.
-    """
+
+def shares(losses: Sequence[CompiledLoss], divisors, totals, counts):
+    """The share of each loss in the loss of the whole batch."""
     is_sum = tf.constant([loss.is_sum for loss in losses])
-    found = tf.math.divide_no_nan(divisors, totals)
-    return tf.where(is_sum, tf.cast(counts, found.dtype), found)
+    return tf.where(is_sum, counts, tf.math.divide_no_nan(divisors, totals))
 
 
 def log(metrics, values, rows: int | None, share: tf.Tensor) -> None:

@@ -46,7 +46,8 @@ class BatchLoss:
         )
         with tf.device(self._device):
             self._shares = self._find_shares()
-        self._set(keys.AddedScale(), loss_scale * self._shares_of_rows())
+        of_rows = self.shard.share_of(self._all(keys.Rows()))
+        self._set(keys.AddedScale(), loss_scale * of_rows)
         if self._shares is not None:
             is_vector = tf.constant([x.is_vector for x in self._losses])
             # What is not reduced is minimised as a sum.
@@ -68,7 +69,7 @@ class BatchLoss:
         total, single = tf.zeros((), losses.precision()), []
         if self._shares is None:
             self._shares = self._find_shares()
-        of_rows = self._shares_of_rows()
+        of_rows = self.shard.share_of(self._all(keys.Rows()))
         for stage in range(len(self._program.stages)):
             key = keys.AddedLoss(stage)
             if key in self.tensors.microbatches[0]:
@@ -119,7 +120,4 @@ class BatchLoss:
 
     def _counts(self):
         """1 for each microbatch that has rows, else 0: `[microbatches, 1]`."""
-        return tf.minimum(self._all(keys.Rows()), 1.0)[:, tf.newaxis]
-
-    def _shares_of_rows(self):
-        return self._all(keys.Rows()) / self.shard.all_rows
+        return losses.counts(self._all(keys.Rows()))[:, tf.newaxis]

@@ -88,7 +88,7 @@ def find(
 def _of_user(targets, args, argument, training, is_whole):
     """The losses of `compile`, then the user's `compute_loss`.
 
-    Called as on replicas (step/model_loss.py). A zero stands for the losses
+    Called as on replicas (step/batch_shard.py). A zero stands for the losses
     that layers add, which the pipeline adds.
     """
     compiled = []

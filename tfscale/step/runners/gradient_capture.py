@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.mesh.gradient_reduction import scatter_microbatch
-from tfscale.step import model_loss
+from tfscale.step import batch_shard
 from tfscale.step.checks import changed_gradients
 from tfscale.variables import gather_again
 
@@ -99,7 +99,7 @@ class GradientCapture:
         self.weight = tf.sign(self._full_weight)
         loss = tf.convert_to_tensor(loss)
         weight = tf.cast(self._full_weight, loss.dtype)
-        return model_loss.weighed(loss, tf.ones_like(weight), weight)
+        return batch_shard.weighed(loss, tf.ones_like(weight), weight)
 
     def check(self) -> None:
         """Raises if there are no gradients."""

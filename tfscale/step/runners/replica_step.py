@@ -9,7 +9,7 @@ Before the loop the whole `train_step` runs once where no variable changes:
     end     one update
 
 A microbatch counts by its rows: gradients of its `train_step` are multiplied by
-its share of this replica's rows, and `compute_loss` (step/model_loss.py)
+its share of this replica's rows, and `compute_loss` (step/batch_shard.py)
 divides by that and counts each loss by its divisor in that of the batch.
 """
 
