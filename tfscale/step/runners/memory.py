@@ -7,13 +7,13 @@ so the peak between them is at most that of the straight line.
 
 import collections
 import math
-import resource
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.free_memory import free_bytes
 from tfscale.graphs.memory import peak_bytes
 from tfscale.step.checks import trial
 from tfscale.step.runners.accumulation_model import gradients_of_step
@@ -105,34 +105,12 @@ def _free_bytes_of(name, limit):
 
 
 def _free_bytes_of_process():
-    """The bytes that host, control group and address space leave a process."""
-    free = [_kib("/proc/meminfo", "MemAvailable")]
-    group = _number("/sys/fs/cgroup/memory.max")
-    if group is not None:
-        used = _number("/sys/fs/cgroup/memory.current") or 0
-        free.append(group - used)
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY:
-        free.append(allowed - _kib("/proc/self/status", "VmSize"))
-    return min(free)
-
-
-def _kib(path, key):
-    try:
-        with open(path) as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-        return int(lines[key].split()[0]) << 10
-    except (OSError, KeyError) as error:
+    found = free_bytes()
+    if found is None:
         raise ValueError(
             "num_microbatches='auto' must be told how much memory there is "
-            f"where the system does not say it. Received: no {key} in {path}. "
-            "Give `memory_limit`, in bytes, or a number of microbatches."
-        ) from error
-
-
-def _number(path):
-    try:
-        with open(path) as file:
-            return int(file.read())
-    except (OSError, ValueError):  # no control group, or "max"
-        return None
+            "where the system does not say it. Received: no MemAvailable in "
+            "/proc/meminfo. Give `memory_limit`, in bytes, or a number of "
+            "microbatches."
+        )
+    return found
