@@ -17,9 +17,8 @@ from tfscale.mesh.inputs.mesh_inputs import MeshInputs
 from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
 from tfscale.mesh.rank_calls import Replica
+from tfscale.mesh.rank_calls import on_thread
 from tfscale.mesh.rank_calls import with_collectives
-from tfscale.mesh.rank_calls import with_losses
-from tfscale.mesh.rank_calls import with_seeds
 from tfscale.mesh.replica_checks import check_divides_weights
 from tfscale.mesh.replica_checks import check_has_pipeline
 from tfscale.mesh.replica_checks import check_in_scope
@@ -232,13 +231,12 @@ class MeshExtended(symbols.MirroredExtended):
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
             return self.rank_calls.run(self.call_ranks, fn, args, kwargs)
-        fn = with_seeds(with_losses(fn), self._container_strategy())
+        fn = on_thread(fn, self._container_strategy())
         return super()._call_for_each_replica(fn, args, kwargs)
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = with_losses(with_collectives(fn))
-        fn = with_seeds(fn, self._container_strategy())
+        fn = on_thread(with_collectives(fn), self._container_strategy())
         with rank_state.within(devices=tuple(devices)):
             return super()._call_for_each_replica(fn, args, kwargs or {})
 

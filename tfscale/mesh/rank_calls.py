@@ -4,6 +4,7 @@ Ranks are traced as if they were replicas, a thread for each: all get the inputs
 of their replica, and the first one's results are returned.
 """
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -82,33 +83,24 @@ class RankCalls:
         )
 
 
-def with_losses(fn: Callable) -> Callable:
-    """The function, for threads that call layers in turns."""
+def on_thread(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
+    """The function, for threads that call layers in turns, without seeds.
+
+    Outside of functions each draw may have its own generator. A `tf.function`
+    is called unchanged.
+    """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         return fn
+    seeded: Callable = contextlib.nullcontext
+    if not tf.executing_eagerly():
+        seeds = rank_seeds.GlobalSeeds(strategy)
+        seeded = functools.partial(attributes.global_seeds, seeds)
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
-        return fn(*args, **kwargs)
-
-    return call
-
-
-def with_seeds(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
-    """The function, for threads without a global seed generator."""
-    # A `tf.function` is called unchanged; outside of functions each draw may
-    # have its own generator.
-    if tf.executing_eagerly() or isinstance(
-        fn, tf.types.experimental.PolymorphicFunction
-    ):
-        return fn
-    seeds = rank_seeds.GlobalSeeds(strategy)
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        with attributes.global_seeds(seeds):
+        with seeded():
             return fn(*args, **kwargs)
 
     return call
