@@ -92,6 +92,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         self.num_microbatches = num_microbatches
         self.memory_limit = memory_limit
         self._accumulation: Any = None
+        self._function: FitScopedFunction | None = None
 
     @property
     def found_num_microbatches(self) -> int | None:
@@ -137,11 +138,8 @@ class GradientAccumulation(keras.callbacks.Callback):
             microbatches = self._microbatches_for(model, spec, workers)
             before = accumulation_for(model, microbatches, noise)
         self._accumulation = before
-        model.train_function = FitScopedFunction(
-            model,
-            fit,
-            self._accumulation.plain,
-            self._accumulation.function,
+        self._function = FitScopedFunction(
+            model, fit, self._accumulation.plain, self._accumulation.function
         )
 
     def _can_go_on(self, before, noise):
@@ -177,8 +175,8 @@ class GradientAccumulation(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
-        if isinstance(self.model.train_function, FitScopedFunction):
-            self.model.train_function = self._accumulation.plain
+        if self._function is not None:
+            self._function.end()
 
 
 def _workers_of(model):

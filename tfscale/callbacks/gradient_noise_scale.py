@@ -139,7 +139,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self._function = FitScopedFunction(
             model, fit, self._plain, self._measuring
         )
-        model.train_function = self._function
 
     def _check(self, model, accumulates):
         strategy = model.distribute_strategy
@@ -200,8 +199,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         extended = self.model.distribute_strategy.extended
         if getattr(extended, "gradient_noise", None) is self._noise:
             extended.gradient_noise = None
-        if self.model.train_function is self._function:
-            self.model.train_function = self._plain
+        if self._function is not None:
+            self._function.end()
 
     def get_state(self) -> dict[str, Any]:
         """The state in a `BackupAndRestore`: numbers and an array."""

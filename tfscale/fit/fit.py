@@ -47,7 +47,9 @@ class Fit:
 class FitScopedFunction:
     """The train function `other` in the place of `plain` while a `fit` runs.
 
-    Keras tells callbacks nothing of an exception, and keeps the function.
+    It is the model's from when it is created to `end`, or to the first call
+    outside of the `fit`: Keras tells callbacks nothing of an exception, and
+    keeps the function.
     """
 
     def __init__(
@@ -57,14 +59,21 @@ class FitScopedFunction:
         plain: Callable[[Any], Any],
         other: Callable[[Any], Any],
     ):
-        self._model = weakref.ref(model)
+        self._model: Any = weakref.ref(model)
         self._fit = fit
         self._plain = plain
         self._other = self.__wrapped__ = other
+        model.train_function = self
 
     def __call__(self, iterator):
         """See `keras.Model.train_function`."""
         if self._fit.is_running:
             return self._other(iterator)
-        self._model().train_function = self._plain
+        self.end()
         return self._plain(iterator)
+
+    def end(self) -> None:
+        """Restores the plain function, if no other has replaced this one."""
+        model = self._model()
+        if model.train_function is self:
+            model.train_function = self._plain
