@@ -13,14 +13,21 @@ from tfscale.step.checks import metric_trial
 
 
 class MeshMetric(in_place.Mixin):
-    """A metric that a step may ask for its result."""
+    """A metric whose results are known as such among what a step returns."""
 
     def result(self):
         """See `keras.Metric.result`; in replica context of all replicas."""
-        batch_shard = step_context.current().batch_shard_in_graph
-        if batch_shard is None:
-            return super().result()
-        return batch_shard.metrics_of_all(super().result)
+        step = step_context.current()
+        if step.batch_shard_in_graph is None:
+            result = super().result()
+        else:
+            result = step.batch_shard.metrics_of_all(super().result)
+        if step.gradient_capture is not None:
+            values = keras.tree.flatten(result)
+            step.gradient_capture.results += [
+                (x, self, i) for i, x in enumerate(values)
+            ]
+        return result
 
 
 class ReplicatedMetric(in_place.Mixin):
@@ -66,34 +73,18 @@ class FunctionMetric(DividedMetric):
         return keras.metrics.Mean.update_state(self, value, sample_weight)
 
 
-class AccumulatedMetric(in_place.Mixin):
-    """A metric whose results are known as such among what a step returns."""
+def adapt_metrics(
+    metrics: Iterable[keras.Metric], are_on_replicas: bool
+) -> None:
+    """Has metrics tell a step their results, and custom ones be tried.
 
-    def result(self):
-        """See `keras.Metric.result`."""
-        result = super().result()
-        capture = step_context.current().gradient_capture
-        if capture is not None:
-            values = keras.tree.flatten(result)
-            capture.results += [(x, self, i) for i, x in enumerate(values)]
-        return result
-
-
-def adapt_accumulated_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Has metrics tell the capture of a microbatch their results.
-
-    Custom metrics are tried before microbatches update them.
+    They are tried for replicas, or for microbatches only.
     """
     for metric in metrics:
-        in_place.put(metric, AccumulatedMetric)
-    _adapt_custom(metrics, DividedMetric)
-
-
-def adapt_metrics(metrics: Iterable[keras.Metric]) -> None:
-    """Has results in a step be of all replicas, and custom metrics be tried."""
-    for metric in metrics:
         in_place.put(metric, MeshMetric)
-    _adapt_custom(metrics, ReplicatedMetric)
+    _adapt_custom(
+        metrics, ReplicatedMetric if are_on_replicas else DividedMetric
+    )
 
 
 def _adapt_custom(metrics, mixin):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.adapters.metric import adapt_accumulated_metrics
+from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.mirrored_strategy import adapt_strategy
 from tfscale.adapters.model import adapt_accumulated_model
 from tfscale.adapters.optimizer import adapt_capturing
@@ -65,7 +65,7 @@ def adapt(model: keras.Model) -> None:
     adapt_to_shards(model)
     for optimizer in checks.optimizers_of(model):
         adapt_capturing(optimizer)
-    adapt_accumulated_metrics(model.metrics)
+    adapt_metrics(model.metrics, are_on_replicas=False)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def prepared(fn: Callable, is_divided: bool) -> Callable:
     replica_data: list[Any] | None = [] if is_divided else None
     if model is not None:
         _check_metrics(model)
-        adapt_metrics(model.metrics)
+        adapt_metrics(model.metrics, are_on_replicas=True)
         adapt_to_shards(model)
 
     @functools.wraps(fn)
