@@ -102,9 +102,9 @@ def moments(
     return layer._moments(x, mask)
 
 
-def is_of_keras(method: Any) -> bool:
-    """Whether a method is of Keras, and not of a user's class."""
-    return getattr(method, "__module__", "").startswith("keras.src.")
+def is_of_keras(found: Any) -> bool:
+    """Whether a method or a class is of Keras, and not of a user."""
+    return getattr(found, "__module__", "").startswith("keras.src.")
 
 
 def attention_class(layer: keras.Layer) -> type | None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import layers
 from tfscale._internals import symbols
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
@@ -92,7 +93,9 @@ def check_draws(
 ) -> None:
     """Refuses an optimizer whose replicas draw different random numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if _is_of_keras(inner) or not isinstance(graph, symbols.FuncGraph):
+    if layers.is_of_keras(inner.__class__) or not isinstance(
+        graph, symbols.FuncGraph
+    ):
         return
     graph_def = graph.as_graph_def(from_version=version)
     for node in _nodes(graph_def):
@@ -124,17 +127,12 @@ def _nodes(graph_def):
         yield from library[name]
 
 
-def _is_of_keras(optimizer):
-    kind = optimizer.__class__
-    return getattr(keras.optimizers, kind.__name__, None) is kind
-
-
 def _check_custom(optimizer, shardings):
     """Refuses a custom optimizer that fails the trial."""
     kind = optimizer.__class__
     if (
         optimizer in _TRIED
-        or _is_of_keras(optimizer)
+        or layers.is_of_keras(kind)
         or isinstance(optimizer, LARS)
     ):
         return
