@@ -46,12 +46,6 @@ _HIDDEN_WARNINGS = (
     *(DeprecationWarning, PendingDeprecationWarning),
     *(ImportWarning, ResourceWarning),
 )
-_AS_USERS_HAVE_IT = """
-import runpy, sys
-
-sys.executable, _, module, *sys.argv[1:] = sys.argv[1:]
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
 # Where the seconds of processors of programs are noted: they are no children
 # of the process that asked for them.
 _USED = "FORKED_PYTHON_USED"
@@ -91,14 +85,6 @@ def executable():
     not tidy up.
     """
     return os.path.join(_folder, "python")
-
-
-def after_python(*arguments):
-    """A command of a Python as users have it, `-m` and what follows.
-
-    It imports all by itself; only what it starts is forked.
-    """
-    return [sys.executable, "-c", _AS_USERS_HAVE_IT, executable(), *arguments]
 
 
 def run(arguments, cwd, env=None, input="", timeout=None):

@@ -85,7 +85,7 @@ class KillMatrixTest(parameterized.TestCase):
         self.assert_same_end(BATCHES, data=data)
 
     @parameterized.parameters("twice", "repeat")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_seeds_that_a_shuffle_takes_in_the_middle_of_an_epoch(self, data):
         # In training and in validation: iterators were made again, and not
         # read as far as they had been.

@@ -73,7 +73,7 @@ class MetricsOfMeshesTest(parameterized.TestCase):
             if any("model" in axes for axes in pair)
         )
     )
-    @pytest.mark.crossing(every=7)
+    @pytest.mark.crossing(every=14)
     def test_an_epoch_has_the_metrics_of_one_run(self, before, after):
         folder = self.create_tempdir().full_path
         with self.assertRaises(Interrupted):

@@ -244,6 +244,7 @@ class AdaptingTest(tf.test.TestCase, parameterized.TestCase):
         else:
             self.assertNear(rate, 0.01 * factor, 1e-6)
 
+    @pytest.mark.crossing
     def test_a_run_that_goes_on_has_the_batch_size_that_it_had(self):
         def callbacks(name):
             return (

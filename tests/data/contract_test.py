@@ -277,7 +277,7 @@ class ContractTest(tf.test.TestCase, parameterized.TestCase):
         *itertools.product(SOURCES, ("keep", "drop", "pad"), (2,)),
         *itertools.product(("arrays", "tfrecords"), ("keep", "pad"), (4,)),
     )
-    @pytest.mark.crossing(every=20)
+    @pytest.mark.crossing(every=40)
     def test_same_order_at_any_number_of_workers(
         self, name, remainder, workers
     ):

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -123,6 +124,7 @@ class MultiWorkerTest(tf.test.TestCase, parameterized.TestCase):
         return results
 
     @parameterized.parameters("pad", "drop")
+    @pytest.mark.crossing(every=2)
     def test_each_reads_its_own_files_and_all_are_read_once(self, remainder):
         workers = [worker[remainder] for worker in self.workers]
         for epoch in zip(*workers, strict=True):

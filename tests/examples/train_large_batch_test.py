@@ -1,4 +1,3 @@
-import subprocess
 import tempfile
 
 from absl.testing import absltest
@@ -9,16 +8,14 @@ from tests.source_files import REPOSITORY
 
 class TrainLargeBatchTest(absltest.TestCase):
     def test_it_says_what_was_found(self):
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                *forked_python.after_python("-m", "examples.train_large_batch"),
+                *("-m", "examples.train_large_batch"),
                 *("--num_epochs=2", "--batch_sizes=16,32"),
                 "--files=bisect.py",
                 f"--backup_dir={tempfile.mkdtemp()}",
             ],
-            capture_output=True,
-            cwd=REPOSITORY,
-            text=True,
+            REPOSITORY,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         self.assertRegex(

@@ -1,5 +1,3 @@
-import subprocess
-
 from absl.testing import absltest
 
 from tests import forked_python
@@ -8,16 +6,14 @@ from tests.source_files import REPOSITORY
 
 class TrainPreemptibleTest(absltest.TestCase):
     def test_it_is_killed_and_ends_as_if_it_had_not_been(self):
-        process = subprocess.run(
+        process = forked_python.run(
             [
-                *forked_python.after_python("-m", "examples.train_preemptible"),
+                *("-m", "examples.train_preemptible"),
                 "--num_kills=1",
                 *("--steps_to_kill=10", "--save_freq=4", "--num_epochs=1"),
                 "--batch_size=300",
             ],
-            capture_output=True,
-            cwd=REPOSITORY,
-            text=True,
+            REPOSITORY,
         )
         self.assertEqual(process.returncode, 0, process.stderr)
         self.assertRegex(

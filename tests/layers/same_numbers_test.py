@@ -177,7 +177,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(found, 2)
 
     @parameterized.parameters(2, 4)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_mixed_precision_is_as_far_from_float32_as_on_one_device(
         self, num_ranks
     ):

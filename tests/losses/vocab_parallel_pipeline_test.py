@@ -115,7 +115,10 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
     def shapes_of_a_step(self, model, step):
         strategy = model.distribute_strategy
         batch = tf.constant(TOKENS[:16, :-1]), tf.constant(LABELS[:16])
-        run = tf.function(lambda x, y: strategy.run(step, args=((x, y),)))
+        run = tf.function(
+            lambda x, y: strategy.run(step, args=((x, y),)),
+            autograph=False,  # as in `fit`
+        )
         return list(shapes_in(run.get_concrete_function(*batch), set()))
 
     @parameterized.parameters("train_step", "test_step")
@@ -136,7 +139,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
             [],
         ),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_what_needs_all_logits_gets_them(self, loss, metrics):
         # That the test above would see them.
         mesh = tfscale.device_mesh(pipeline=2, model=2)

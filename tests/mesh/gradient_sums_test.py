@@ -135,6 +135,7 @@ class SumGradientsTest(tf.test.TestCase, parameterized.TestCase):
         found = same_numbers.on_zero(job_, 2, model=model, layouts=LAYOUTS)
         same_numbers.assert_same(self, one_device(change, ADAM), found)
 
+    @pytest.mark.crossing
     def test_has_them_with_loss_scaling(self):
         job_ = job(decayed, SCALED)
         found = same_numbers.on_zero(job_, 2, model=2, layouts=LAYOUTS)

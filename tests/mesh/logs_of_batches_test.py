@@ -115,7 +115,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
             ),
         ),
     )
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing(every=6)
     def test_they_are_those_of_one_device(self, arguments):
         expected, found = logs_of_one_device(), logs_of(**arguments)
         self.assertLen(found, len(expected))
@@ -153,6 +153,7 @@ class LogsOfBatchesTest(parameterized.TestCase):
             np.testing.assert_allclose(other[name], value, 1e-6, err_msg=name)
 
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_a_step_may_return_a_metric_by_another_name(self, microbatches):
         # The guides of Keras write steps so. Keras then takes what the last
         # step returned as that of the epoch.

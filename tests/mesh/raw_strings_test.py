@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 import tfscale
@@ -35,6 +36,7 @@ def fit(texts, axes):
 
 class RawStringsTest(parameterized.TestCase):
     @parameterized.parameters(dict(data=2), dict(data=2, pipeline=2))
+    @pytest.mark.crossing(every=2)
     def test_are_as_on_one_device(self, **axes):
         texts = np.array(TEXTS, dtype=object)
         np.testing.assert_allclose(fit(texts, axes), fit(texts, {}), rtol=1e-5)

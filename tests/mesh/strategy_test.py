@@ -244,7 +244,8 @@ class LoopByHandTest(parameterized.TestCase):
 
 
 class FitTest(parameterized.TestCase):
-    @parameterized.parameters(1, 2)
+    @parameterized.parameters(2, 1)
+    @pytest.mark.crossing(every=2)
     def test_plain_models_have_the_numbers_of_one_device(self, data):
         same_numbers.reset()
         expected = fit(lambda: dense_adam(0.01))

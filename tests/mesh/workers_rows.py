@@ -288,6 +288,8 @@ SHORT = {
 }
 # What other rows show too: for `--exhaustive`.
 CROSSED = (
+    # As in the cases "one row", "own data" and "offline".
+    "worker without rows",
     "steps per execution",
     "overflow in one worker",
     "sequences in each",

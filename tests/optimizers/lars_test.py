@@ -4,6 +4,7 @@ import dataclasses
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -113,30 +114,38 @@ def job():
     )
 
 
-class MeshTest(tf.test.TestCase):
-    def test_replicas_ranks_and_parts_have_the_numbers_of_one_device(self):
-        # Norms of a shard, or of a replica's part, would be too small.
-        layouts = {
-            ".*up/kernel": (None, "model"),
-            ".*up/bias": ("model",),
-            ".*down/kernel": ("model", None),
-        }
+LAYOUTS = {
+    ".*up/kernel": (None, "model"),
+    ".*up/bias": ("model",),
+    ".*down/kernel": ("model", None),
+}
+
+
+def accumulating():
+    fit = dict(callbacks=[GradientAccumulation(2)])
+    return dataclasses.replace(job(), fit=fit)
+
+
+class MeshTest(tf.test.TestCase, parameterized.TestCase):
+    # Norms of a shard, or of a replica's part, would be too small; nor are
+    # those of a microbatch or a stage the norms of a step. The two that run
+    # always have all of these.
+    @parameterized.parameters(
+        lambda: same_numbers.on_zero(
+            accumulating(), data=2, model=2, layouts=LAYOUTS
+        ),
+        lambda: same_numbers.on_zero(job(), data=2, zero_stage=0),
+        lambda: same_numbers.on_zero(job(), data=2, model=2, layouts=LAYOUTS),
+        lambda: same_numbers.on_mesh(job(), 2, 2, num_ranks=2, layouts=LAYOUTS),
+        lambda: same_numbers.plain(accumulating()),
+        lambda: same_numbers.on_mesh(job(), num_stages=2, num_microbatches=2),
+    )
+    @pytest.mark.crossing(every=3)
+    def test_replicas_ranks_and_parts_have_the_numbers_of_one_device(
+        self, train
+    ):
         expected = same_numbers.on_one_device(job())
-        # Nor are those of a microbatch or a stage the norms of a step.
-        accumulating = dataclasses.replace(
-            job(), fit=dict(callbacks=[GradientAccumulation(2)])
-        )
-        for actual in (
-            same_numbers.on_zero(job(), data=2, zero_stage=0),
-            same_numbers.on_zero(job(), data=2, model=2, layouts=layouts),
-            same_numbers.plain(accumulating),
-            same_numbers.on_zero(
-                accumulating, data=2, model=2, layouts=layouts
-            ),
-            same_numbers.on_mesh(job(), num_stages=2, num_microbatches=2),
-            same_numbers.on_mesh(job(), 2, 2, num_ranks=2, layouts=layouts),
-        ):
-            same_numbers.assert_same(self, expected, actual)
+        same_numbers.assert_same(self, expected, train())
 
     def test_within_loss_scaling_parts_are_refused(self):
         scaled = dataclasses.replace(

@@ -114,6 +114,7 @@ class CutTest(tf.test.TestCase, parameterized.TestCase):
         y = {"a": Y, "b": 2 * Y}
         self.check(lambda: residual(nested), "in_1", y)
 
+    @pytest.mark.crossing
     def test_on_replicas(self):
         strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
         self.check(chain, "d2", Y, strategy)

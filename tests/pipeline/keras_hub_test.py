@@ -65,7 +65,7 @@ class KerasHubTest(parameterized.TestCase):
         self.assertEmpty(others)
 
     @parameterized.parameters(*families())
-    @pytest.mark.crossing(every=32)
+    @pytest.mark.crossing(every=64)
     def test_one_step(self, family):
         with warnings.catch_warnings():
             # T5 gives masks to a layer of its own that does not know them.

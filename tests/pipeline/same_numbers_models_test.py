@@ -417,7 +417,7 @@ def job(name):
 
 class ModelsTest(parameterized.TestCase):
     @parameterized.named_parameters((name, name) for name in MODELS)
-    @pytest.mark.crossing(every=12)
+    @pytest.mark.crossing(every=24)
     def test_three_steps(self, name):
         cuts = MODELS[name][-1]
         stages = 3 if isinstance(cuts, str) else 1 + len(cuts)

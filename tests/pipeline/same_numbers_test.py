@@ -67,7 +67,7 @@ class SizesTest(parameterized.TestCase):
         recompute=(False, True),
         optimizer=("sgd", "adam"),
     )
-    @pytest.mark.crossing(every=36)
+    @pytest.mark.crossing(every=72)
     def test_three_steps(self, size, schedule, recompute, optimizer):
         *mesh, rows = size
         actual = same_numbers.on_mesh(

@@ -122,7 +122,7 @@ OPTIMIZERS = dict(
 
 class OptimizersTest(parameterized.TestCase):
     @parameterized.named_parameters(every_optimizer())
-    @pytest.mark.crossing(every=12)
+    @pytest.mark.crossing(every=24)
     def test_every_optimizer(self, kind):
         # Larger than the gradients' rounding errors, where one divides.
         options = {"learning_rate": 0.01}
@@ -135,7 +135,7 @@ class OptimizersTest(parameterized.TestCase):
         self.check(job(functools.partial(kind, **options)))
 
     @parameterized.named_parameters(OPTIMIZERS.items())
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=12)
     def test_options(self, optimizer):
         self.check(job(optimizer))
 
@@ -174,7 +174,7 @@ class LossesTest(parameterized.TestCase):
         ),
         ("ignored_class", lambda: crossentropy(ignore_class=1), {}),
     )
-    @pytest.mark.crossing(every=4)
+    @pytest.mark.crossing(every=8)
     def test_losses_and_weights(self, loss, data):
         one = job(loss=loss, data=data)
         one = dataclasses.replace(one, compile=metrics)

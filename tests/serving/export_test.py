@@ -266,6 +266,7 @@ class ExportTest(parameterized.TestCase):
         rows = self.feeds["a"].reshape(7, 2, 4)
         self.assert_served(on_mesh(build, pipeline=2), rows)
 
+    @pytest.mark.crossing
     def test_int8_on_stages_and_ranks(self):
         def build_int8():
             model = build()

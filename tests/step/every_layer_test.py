@@ -5,6 +5,7 @@ in none of the tables below is a test that fails: a release of Keras that adds a
 layer asks where it belongs.
 """
 
+import functools
 import inspect
 
 import keras
@@ -149,6 +150,8 @@ def _table():
     return named
 
 
+# Each is in the table in two dims as well.
+OTHER_DIMS = ("1D", "3D", "1DTranspose", "3DTranspose")
 # Tried by another of the table: `RNN` with every cell, and so on.
 INSIDE_OF_OTHERS = ("InputLayer", "Layer", "RNN", "StackedRNNCells", "Wrapper")
 # What one device makes of a batch, no microbatch of it can.
@@ -210,23 +213,34 @@ NOT_TRIED = (
 )
 
 
-def build():
+def branches_of(other_dims):
+    """Layers of one and three dims, or all others: those of two and of none."""
+    return {
+        name: branch
+        for name, branch in _table().items()
+        if other_dims == name.endswith(OTHER_DIMS)
+    }
+
+
+def build(other_dims):
+    branches = branches_of(other_dims)
     inputs, stems = {}, {}
-    for name, shape in SHAPES.items():
+    for name in dict.fromkeys(shape for shape, _ in branches.values()):
         is_whole = name == "numbers"
         dtype = "int32" if is_whole else "float32"
+        shape = SHAPES[name]
         inputs[name] = stems[name] = keras.Input(shape, name=name, dtype=dtype)
         if name not in ("numbers", "picture"):
             stems[name] = layers.Dense(
                 shape[-1], use_bias=False, name=f"to_{name}"
             )(inputs[name])
-    branches = []
-    for name, (shape, call) in _table().items():
+    outputs = []
+    for name, (shape, call) in branches.items():
         x = keras.ops.cast(call(stems[shape]), "float32")
         x = x / 255.0 if shape == "picture" else x
         x = layers.Flatten()(x) if len(x.shape) > 2 else x
-        branches.append(layers.Dense(1, name=f"from_{name}")(x))
-    return keras.Model(inputs, layers.Add()(branches))
+        outputs.append(layers.Dense(1, name=f"from_{name}")(x))
+    return keras.Model(inputs, layers.Add()(outputs))
 
 
 class EveryLayerTest(parameterized.TestCase):
@@ -248,21 +262,28 @@ class EveryLayerTest(parameterized.TestCase):
         self.assertLen(tables, len(aliases))
         self.assertContainsSubset(WITH_ARGUMENTS, _table())
 
-    @parameterized.parameters(
-        lambda job: same_numbers.on_mesh(job, 1, 2),
-        lambda job: same_numbers.on_zero(job, data=2, zero_stage=0),
+    @parameterized.product(
+        train=(
+            lambda job: same_numbers.on_mesh(job, 1, 2),
+            lambda job: same_numbers.on_zero(job, data=2, zero_stage=0),
+        ),
+        other_dims=(False, True),
     )
-    @pytest.mark.crossing(every=2)
-    def test_all_are_those_of_one_device(self, train):
+    @pytest.mark.crossing(every=4)
+    def test_all_are_those_of_one_device(self, train, other_dims):
         x = {
-            name: RANDOM.normal(size=(ROWS, *shape)).astype("float32")
-            for name, shape in SHAPES.items()
+            name: RANDOM.normal(size=(ROWS, *SHAPES[name])).astype("float32")
+            for name in dict.fromkeys(
+                shape for shape, _ in branches_of(other_dims).values()
+            )
         }
-        x["numbers"] = RANDOM.randint(0, 6, (ROWS, 6)).astype("int32")
-        x["picture"] = RANDOM.uniform(0, 255, (ROWS, 4, 4, 3)).astype("float32")
+        if not other_dims:
+            x["numbers"] = RANDOM.randint(0, 6, (ROWS, 6)).astype("int32")
+            x["picture"] = RANDOM.uniform(0, 255, (ROWS, 4, 4, 3))
+            x["picture"] = x["picture"].astype("float32")
         y = RANDOM.normal(size=(ROWS, 1)).astype("float32")
         job = same_numbers.Job(
-            build,
+            functools.partial(build, other_dims),
             dict(x=x, y=y, batch_size=ROWS),
             lambda: keras.optimizers.SGD(1e-3),
         )

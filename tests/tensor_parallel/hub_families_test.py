@@ -37,7 +37,7 @@ FAMILIES = (
 
 class HubFamiliesTest(parameterized.TestCase):
     @parameterized.parameters(*FAMILIES)
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing(every=20)
     def test_one_step(self, family):
         with warnings.catch_warnings():
             # T5 gives masks to a layer of its own that does not know them.

@@ -216,6 +216,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertSameAsOneDevice("mlp", config, model=2)
 
+    @pytest.mark.crossing
     def test_low_precision(self):
         keras.config.set_dtype_policy("mixed_bfloat16")
         try:
@@ -257,7 +258,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(loaded.predict(X, verbose=0), expected)
 
     @parameterized.parameters(("mlp", False), ("gpt", False), ("gpt", True))
-    @pytest.mark.crossing(every=3)
+    @pytest.mark.crossing
     def test_weights_saved_and_loaded_across_meshes(self, name, is_sharded):
         file = os.path.join(self.create_tempdir(), "int8.weights.h5")
         saved = int8(name, **({"model": 2} if is_sharded else {}))
@@ -283,7 +284,7 @@ class Int8Test(tf.test.TestCase, parameterized.TestCase):
             keras.models.load_model(file)
 
     @parameterized.parameters("mlp", "gpt")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_lora_on_int8_predicts(self, name):
         x = MODELS[name][1]
 

@@ -285,7 +285,7 @@ def both(train, build=mlp, layouts=PAIR, num_replicas=2):
 
 
 class ModelsTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.parameters(*JOBS)
+    @parameterized.parameters(*reversed(JOBS))  # the smallest one always
     @pytest.mark.crossing(every=21)
     def test_has_the_numbers_of_one_device(self, name):
         job, layouts = JOBS[name]
@@ -411,6 +411,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*pair, strict=True):
             same_numbers.assert_close(found, expected)
 
+    @pytest.mark.crossing
     def test_low_rank_adaptation_in_mid_training(self):
         names = ("table", "heads", "merged", "up", "down")
 

@@ -324,7 +324,8 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotEmpty(divided(outcome.model))
         same_numbers.assert_same(self, zero_test.one_device(name), outcome)
 
-    @parameterized.parameters((3,), (3, Centring), (0, Centring))
+    @parameterized.parameters((3, Centring), (3,), (0, Centring))
+    @pytest.mark.crossing(every=3)
     def test_of_losses_that_layers_add(self, stage, *between):
         # Replicas that meet in a layer logged the losses of one another.
         added = job(functools.partial(adding, *between))
@@ -369,6 +370,7 @@ class TwoOptimizers(keras.Model):
 
 
 class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
+    @pytest.mark.crossing
     def test_two_optimizers_in_one_step(self):
         def train(stage):
             same_numbers.reset()
@@ -457,6 +459,7 @@ class GraphTest(tf.test.TestCase, parameterized.TestCase):
         # A gather: the gate, the concatenation, its dim.
         self.assertLessEqual(more, 3 * len(gathers))
 
+    @pytest.mark.crossing
     def test_microbatches_gather_again_in_their_loop(self):
         """Of 6 kernels the backward of a microbatch has 2, and needs 5."""
         noted, deep = [], job(functools.partial(mlp, depth=6))
@@ -619,6 +622,7 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.parameters("model.keras", "model.weights.h5")
+    @pytest.mark.crossing(every=2)
     def test_what_is_saved_loads_in_plain_keras(self, name):
         model = self.model()
         model.fit(VECTORS[:8], VECTORS[:8, :, :1], verbose=0)
@@ -651,6 +655,7 @@ class VariablesTest(tf.test.TestCase, parameterized.TestCase):
             np.testing.assert_array_equal(one.numpy(), other.numpy())
         self.assertNotEmpty(divided(model))
 
+    @pytest.mark.crossing
     def test_early_stopping_restores_the_best_weights(self):
         def train(stage):
             model = self.model(stage)

@@ -176,7 +176,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
             check_parts(self, outcome, size[0], size[2])
 
     @parameterized.parameters(3, 4)
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_of_one_device_on_more_replicas(self, data):
         job = dataclasses.replace(
             JOBS["adam"], data={**JOBS["adam"].data, "batch_size": 12}
@@ -448,6 +448,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_equal(source, model)
 
     @parameterized.parameters("plain", "data", "ranks")
+    @pytest.mark.crossing(every=3)
     def test_what_others_save_is_loaded_in_parts(self, source):
         source, _ = self.model(source)
         source.optimizer.variables[2].assign(

@@ -295,7 +295,7 @@ AUGMENTATIONS = {
 
 class AugmentTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.product(name=list(AUGMENTATIONS), cache=("none", "memory"))
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=16)
     def test_values_and_draws_are_those_of_single_records(self, name, cache):
         kwargs = dict(parse=lambda x: x / 7.0, augment=AUGMENTATIONS[name])
         one_by_one = _pipeline(_FLOATS, **kwargs)
@@ -318,7 +318,7 @@ class AugmentTest(tf.test.TestCase, parameterized.TestCase):
 
 class BatchwiseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(*(n for n in FUNCTIONS if n not in REFUSED))
-    @pytest.mark.crossing(every=12)
+    @pytest.mark.crossing(every=24)
     def test_values_are_those_of_single_records(self, name):
         rows, parse, why_not = FUNCTIONS[name]
         one_by_one = _pipeline(rows, parse=parse)

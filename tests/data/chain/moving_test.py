@@ -93,6 +93,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(train.position.value, (5, 1, 0))
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
+    @pytest.mark.crossing(every=2)
     def test_a_callback_may_stop_it(self, make):
         model, train = compiled(make()), pipeline()
         model.fit(train, callbacks=[Stop(3)], verbose=0)
@@ -120,6 +121,7 @@ class FitTest(tf.test.TestCase, parameterized.TestCase):
             self.assertBetween(train.position.value.index, 8, 32)
 
     @parameterized.parameters(tf.distribute.get_strategy, mesh)
+    @pytest.mark.crossing(every=3)
     def test_evaluation_begins_at_the_beginning(self, make):
         model = compiled(make(), rate=0.0)
         train, valid = pipeline(shuffle=False), pipeline(shuffle=False)

@@ -49,12 +49,12 @@ def fit(strategy=None, callbacks=()):
 
 class OtherInputsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters(
+        dict(data=2, microbatches=2),
         dict(),
         dict(data=2),
         dict(microbatches=4),
-        dict(data=2, microbatches=2),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing(every=4)
     def test_train_as_on_one_device(self, microbatches=None, **axes):
         expected, callbacks, strategy = fit(), [], None
         if microbatches:

@@ -160,6 +160,7 @@ class LoadWeightsTest(tf.test.TestCase, parameterized.TestCase):
                     model, path, ValueError if zipped else OSError
                 )
 
+    @pytest.mark.crossing
     def test_of_another_model_change_no_slots_that_replicas_divide(self):
         model = trained_on_mesh("pipeline", data=2, zero_stage=1)
         path, _ = self.saved("pipeline", ".keras", "wider")

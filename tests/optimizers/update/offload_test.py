@@ -139,7 +139,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         ("averaged", 3),
         ("loss_scale", 3),
     )
-    @pytest.mark.crossing(every=8)
+    @pytest.mark.crossing(every=16)
     def test_as_with_slots_on_devices(self, name, stage):
         self.check(name, stage)
 

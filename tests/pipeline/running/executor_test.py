@@ -5,6 +5,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -75,6 +76,7 @@ class UserSchedulesTest(parameterized.TestCase):
         ("zero_bubble_again", zb_h1(3, 4), True),
         ("some_weights_apart", SOME_WEIGHTS_APART, False),
     )
+    @pytest.mark.crossing(every=3)
     def test_three_steps(self, schedule, recompute):
         cuts = ["b", "c", "d"][: schedule.num_stages - 1]
         many = same_numbers.on_mesh(

@@ -178,6 +178,7 @@ class LoopTest(parameterized.TestCase):
         self.assertEqual(seen, list(range(8)))
 
     @parameterized.parameters((None,), (["accuracy"],))
+    @pytest.mark.crossing(every=2)
     def test_outputs_are_kept_if_metrics_read_them(self, metrics):
         # TensorFlow does not drop what a loop keeps and nothing reads.
         with counted() as run:

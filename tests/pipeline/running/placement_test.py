@@ -133,6 +133,7 @@ class PlacementTest(parameterized.TestCase):
                     self.assertNotEqual(made.op, "_Recv", sent.name)
 
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_gradients_stay_on_the_device_of_their_variable(self, replicas):
         # All of them had gone through one operation of one stage, twice
         # with two replicas, and Adam's slots had been sent to it and back.
@@ -208,6 +209,7 @@ class PlacementTest(parameterized.TestCase):
                         np.testing.assert_array_equal(component, components[0])
 
     @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
     def test_no_device_ever_holds_the_whole_model(self, num_replicas):
         # All weights and slots that are alive, after each that is made.
         alive = collections.Counter()

@@ -8,6 +8,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from keras import ops
@@ -187,6 +188,7 @@ class OwnStateTest(parameterized.TestCase):
         (dict(accumulated=4), "once per microbatch, .*by a trial"),
         (dict(stages=2), "once per microbatch, "),
     )
+    @pytest.mark.crossing(every=3)
     def test_variables_of_tensorflow_are_warned_of_too(self, options, words):
         # Those of a layer, of a loss and globals changed without a word.
         _, (said,) = fit(OfTensorFlow, **options)
@@ -215,6 +217,7 @@ class OwnStateTest(parameterized.TestCase):
         (of_keras, 2),
         (of_keras, 1, 4),
     )
+    @pytest.mark.crossing(every=3)
     def test_what_is_right_is_not_warned_of(self, *arguments):
         self.assertEqual(fit(*arguments)[1], [])
 

@@ -225,7 +225,7 @@ class MetricsOfPartsTest(parameterized.TestCase):
         (max_error, dict(microbatches=2)),
         (max_error, dict(data=2, microbatches=2)),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=12)
     def test_it_is_warned_of_once_and_by_name(self, metric, options):
         _, said = self.said(metric, **options)
         self.assertLen(said, 1)
@@ -258,7 +258,7 @@ class MetricsOfPartsTest(parameterized.TestCase):
         (max_error, dict(pipeline=2, wrap=pipeline)),
         (LastValue, dict(pipeline=2, wrap=pipeline)),
     )
-    @pytest.mark.crossing(every=6)
+    @pytest.mark.crossing(every=9)
     def test_others_are_those_of_one_device(self, metric, options):
         # Of the last batch some replicas have no row.
         expected = history(metric, rows=17)

@@ -265,6 +265,7 @@ class SameNumbersTest(parameterized.TestCase):
         same_numbers.assert_same(self, expected, actual, RTOL)
 
     @parameterized.parameters((1, (12, 8)), (2, (6, 8)))
+    @pytest.mark.crossing(every=2)
     def test_sums_are_shards_with_stage_2(self, zero_stage, shape):
         initial = []
 

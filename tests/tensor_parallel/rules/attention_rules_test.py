@@ -181,7 +181,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_sharded(outcome.model, num_ranks)
 
     @parameterized.product(name=list(HUB), num_ranks=[2, 4])
-    @pytest.mark.crossing(every=10)
+    @pytest.mark.crossing
     def test_of_one_device_in_keras_hub(self, name, num_ranks):
         job = tokens(name)
         layouts = {k: v for k, v in LAYOUTS.items() if "gate" not in k}
@@ -194,7 +194,7 @@ class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_sharded(outcome.model, num_ranks)
 
     @parameterized.parameters("gemma", "gemma3")
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_of_one_device_with_keys_divided_too(self, name):
         job = tokens(name, 2)
         expected = same_numbers.on_one_device(job)

@@ -423,6 +423,7 @@ class DrawsTest(tf.test.TestCase):
         self.assertEqual(folded, [True] * 4)
         self.assertLen(plan_of(model).sharded_generators, 2)
 
+    @pytest.mark.crossing
     def test_the_same_seed_gives_the_same_numbers(self):
         JOBS["dropped"] = tokens(functools.partial(dropped, 0.3), 256), None
         first, second = (train("dropped", 2)[0] for _ in range(2))
@@ -441,7 +442,7 @@ def _ancestors(tensor):
 
 class UseTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters({}, {"run_eagerly": True})
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_methods_of_a_model(self, **options):
         job, _ = JOBS["block"]
         x, y = job.data["x"], job.data["y"]
