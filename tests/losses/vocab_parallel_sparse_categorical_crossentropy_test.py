@@ -54,7 +54,7 @@ def on_ranks(num_ranks, loss, labels, logits):
     layout_map = keras.distribution.LayoutMap(mesh)
     strategy = tfscale.MeshStrategy(mesh, layout_map)
 
-    @tf.function
+    @tf.function(autograph=False)
     def run():
         def replica():
             part = collectives.local_shard(tf.constant(logits), 2)
@@ -207,7 +207,7 @@ class NothingWholeTest(tf.test.TestCase, parameterized.TestCase):
         # As `fit` does it; this also makes what the optimizer needs.
         model.fit(tokens, tokens, batch_size=16, verbose=0)
 
-        @tf.function
+        @tf.function(autograph=False)  # as in `fit`
         def step(x):
             return strategy.run(model.train_step, ((x, x),))
 

@@ -99,7 +99,7 @@ class LoopByHandTest(parameterized.TestCase):
             layers[1].build((None, 4, 6))
         layers[0](X, training=True)
 
-        @tf.function
+        @tf.function(autograph=False)
         def step(rows):
             strategy.run(lambda x: layers[1](x, training=True), args=(rows,))
 

@@ -339,7 +339,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 optimizer.apply_gradients(zip(gradients, variables))
                 return loss
 
-            run = tf.function(lambda data: strategy.run(step, args=(data,)))
+            run = tf.function(
+                lambda data: strategy.run(step, args=(data,)), autograph=False
+            )
             data = tf.data.Dataset.from_tensor_slices(
                 (VECTORS["x"], VECTORS["y"])
             ).batch(16)
@@ -370,7 +372,10 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
 
             strategy = tf.distribute.get_strategy()
             before = model.get_weights()
-            tf.function(lambda x: strategy.run(step, (x,)))(VECTORS["x"])
+            run = tf.function(
+                lambda x: strategy.run(step, (x,)), autograph=False
+            )
+            run(VECTORS["x"])
             after = model.get_weights()
             return [now - then for now, then in zip(after, before)]
 

@@ -403,7 +403,9 @@ class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
                 variables = model.trainable_variables
                 optimizer.apply(tape.gradient(loss, variables), variables)
 
-            run = tf.function(lambda x: strategy.run(step, args=(x,)))
+            run = tf.function(
+                lambda x: strategy.run(step, args=(x,)), autograph=False
+            )
             data = tf.data.Dataset.from_tensor_slices(VECTORS).batch(8)
             for batch in strategy.experimental_distribute_dataset(data):
                 run(batch)

@@ -314,7 +314,9 @@ class LoopByHandTest(tf.test.TestCase):
                 )
 
             shapes = []
-            run = tf.function(lambda x: strategy.run(step, args=(x,)))
+            run = tf.function(
+                lambda x: strategy.run(step, args=(x,)), autograph=False
+            )
             data = tf.data.Dataset.from_tensor_slices(x).batch(16)
             for batch in strategy.experimental_distribute_dataset(data):
                 run(batch)
@@ -339,7 +341,7 @@ class LoopByHandTest(tf.test.TestCase):
             )
             optimizer.build(model.trainable_variables)
 
-        @tf.function
+        @tf.function(autograph=False)
         def run():
             def step():
                 gradients = [tf.ones(v.shape) for v in model.variables]
@@ -363,7 +365,7 @@ class LoopByHandTest(tf.test.TestCase):
             optimizer = optimizer_test.scaled(OPTIMIZERS.Adam(0.01))
             optimizer.build(model.trainable_variables)
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(bad):
             def step():
                 gradients = [tf.ones(v.shape) for v in model.variables]

@@ -225,7 +225,7 @@ class WithoutGatherTest(tf.test.TestCase):
             # 12 heads in all, 3 on each rank, and no other dim like these.
             model = grouped(2)
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(x):
             return strategy.run(model, (x,))
 
