@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfscale.data.sources import file_source
 from tfscale.data.sources import table_source
 from tfscale.data.sources.source import BlockSource
+from tfscale.data.sources.source import check_on_damage
 from tfscale.data.sources.source import data_loss
 from tfscale.data.sources.source import unreadable
 from tfscale.data.sources.source import warn_of_skipped
@@ -69,11 +70,11 @@ def csv(
     >>> source.num_records
     2
     """
-    if len(delimiter) != 1 or on_damage not in ("raise", "skip"):
+    check_on_damage(on_damage)
+    if len(delimiter) != 1:
         raise ValueError(
-            '`delimiter` must be one character, and `on_damage` be "raise" or '
-            f'"skip". Received: delimiter={delimiter!r}, '
-            f"on_damage={on_damage!r}."
+            "`delimiter` must be one character. Received: "
+            f"delimiter={delimiter!r}."
         )
     texts = [_CsvFile(path, has_header) for path in file_source.match(pattern)]
     texts = [text for text in texts if text.header or text.begins.size]
