@@ -283,6 +283,7 @@ ROWS = {
 }
 # On four workers.
 SHORT = {
+    "lookups of four": Row(JOBS["embedding"], plainly(4)),
     "data of four": Row(JOBS["plain"], plainly(4)),
     "pipeline in each of four": Row(JOBS["no rows"], _pipeline(4)),
 }
@@ -302,6 +303,7 @@ CROSSED = (
     "weights divided in each, accumulated",
     "sums of accumulation divided in each",
     "model ranks in each",
+    "data of four",
     "pipeline in each of four",
     # As in workers_cases.py.
     "dropout, data 2 in each",
