@@ -7,6 +7,7 @@ import re
 from unittest import mock
 
 import keras
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -21,6 +22,9 @@ PAGES = sorted(
     for name in os.listdir(os.path.join(REPOSITORY, "docs"))
     if name.endswith(".md")
 )
+
+# They train what other pages do one by one, on several meshes.
+COMBINING = ("docs/planner.md", "docs/tutorial.md")
 
 BENCHMARKS = [
     os.path.relpath(path, REPOSITORY)
@@ -80,8 +84,18 @@ class ReadmeTest(tf.test.TestCase):
 
 class PagesTest(parameterized.TestCase):
     # That of the input needs files: input_page_test.py.
-    @parameterized.parameters(*(p for p in PAGES if p != "docs/input.md"))
+    @parameterized.parameters(
+        *(p for p in PAGES if p != "docs/input.md" and p not in COMBINING)
+    )
     def test_the_programs_of_a_page_run_one_after_the_other(self, page):
+        self._run(page)
+
+    @parameterized.parameters(*COMBINING)
+    @pytest.mark.crossing
+    def test_the_programs_of_a_page_that_combines_others(self, page):
+        self._run(page)
+
+    def _run(self, page):
         keras.utils.set_random_seed(0)
         programs = _programs(page)
         if any("device_mesh(" in program for program in programs):

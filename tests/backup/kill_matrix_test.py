@@ -165,7 +165,7 @@ class KillMatrixTest(parameterized.TestCase):
             if cell != ("data", "tfscale")  # as on ZeRO
         ),
     )
-    @pytest.mark.crossing(every=17)
+    @pytest.mark.crossing
     def test_on_a_mesh(self, mesh, data):
         # Strategies read each kind of data ahead in another way. In the second
         # epoch: it has validated, on data that is shuffled anew.

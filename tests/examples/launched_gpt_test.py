@@ -18,7 +18,7 @@ class LaunchedGptTest(parameterized.TestCase):
         ("gpt_coordinator", "worker", 2, "--num_microbatches=2"),
         ("gpt_parameter_server", "chief", 1, "--num_ps=1"),
     )
-    @pytest.mark.crossing(every=2)
+    @pytest.mark.crossing
     def test_it_learns_and_saves_a_plain_model(
         self, config, first, num_workers, flag
     ):

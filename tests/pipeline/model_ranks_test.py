@@ -101,6 +101,7 @@ class PlacementTest(tf.test.TestCase):
                 self.assertEqual(part.shape, whole, variable.path)
         self.assertGreater(sharded, 10)
 
+    @pytest.mark.crossing
     def test_predictions_and_evaluation_are_those_of_one_device(self):
         data = jobs.JOBS["gpt_adam"].data
         x, y = data["x"], data["y"]

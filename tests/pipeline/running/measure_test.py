@@ -162,8 +162,10 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
         busy = sum(span.end - span.start for span in zero)
         self.assertGreater(overlap, 0.2 * busy)
 
-    def test_nothing_changes(self):
-        with _strategy(2, 2).scope():
+    @parameterized.parameters(1, 2)
+    @pytest.mark.crossing(every=2)
+    def test_nothing_changes(self, num_replicas):
+        with _strategy(num_replicas, 2).scope():
             model = tfscale.PipelineModel(_model_with_state(), 2)
             model.compile("adam", "mse", metrics=["mae"])
         x, y = np.ones((8, 6), "f"), np.ones((8, 1), "f")

@@ -529,6 +529,7 @@ def _accumulating_twice():
 
 
 class AutoTest(parameterized.TestCase):
+    @pytest.mark.crossing
     def test_what_fits_in_an_address_space(self):
         """There the whole batch does not, and TensorFlow says so or dies."""
         program = subprocess.run(
