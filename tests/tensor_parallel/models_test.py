@@ -324,6 +324,21 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*both(train), strict=True):
             same_numbers.assert_close(found, expected)
 
+    def test_a_reversible_embedding_gives_its_mask(self):
+        def masked():
+            x = inputs = keras.Input((6,), dtype="int32")
+            x = LAYERS.ReversibleEmbedding(8, 4, mask_zero=True, name="table")(
+                x
+            )
+            return keras.Model(inputs, LAYERS.GlobalAveragePooling1D()(x))
+
+        x = np.array([[1, 2, 0, 0, 0, 0], [3, 4, 5, 0, 0, 0]])
+        layouts = {"table/embeddings": ("model", None)}
+        expected, found = both(
+            lambda model: model.predict(x, verbose=0), masked, layouts
+        )
+        self.assertAllClose(found, expected)
+
     def test_a_loop_by_hand(self):
         def train(model):
             optimizer = keras.optimizers.Adam(0.01)

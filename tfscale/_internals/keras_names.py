@@ -170,9 +170,6 @@ KERAS = {
     "keras.src.layers.convolutional.base_conv.BaseConv": {
         "convolution_op": "a subclass that overrides it has no rule",
     },
-    "keras.src.layers.convolutional.conv1d.Conv1D": {
-        "_compute_causal_padding": "of a causal convolution on shards",
-    },
     "keras.src.layers.normalization.batch_normalization.BatchNormalization": {
         "_moments": "the batch's mean and variance, of a rank's channels",
         "_update_renorm_statistics": "moving averages, of the whole batch's",

@@ -90,11 +90,6 @@ def like_output(layer: keras.Layer, scale: Any) -> Any:
     return scale
 
 
-def causal_padding(layer: keras.layers.Conv1D) -> Any:
-    """How a causal convolution pads its input, by dim."""
-    return layer._compute_causal_padding()
-
-
 def moments(
     layer: keras.layers.BatchNormalization, x: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:

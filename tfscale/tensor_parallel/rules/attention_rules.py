@@ -201,24 +201,14 @@ class _GroupedAttention(_Attention):
 
         inputs = sequence.copy_to_region(inputs)
         kernel = needed(layers.weight_of(dense), _heads_dim(dense))
-        if dense.quantization_mode is None:
-            x = keras.ops.einsum(dense.equation, inputs, kernel)
-        else:
+        changed = {}
+        if dense.quantization_mode is not None:
             scale = dense.kernel_scale
-            scale = needed(scale, len(scale.shape) + _HEADS)
-            x = rules.call_int8(
-                dense,
-                "kernel",
-                kernel,
-                scale,
-                inputs,
-                bias=None,
-                activation=None,
-            )
+            changed["kernel_scale"] = needed(scale, len(scale.shape) + _HEADS)
         if dense.bias is not None:
-            x = keras.ops.add(x, needed(dense.bias, 0))
-        if dense.activation is not None:
-            x = dense.activation(x)
+            changed["bias"] = needed(dense.bias, 0)
+        copy = layers.with_weight(dense, "kernel", kernel, **changed)
+        x = rules.call(copy, inputs)
         return tf.gather(x, [head - first for head in heads], axis=2)
 
     def _heads(self):

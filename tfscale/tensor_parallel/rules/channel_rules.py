@@ -12,6 +12,7 @@ import abc
 import keras
 import tensorflow as tf
 
+from tfscale._internals import instances
 from tfscale._internals import layers
 from tfscale.tensor_parallel import collectives
 from tfscale.tensor_parallel.elementwise import acts_on_elements
@@ -55,39 +56,20 @@ def _channel_dim(layer):
     return -layer.rank - 1
 
 
-def _convolve(layer, inputs):
-    """The convolution without the bias, with this rank's shard."""
-    padding = layer.padding
-    if padding == "causal":
-        inputs = keras.ops.pad(inputs, layers.causal_padding(layer))
-        padding = "valid"
-    return keras.ops.conv(
-        inputs,
-        rules.weight_shard(layer, "kernel"),
-        strides=list(layer.strides),
-        padding=padding,
-        dilation_rate=layer.dilation_rate,
-        data_format=layer.data_format,
-    )
-
-
-def _add_bias(layer, x, bias):
-    shape = [1] * x.shape.rank
-    shape[_channel_dim(layer)] = -1
-    return keras.ops.add(x, keras.ops.reshape(bias, shape))
-
-
 class _OutputChannels(rules.Rule):
     def __init__(self, layer):
         super().__init__(layer)
         self.source_dim = _channel_dim(layer)
 
     def run(self, inputs):
-        layer = self.layer
-        x = _convolve(layer, collectives.copy_to_ranks(inputs))
+        layer, changed = self.layer, {"activation": None}
         if layer.use_bias:
-            x = _add_bias(layer, x, rules.local_shard_along(layer.bias, 0))
-        return self.activate(x)
+            bias = rules.local_shard_along(layer.bias, 0)
+            changed |= {"bias": bias, "filters": bias.shape[0]}
+        copy = rules.on_shards(layer, **changed)
+        return self.activate(
+            rules.call(copy, collectives.copy_to_ranks(inputs))
+        )
 
 
 class _InputChannels(rules.Rule):
@@ -100,11 +82,14 @@ class _InputChannels(rules.Rule):
 
     def run(self, inputs):
         layer = self.layer
+        copy = rules.on_shards(layer, use_bias=False, activation=None)
         x = collectives.reduce_from_ranks(
-            _convolve(layer, self.shard_input(inputs))
+            rules.call(copy, self.shard_input(inputs))
         )
         if layer.use_bias:
-            x = _add_bias(layer, x, layer.bias)
+            shape = [1] * x.shape.rank
+            shape[_channel_dim(layer)] = -1
+            x = keras.ops.add(x, keras.ops.reshape(layer.bias, shape))
         return x if layer.activation is None else layer.activation(x)
 
 
@@ -134,18 +119,12 @@ class _Depthwise(_Local):
         return self.layer.kernel.shape[-2]
 
     def run_locally(self, inputs):
-        layer = self.layer
-        x = keras.ops.depthwise_conv(
-            inputs,
-            rules.shard_of(layer.kernel),
-            strides=layer.strides,
-            padding=layer.padding,
-            dilation_rate=layer.dilation_rate,
-            data_format=layer.data_format,
-        )
+        layer, changed = self.layer, {}
         if layer.use_bias:
-            x = _add_bias(layer, x, rules.local_shard_along(layer.bias, 0))
-        return x if layer.activation is None else layer.activation(x)
+            changed["bias"] = rules.local_shard_along(layer.bias, 0)
+        kernel = rules.shard_of(layer.kernel)
+        copy = instances.altered(layer, kernel=kernel, **changed)
+        return rules.call(copy, inputs)
 
 
 class _BatchNormalization(_Local):

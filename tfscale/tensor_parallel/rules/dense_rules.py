@@ -80,31 +80,18 @@ class _Column(rules.Rule):
 
     def run(self, inputs, training=None):
         layer, inputs = self.layer, sequence.copy_to_region(inputs)
-        if layer.quantization_mode is None:
-            x = _contract(layer, inputs, rules.weight_shard(layer, "kernel"))
-        else:
+        changed = {"activation": None}
+        if layer.quantization_mode is not None:
             scale = layer.kernel_scale
             dim = len(scale.shape) + self.source_dim
-            scale = rules.local_shard_along(scale, dim)
-            x = rules.call_int8(
-                layer,
-                "kernel",
-                rules.shard_of(layers.weight_of(layer)),
-                scale,
-                inputs,
-                bias=None,
-                activation=None,
-            )
+            changed["kernel_scale"] = rules.local_shard_along(scale, dim)
         if layer.bias is not None:
-            x = keras.ops.add(x, self._bias())
-        return self.activate(x)
+            changed["bias"] = self._bias()
+        copy = rules.on_shards(layer, **changed)
+        return self.activate(rules.call(copy, inputs))
 
     def _bias(self):
-        letters = (
-            "y"
-            if isinstance(self.layer, keras.layers.Dense)
-            else self.layer.bias_axes
-        )
+        letters = getattr(self.layer, "bias_axes", "y")
         bias = self.layer.bias
         rank = len(bias.shape)
         # The bias has the dims from the first letter on.
@@ -155,7 +142,7 @@ class _Row(rules.Rule):
         layer = self.layer
         x, scatters = self.shard_input(inputs), False
         if layer.quantization_mode is None:
-            x = _contract(layer, x, rules.weight_shard(layer, "kernel"))
+            x = _contract(layer, x, rules.on_shards(layer).kernel)
             scatters = sequence.scatters(layer, x)
             x = sequence.sum_over_ranks(layer, x)
         else:

@@ -9,7 +9,6 @@ embedding.
 """
 
 import keras
-import tensorflow as tf
 
 from tfscale._internals import layers
 from tfscale._internals import symbols
@@ -68,73 +67,40 @@ class _VocabularyParallel(rules.Rule):
         return self.layer.activity_regularizer is None
 
     def run(self, inputs, reverse=False):
+        layer = self.layer
         if reverse:
             self.makes_logits = True
-            return self._logits(inputs)
-        layer = self.layer
+            inputs = sequence.copy_to_region(inputs)
+            logits = rules.call(self._on_shards(reverse), inputs, reverse)
+            return self.gather_output(logits)
         if inputs.dtype not in ("int32", "int64"):
             inputs = keras.ops.cast(inputs, "int32")
         rows = layer.input_dim // collectives.num_ranks()
         local = inputs - rows * collectives.rank()
         here = keras.ops.logical_and(local >= 0, local < rows)
-        outputs = self._look_up(keras.ops.where(here, local, 0))
+        tokens = keras.ops.where(here, local, 0)
+        outputs = rules.call(self._on_shards(reverse), tokens)
         outputs = keras.ops.where(keras.ops.expand_dims(here, -1), outputs, 0.0)
-        outputs = sequence.sum_over_ranks(
-            layer, keras.ops.cast(outputs, layer.compute_dtype)
-        )
-        mask = layer.compute_mask(inputs)
-        if (
-            mask is not None
-            and isinstance(layer, _REVERSIBLE)
-            and layer.quantization_mode is None  # as Keras has it
-        ):
-            symbols.set_keras_mask(outputs, mask)
+        outputs = sequence.sum_over_ranks(layer, outputs)
+        # A float one sets it in `call`, in the place of its `compute_mask`.
+        if isinstance(layer, _REVERSIBLE) and layer.quantization_mode is None:
+            mask = keras.layers.Embedding.compute_mask(layer, inputs)
+            if mask is not None:
+                symbols.set_keras_mask(outputs, mask)
         return outputs
 
-    def _look_up(self, tokens):
-        layer = self.layer
-        if layer.quantization_mode is None:
-            table = rules.weight_shard(layer, "embeddings")
-            return keras.ops.take(table, tokens, axis=0)
-        return self._call_int8(tokens)
-
-    def _call_int8(self, *args, **others):
-        layer = self.layer
-        table = rules.shard_of(layers.weight_of(layer, "embeddings"))
-        scale = rules.local_shard_along(layer.embeddings_scale, 0)
-        return rules.call_int8(
-            layer, "embeddings", table, scale, *args, **others
-        )
-
-    def _logits(self, inputs):
-        layer = self.layer
+    def _on_shards(self, reverse):
+        layer, dims = self.layer, {}
+        if reverse and not layer.tie_weights:
+            dims["reverse_embeddings"] = 1
         if layer.quantization_mode is not None:
-            others = {}
-            if not layer.tie_weights:
-                others = dict(
-                    reverse_embeddings=rules.shard_of(layer.reverse_embeddings),
-                    reverse_embeddings_scale=rules.local_shard_along(
-                        layer.reverse_embeddings_scale, 0
-                    ),
-                )
-            inputs = sequence.copy_to_region(inputs)
-            return self.gather_output(self._call_int8(inputs, True, **others))
-        if layer.tie_weights:
-            table = rules.weight_shard(layer, "embeddings")
-            kernel = keras.ops.transpose(table)
-        else:
-            kernel = rules.shard_of(layer.reverse_embeddings)
-        inputs = sequence.copy_to_region(inputs)
-        if layer.reverse_dtype is not None:
-            inputs = keras.ops.cast(inputs, layer.reverse_dtype)
-            kernel = keras.ops.cast(kernel, layer.reverse_dtype)
-        logits = keras.ops.matmul(inputs, kernel)
-        cap = layer.logit_soft_cap
-        if cap is not None:
-            logits = keras.ops.multiply(
-                keras.ops.tanh(keras.ops.divide(logits, cap)), cap
-            )
-        return self.gather_output(logits)
+            names = ("embeddings", *dims)
+            dims |= {f"{name}_scale": 0 for name in names}
+        changed = {
+            name: rules.local_shard_along(getattr(layer, name), dim)
+            for name, dim in dims.items()
+        }
+        return rules.on_shards(layer, "embeddings", **changed)
 
 
 class _ColumnEmbedding(rules.Rule):
@@ -146,14 +112,5 @@ class _ColumnEmbedding(rules.Rule):
         return () if self.stays_sharded else ("all-gather of the output",)
 
     def run(self, inputs):
-        if inputs.dtype not in ("int32", "int64"):
-            inputs = keras.ops.cast(inputs, "int32")
-        layer = self.layer
-        if layer.quantization_mode is None:
-            table = rules.weight_shard(layer, "embeddings")
-            outputs = keras.ops.take(table, inputs, axis=0)
-        else:
-            scale = tf.convert_to_tensor(layer.embeddings_scale)
-            table = rules.shard_of(layers.weight_of(layer, "embeddings"))
-            outputs = rules.call_int8(layer, "embeddings", table, scale, inputs)
-        return self.gather_output(keras.ops.cast(outputs, layer.compute_dtype))
+        copy = rules.on_shards(self.layer, "embeddings")
+        return self.gather_output(rules.call(copy, inputs))

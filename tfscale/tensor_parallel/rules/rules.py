@@ -18,7 +18,6 @@ are not of Keras, and subclasses that override a method of `call`, have no rule.
 
 import abc
 
-import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
@@ -186,46 +185,34 @@ def local_shard_along(variable, dim):
     return collectives.scatter_to_ranks(whole, dim)
 
 
-def weight_shard(layer, name: str):
-    """This rank's shard of a layer's `"kernel"` or `"embeddings"`.
+def on_shards(layer, name: str = "kernel", **others):
+    """The layer with this rank's shard of its `"kernel"` or `"embeddings"`.
 
-    `enable_lora` of a Keras layer adds a product to its kernel, `K + s A B`,
-    and trains A and B in its place. The product's shard needs a shard of B
-    along the last dim of K, and of A along others; each rank uses the other one
-    separately. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models
-    (2022), equation 3.
+    `others` are further attributes that differ. `enable_lora` of a Keras layer
+    adds a product to its kernel, `K + s A B`, and trains A and B in its place.
+    The product's shard needs a shard of B along the last dim of K, and of A
+    along others; each rank uses the other one separately. Hu et al., LoRA:
+    Low-Rank Adaptation of Large Language Models (2022), equation 3.
     """
     weight = layers.weight_of(layer, name)
-    shard = shard_of(weight)
-    if not layer.lora_enabled:
-        return shard
-    product = keras.ops.matmul(*lora_shards(layer, name))
-    scale = layer.lora_alpha / layer.lora_rank
-    total = keras.ops.add(shard, scale * product)
-    return keras.ops.cast(total, layer.compute_dtype)
-
-
-def lora_shards(layer, name: str):
-    """The shards of A and B for this rank's shard of their product."""
-    weight = layers.weight_of(layer, name)
-    a, b = (getattr(layer, f"lora_{name}_{letter}") for letter in "ab")
-    dim = sharding_of(weight).model_dim
-    if dim == len(weight.shape) - 1:
-        return _copied(a), local_shard_along(b, 1)
-    return local_shard_along(a, dim), _copied(b)
-
-
-def call_int8(layer, name: str, weight, scale, *args, **others):
-    """Calls an int8 layer with a shard of its weight and scale.
-
-    `others` are further attributes of the layer for this call.
-    """
-    others[f"{name}_scale"] = scale
     if layer.lora_enabled:
-        a, b = lora_shards(layer, name)
-        others |= {f"lora_{name}_a": a, f"lora_{name}_b": b}
-    copy = layers.with_weight(layer, name, weight, **others)
-    return layer.__class__.quantized_call(copy, *args)
+        names = f"lora_{name}_a", f"lora_{name}_b"
+        a, b = (getattr(layer, each) for each in names)
+        dim = sharding_of(weight).model_dim
+        if dim == len(weight.shape) - 1:
+            shards = _copied(a), local_shard_along(b, 1)
+        else:
+            shards = local_shard_along(a, dim), _copied(b)
+        others |= zip(names, shards)
+    return layers.with_weight(layer, name, shard_of(weight), **others)
+
+
+def call(layer, *args, **kwargs):
+    """Calls a layer, or a copy of one, as Keras does."""
+    kind = layer.__class__  # without its adapter (in_place.py)
+    if layer.quantization_mode is not None:
+        return kind.quantized_call(layer, *args, **kwargs)
+    return kind.call(layer, *args, **kwargs)
 
 
 def _copied(variable):
