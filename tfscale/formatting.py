@@ -1,7 +1,8 @@
-"""Prints summaries in the style of `keras.Model.summary`."""
+"""Summaries in the style of `keras.Model.summary`, and figures."""
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import rich.console
 import rich.text
@@ -66,3 +67,28 @@ def print_rendered(
     with console.capture() as capture:
         render(console)
     print_fn("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def new_figure(argument: str, instead: str, **options: Any) -> Any:
+    """A figure of matplotlib, to be saved as a PNG.
+
+    Args:
+        argument: What the user has called, or passed, for a picture.
+        instead: What needs no matplotlib, for the error.
+        **options: Arguments of `matplotlib.figure.Figure`.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"`{argument}` needs matplotlib. Install it with "
+            f"`pip install tfscale[plot]`, or {instead}."
+        ) from error
+    # Not pyplot: it would keep the figure and choose the user's backend.
+    figure = Figure(layout="constrained", **options)
+    FigureCanvasAgg(figure)
+    return figure

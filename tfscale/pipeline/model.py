@@ -228,7 +228,7 @@ class PipelineModel(PipelineTrainer):
         if self._plan.schedule.has_updates:
             self._plan_windows()
         self._trained_when_cut = _ids(self.model.trainable_variables)
-        self._programs = self._programs.of_plan(self._plan)
+        self._programs = dataclasses.replace(self._programs, plan=self._plan)
         self.train_function = self.test_function = self.predict_function = None
         strategy = self.distribute_strategy
         with strategy.scope():

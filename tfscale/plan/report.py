@@ -6,6 +6,7 @@ import rich.console
 import rich.table
 
 from tfscale.formatting import colored
+from tfscale.formatting import new_figure
 from tfscale.formatting import print_line
 from tfscale.formatting import readable_bytes
 from tfscale.plan.cost import Prediction
@@ -89,17 +90,9 @@ def save_png(
     ranked: Sequence[Prediction], device: Device, title: str, path: str
 ) -> None:
     """Draws the time of plans against their memory; see `Plans.save_png`."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "`save_png` needs matplotlib. Install it with "
-            "`pip install tfscale[plot]`, or use `table`, which needs nothing."
-        ) from error
-    # Not pyplot: it would keep the figure and choose the user's backend.
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(
+        "save_png", "use `table`, which needs nothing", figsize=(9, 6)
+    )
     axes = figure.subplots()
 
     def points(predictions):

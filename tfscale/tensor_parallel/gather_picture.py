@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tfscale.formatting import new_figure
 from tfscale.variables.gather_window import Stay
 
 _FORWARD_COLOR, _BACKWARD_COLOR = "#3b6fa5", "#c9702b"
@@ -27,18 +28,9 @@ def save_png(stays: Sequence[Stay], path: str) -> None:
             "Received: a model of which each replica has all weights. Leave "
             "out `to_file`, or use zero_stage=3."
         )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "`to_file` needs matplotlib. Install it with "
-            "`pip install tfscale[plot]`, or leave it out."
-        ) from error
     names = list(dict.fromkeys(stay.gather for stay in stays))
-    # Not pyplot: it would keep the figure and choose the user's backend.
-    figure = Figure(figsize=(10, 1 + 0.25 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
+    size = (10, 1 + 0.25 * len(names))
+    figure = new_figure("to_file", "leave it out", figsize=size)
     axes = figure.subplots()
     for stay in stays:
         is_forward = stay.start < len(names)

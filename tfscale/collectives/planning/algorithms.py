@@ -217,6 +217,3 @@ ALGORITHMS = {
     "two_shot": two_shot,
     "parameter_server": parameter_server,
 }
-
-# Those of them whose only operation is all-reduce.
-ALL_REDUCE_ONLY = ("two_shot", "parameter_server")

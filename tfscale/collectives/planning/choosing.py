@@ -5,9 +5,8 @@ import math
 import os
 
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
+from tfscale.collectives.planning.algorithms import direct
 from tfscale.collectives.planning.collective_plan import CollectivePlan
-from tfscale.collectives.planning.contents import checked_root
 from tfscale.collectives.planning.costs import Costs
 from tfscale.collectives.planning.simulate import simulate
 
@@ -86,10 +85,8 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def _fastest(operation, num_devices, num_bytes, costs, root):
-    root = checked_root(operation, num_devices, root)
-    plans = [_make(name, operation, num_devices, root) for name in ALGORITHMS]
     return min(
-        (plan for plan in plans if plan),
+        _plans(operation, num_devices, root),
         key=lambda plan: (
             simulate(plan, num_bytes, costs).makespan,
             plan.num_rounds,
@@ -105,8 +102,7 @@ def _usable_cores():
 
 
 @functools.lru_cache
-def _make(algorithm, operation, num_devices, root):
-    make = ALGORITHMS[algorithm]
-    if algorithm not in ALL_REDUCE_ONLY:
-        return make(operation, num_devices, root=root)
-    return make(operation, num_devices) if operation == "all_reduce" else None
+def _plans(operation, num_devices, root):
+    if operation == "all_reduce" and root is None:
+        return [make(operation, num_devices) for make in ALGORITHMS.values()]
+    return [direct(operation, num_devices, root=root)]

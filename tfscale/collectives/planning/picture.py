@@ -1,6 +1,7 @@
 """Draws a plan: text for a terminal, a picture of devices and rounds."""
 
 from tfscale.collectives.planning.collective_plan import CollectivePlan
+from tfscale.formatting import new_figure
 
 _STORE_COLOR, _ADD_COLOR = "#3b6fa5", "#c9702b"
 _LINE_COLOR = "#dddddd"
@@ -81,21 +82,15 @@ def save_png(plan: CollectivePlan, path: str) -> None:
     >>> path = os.path.join(tempfile.mkdtemp(), "two_shot.png")
     >>> save_png(two_shot("all_reduce", 4), path)
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-    except ImportError as error:
-        raise ImportError(
-            "`save_png` needs matplotlib. Install it with "
-            "`pip install tfscale[plot]`, or use `as_text`, which needs "
-            "nothing."
-        ) from error
     height = 1.6 + 0.45 * max(plan.num_devices, 4)
     width = max(1.6 * plan.num_rounds, 4) + 1.5
-    # Not pyplot: it would keep the figure and choose the user's backend.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(
+        "save_png",
+        "use `as_text`, which needs nothing",
+        figsize=(width, height),
+    )
+    from matplotlib.lines import Line2D
+
     _draw_rounds(figure.subplots(), plan)
     figure.suptitle(_headline(plan), weight="bold")
     kinds = {send.adds for sends in plan.rounds for send in sends}

@@ -9,6 +9,7 @@ can be compared at one scale. Every timeline begins at time 0.
 from collections.abc import Iterable
 from collections.abc import Mapping
 
+from tfscale.formatting import new_figure
 from tfscale.pipeline.planning.simulate import Span
 
 KIND_NAMES = {
@@ -155,25 +156,16 @@ def save_png(
     >>> path = os.path.join(tempfile.mkdtemp(), "gpipe.png")
     >>> save_png({"gpipe": simulate(gpipe(2, 4)).spans}, path)
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise ImportError(
-            "`save_png` needs matplotlib. Install it with "
-            "`pip install tfscale[plot]`, or use `as_text` or "
-            "`as_chrome_trace`, which need nothing."
-        ) from error
     timelines = _from_zero(timelines)
     end = max(_end(spans) for spans in timelines.values())
     rows = [len(_devices(spans)) for spans in timelines.values()]
-    # Not pyplot: it would keep the figure and choose the user's backend.
-    figure = Figure(
+    figure = new_figure(
+        "save_png",
+        "use `as_text` or `as_chrome_trace`, which need nothing",
         figsize=(12, 0.9 + sum(0.75 + 0.42 * n for n in rows)),
-        layout="constrained",
     )
-    FigureCanvasAgg(figure)
+    from matplotlib.patches import Patch
+
     all_axes = figure.subplots(
         len(rows), sharex=True, squeeze=False, height_ratios=rows
     )[:, 0]

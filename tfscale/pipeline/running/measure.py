@@ -205,7 +205,7 @@ def _seconds(single):
     for letter, phase in single.traced.phases.items():
         for key, tensor in zip(phase.inputs, phase.function.inputs):
             if key not in tensors:
-                tensors[key] = _argument(key, tensor, single.variables)
+                tensors[key] = _argument(key, tensor, single.stage.variables)
         # Without weights there is no W, without inputs to train no B.
         seconds[letter] = _phase_seconds(phase, tensors) if phase.outputs else 0
         tensors.update(phase.run(tensors))

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale.graphs import flops
@@ -25,7 +24,6 @@ class TracedCall:
 
     stage: Stage
     traced: trace.TracedStage
-    variables: tuple[keras.Variable, ...]
 
 
 def map_calls(
@@ -41,7 +39,7 @@ def map_calls(
     Equal calls share one result. With `weights_apart` the gradients of weights
     are a phase of their own.
     """
-    differentiable = _differentiable(graph)
+    differentiable = graph.differentiable()
     known, results = {}, []
     for call in graph.calls:
         args, kwargs = described(call, graph)
@@ -104,15 +102,4 @@ def _trace(graph, call, rows, differentiable, grappler, weights_apart):
         ),
     )
     with tf.init_scope():
-        return TracedCall(stage, trace.trace_stage(stage_graph), variables)
-
-
-def _differentiable(graph):
-    """The values that depend on trainable variables."""
-    found = set()
-    for call in graph.calls:
-        if found.intersection(call.inputs) or any(
-            variable.trainable for variable in call.variables
-        ):
-            found.update(call.outputs)
-    return found
+        return TracedCall(stage, trace.trace_stage(stage_graph))

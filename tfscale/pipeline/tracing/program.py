@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -34,39 +35,25 @@ class Program:
     divisors: Phase | None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Programs:
     """The programs of a model: one for each kind of batch, traced once.
 
-    Iterates over those of the first model ranks.
+    Iterates over those of the first model ranks. After `dataclasses.replace`
+    none is traced.
     """
 
-    def __init__(
-        self,
-        plan: PipelinePlan,
-        strategy: MeshStrategy,
-        compile_loss=None,
-        jit_compile: bool = False,
-        model: keras.Model | None = None,
-    ):
-        self._plan = plan
-        self._strategy = strategy
-        self._compile_loss = compile_loss
-        self._jit_compile = jit_compile
-        self._model = model
-        self._of_kinds = {}
+    plan: PipelinePlan
+    strategy: MeshStrategy
+    compile_loss: Any = None
+    jit_compile: bool = False
+    model: keras.Model | None = None
+    of_kinds: dict[str, list[Program]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     def __iter__(self):
-        return (of_ranks[0] for of_ranks in self._of_kinds.values())
-
-    def of_plan(self, plan: PipelinePlan) -> "Programs":
-        """Those of another plan of the same model, none of them traced."""
-        return Programs(
-            plan,
-            self._strategy,
-            self._compile_loss,
-            self._jit_compile,
-            self._model,
-        )
+        return (of_ranks[0] for of_ranks in self.of_kinds.values())
 
     def get(self, inputs, targets, *, training: bool) -> Program:
         """The program of this model rank for batches like this one.
@@ -79,12 +66,12 @@ class Programs:
             lambda x: None if x is None else (tuple(x.shape), x.dtype),
             (inputs, targets),
         )
-        trainable = [variable.trainable for variable in self._plan.variables]
+        trainable = [variable.trainable for variable in self.plan.variables]
         kind = repr((specs, training, trainable))
 
         def trace_kind():
-            if kind not in self._of_kinds:
-                self._of_kinds[kind] = self._trace(inputs, targets, training)
+            if kind not in self.of_kinds:
+                self.of_kinds[kind] = self._trace(inputs, targets, training)
 
         if collectives.num_ranks() == 1:
             trace_kind()
@@ -93,11 +80,11 @@ class Programs:
             # this kind is known: that of another replica may be new.
             context = tf.distribute.get_replica_context()
             context.merge_call(_call_all, args=(trace_kind,))
-        return self._of_kinds[kind][collectives.rank()]
+        return self.of_kinds[kind][collectives.rank()]
 
     def _trace(self, inputs, targets, training):
         """Traces every stage for microbatches; a program for each rank."""
-        plan, schedule = self._plan, self._plan.schedule
+        plan, schedule = self.plan, self.plan.schedule
         options = TraceOptions(
             training=training,
             accumulate=schedule.microbatches_per_batch > 1,
@@ -105,8 +92,8 @@ class Programs:
             weights_apart=any(
                 action.kind == "W" for action in schedule.order()
             ),
-            jit_compile=self._jit_compile,
-            has_replicas=self._strategy.num_replicas_in_sync > 1,
+            jit_compile=self.jit_compile,
+            has_replicas=self.strategy.num_replicas_in_sync > 1,
         )
         known = {
             keys.Activation(value): self._spec(tensor)
@@ -115,7 +102,7 @@ class Programs:
         fed = dict(known)
         if targets is not None:
             targets = Targets(
-                self._compile_loss,
+                self.compile_loss,
                 targets,
                 tuple(
                     self._spec(x)
@@ -123,7 +110,7 @@ class Programs:
                     if x is not None
                 ),
                 plan.graph.pack_outputs,
-                self._model,
+                self.model,
             )
         functional = plan.graph.functional
         sequence_plan = None
@@ -158,7 +145,7 @@ class Programs:
                     options,
                 )
                 home = schedule.stage_devices[stage.index]
-                grid = self._strategy.device_grid
+                grid = self.strategy.device_grid
                 devices = [of_replica[home] for of_replica in grid]
                 if len(devices[0]) == 1:
                     traced.append([trace.trace_stage(make_graph())])
@@ -166,7 +153,7 @@ class Programs:
                     traced.append(
                         trace.trace_on_ranks(
                             make_graph,
-                            self._strategy,
+                            self.strategy,
                             devices,
                             functional,
                             sequence_plan,
@@ -179,14 +166,14 @@ class Programs:
             of_first_ranks = [of_stage[0] for of_stage in traced]
             if targets is not None:
                 microbatch_warnings.check_losses(plan, of_first_ranks)
-                if self._model is not None and not last.keeps_added:
+                if self.model is not None and not last.keeps_added:
                     self._check_none_added(known)
-            num_replicas = self._strategy.num_replicas_in_sync
+            num_replicas = self.strategy.num_replicas_in_sync
             microbatch_warnings.warn(
                 plan, of_first_ranks, num_replicas, training
             )
             divisors = last.divisors
-            is_needed = training or (targets is not None and self._model)
+            is_needed = training or (targets is not None and self.model)
             if is_needed and divisors is None and last.losses:
                 divisors = trace.trace_divisors(
                     plan.stages, plan.numbers, fed, targets
@@ -200,7 +187,7 @@ class Programs:
         """Refuses a `compute_loss` that changes what layers add to a loss."""
         regularised = [
             variable.path
-            for variable in self._plan.variables
+            for variable in self.plan.variables
             if variable.regularizer is not None
         ]
         if regularised or any(isinstance(key, keys.AddedLoss) for key in known):
@@ -220,7 +207,7 @@ class Programs:
     def _spec(self, tensor):
         rows, count = (
             tensor.shape[0],
-            self._plan.schedule.microbatches_per_batch,
+            self.plan.schedule.microbatches_per_batch,
         )
         rows = None if rows is None or rows % count else rows // count
         return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)

@@ -43,6 +43,7 @@ class TraceOptions:
     has_replicas: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class StageGraph:
     """The graph of a stage.
 
@@ -66,32 +67,27 @@ class StageGraph:
             user's own by what layers add to it; None if there is none.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        numbers: dict[int, int],
-        inputs: dict[Any, tf.TensorSpec],
-        differentiable: set[Value],
-        targets: Targets | None,
-        options: TraceOptions,
-    ):
-        self.name = f"stage_{stage.index}"
-        self.options = options
-        self._stage = stage
-        self._numbers = numbers
-        self._inputs = inputs
-        self._differentiable = differentiable
-        self._targets = targets
-        self.arguments = {}
-        self.forward = {}
-        self.input_gradients = {}
-        self.weight_gradients = {}
-        self.side_effects = []
-        self.assigns = []
-        self.losses = ()
-        self.gathered = {}
-        self.batch_norms = {}
-        self.by_added = None
+    stage: Stage
+    numbers: dict[int, int]
+    inputs: dict[Any, tf.TensorSpec]
+    differentiable: set[Value]
+    targets: Targets | None
+    options: TraceOptions
+    arguments: dict = dataclasses.field(default_factory=dict)
+    forward: dict = dataclasses.field(default_factory=dict)
+    input_gradients: dict = dataclasses.field(default_factory=dict)
+    weight_gradients: dict = dataclasses.field(default_factory=dict)
+    side_effects: list = dataclasses.field(default_factory=list)
+    assigns: list = dataclasses.field(default_factory=list)
+    losses: tuple = ()
+    gathered: dict = dataclasses.field(default_factory=dict)
+    batch_norms: dict = dataclasses.field(default_factory=dict)
+    by_added: tf.Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The name scope of its operations."""
+        return f"stage_{self.stage.index}"
 
     def build(self) -> None:
         """Forward and, in training, backward; inside of a graph."""
@@ -126,11 +122,11 @@ class StageGraph:
 
     def _forward(self):
         """Returns the total to minimise, parameters and inputs."""
-        stage = self._stage
-        variables = StageVariables(stage, self._numbers, self._argument)
+        stage = self.stage
+        variables = StageVariables(stage, self.numbers, self._argument)
         tensors = {
             key: self._argument(key, spec.shape, spec.dtype)
-            for key, spec in self._inputs.items()
+            for key, spec in self.inputs.items()
         }
         # A value that is None is no argument.
         values = {v: tensors.get(keys.Activation(v)) for v in stage.inputs}
@@ -165,7 +161,7 @@ class StageGraph:
         inputs = {
             v: values[v]
             for v in stage.inputs
-            if v in self._differentiable and values[v] is not None
+            if v in self.differentiable and values[v] is not None
         }
         return total, variables.params, inputs
 
@@ -174,13 +170,13 @@ class StageGraph:
         found = {}
         for averages, moments in calls:
             layer = averages.layer
-            key = keys.Moments(self._stage.index, moments.dtype.name)
+            key = keys.Moments(self.stage.index, moments.dtype.name)
             found.setdefault(key, []).append(moments)
             self.batch_norms.setdefault(key, []).append(
                 (layer, moments.shape[1])
             )
             for variable in (layer.moving_mean, layer.moving_variance):
-                number = self._numbers[id(variable)]
+                number = self.numbers[id(variable)]
                 self.forward.pop(keys.NewState(number), None)
         for key, of_calls in found.items():
             self.forward[key] = tf.concat(of_calls, axis=1)
@@ -189,7 +185,7 @@ class StageGraph:
         mask = symbols.get_keras_mask(tensor)
         if mask is not None:
             self.forward[keys.Mask(value)] = tf.identity(mask)
-        if self._targets is not None:
+        if self.targets is not None:
             # Whether anybody but the loss wants it whole is not known yet.
             shard = collectives.shard_before_gather(tensor)
             if shard is not None:
@@ -207,15 +203,15 @@ class StageGraph:
                     for loss in added
                 ]
             )
-            self.forward[keys.AddedLoss(self._stage.index)] = added
+            self.forward[keys.AddedLoss(self.stage.index)] = added
             scale = self._argument(keys.AddedScale(), [], losses.precision())
             total += tf.math.multiply_no_nan(added, scale)
-        if self._targets is None:
+        if self.targets is None:
             return total
         is_whole = not (self.options.accumulate or self.options.has_replicas)
         self.losses, self.by_added = stage_losses.find(
-            self._targets,
-            [values[v] for v in self._stage.outputs],
+            self.targets,
+            [values[v] for v in self.stage.outputs],
             self._argument,
             training=self.options.training,
             is_whole=is_whole,
@@ -236,11 +232,11 @@ class StageGraph:
 
     def _backward(self, total, params, inputs):
         outputs, gradients = [total], [tf.ones((), losses.precision())]
-        if self._targets is None:
-            for value in self._stage.outputs:
+        if self.targets is None:
+            for value in self.stage.outputs:
                 tensor = self.forward.get(keys.Activation(value))
                 if (
-                    value in self._differentiable
+                    value in self.differentiable
                     and tensor is not None
                     and tensor.dtype.is_floating
                 ):
@@ -250,7 +246,7 @@ class StageGraph:
                         self._argument(key, tensor.shape, tensor.dtype)
                     )
         inputs = {v: x for v, x in inputs.items() if x.dtype.is_floating}
-        _check_not_recomputed(self._stage.trainable, params)
+        _check_not_recomputed(self.stage.trainable, params)
         # No tape: nothing is recorded in an `init_scope`.
         found = tf.gradients(outputs, [*params, *inputs.values()], gradients)
         by_params, by_inputs = found[: len(params)], found[len(params) :]
@@ -261,7 +257,7 @@ class StageGraph:
             # the gradient too: never the same tensor.
             gradient = tf.identity(tf.convert_to_tensor(gradient))
             self.input_gradients[keys.GradientTerm(value)] = gradient
-        for variable, gradient in zip(self._stage.trainable, by_params):
+        for variable, gradient in zip(self.stage.trainable, by_params):
             if gradient is None:
                 continue
             # Dense: the rows of a lookup are added up. In float32: sums of
@@ -269,8 +265,8 @@ class StageGraph:
             gradient = tf.convert_to_tensor(gradient)
             if gradient.dtype.size < 4:
                 gradient = tf.cast(gradient, tf.float32)
-            number = self._numbers[id(variable)]
-            key = keys.GradientSum(self._stage.index, number)
+            number = self.numbers[id(variable)]
+            key = keys.GradientSum(self.stage.index, number)
             if self.options.accumulate:
                 gradient += self._argument(key, gradient.shape, gradient.dtype)
             self.weight_gradients[key] = gradient
