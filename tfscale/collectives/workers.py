@@ -93,7 +93,7 @@ class Workers:
         if self.index:
             bits = tf.zeros_like(bits)
         (total,) = self.all_reduce([bits])
-        return _from_integers(total, value)
+        return _from_integers(total, value.dtype)
 
     def _participant(self, device):
         if device not in self._participants:
@@ -140,7 +140,8 @@ class _Participant:
         order = [axis, *(i for i in range(tensor.shape.rank) if i != axis)]
         back = [order.index(i) for i in range(tensor.shape.rank)]
         tensor = tf.transpose(tensor, order)
-        dtype, tensor = tensor.dtype, _as_gathered(tensor)
+        dtype = tensor.dtype
+        tensor = tf.cast(tensor, _dtype_of_sum(dtype))
         sizes = self._gather(tf.shape(tensor)[:1])
         largest = tf.reduce_max(sizes)
         more = largest - tf.shape(tensor)[0]
@@ -211,33 +212,21 @@ def _unpacked(flat, tensors):
     return unpacked
 
 
-def _as_gathered(tensor):
-    return tf.cast(tensor, _dtype_of_sum(tensor.dtype))
-
-
 def _as_integers(value):
     """The bits of a tensor, which no sum with zeros changes."""
     if value.dtype == tf.bool:
         return tf.cast(value, tf.int32)
-    if value.dtype.is_integer and value.dtype.size < 8:
-        return tf.cast(value, tf.int64)
     if value.dtype.size < 4:
-        return tf.cast(tf.bitcast(value, _INTEGERS[value.dtype.size]), tf.int32)
-    if value.dtype.is_complex:
-        return tf.bitcast(value, tf.int32)
-    return tf.bitcast(value, _INTEGERS[value.dtype.size])
+        return tf.cast(tf.bitcast(value, tf.uint8), tf.int32)
+    return tf.bitcast(value, tf.int32)
 
 
-def _from_integers(bits, like):
-    dtype = like.dtype
-    if dtype == tf.bool or (dtype.is_integer and dtype.size < 8):
+def _from_integers(bits, dtype):
+    if dtype == tf.bool:
         return tf.cast(bits, dtype)
-    if dtype.size < 4:
-        bits = tf.cast(bits, _INTEGERS[dtype.size])
-    return tf.bitcast(bits, dtype)
-
-
-_INTEGERS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+    return tf.bitcast(
+        tf.cast(bits, tf.uint8) if dtype.size < 4 else bits, dtype
+    )
 
 
 def check_one_process(strategy: Any, what: str, instead: str) -> None:

@@ -1,11 +1,23 @@
-"""Scopes of Keras that note the variables which code reads or assigns."""
+"""What code reads and assigns, and code outside of all scopes."""
 
+import concurrent.futures
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import attributes
+
+
+def outside_scopes(function: Callable, *args: Any) -> Any:
+    """Calls a function without the scopes around the call.
+
+    These are scopes of Keras, tapes, graphs and strategies, which belong to a
+    thread: the function runs in a new one.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *args).result()
 
 
 class NotingScope(keras.StatelessScope):

@@ -9,7 +9,6 @@ outermost model being called counts. A layer that is called by itself gathers
 its output.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import warnings
@@ -21,6 +20,7 @@ import keras
 
 from tfscale._internals import attributes
 from tfscale._internals import symbols
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_seeds
@@ -117,12 +117,9 @@ def analyse(model, num_ranks: int) -> None:
     for call in sharded_calls(model):
         if call.rule is not None:
             call.rule.reset()
-    # A new thread has none of the scopes around the call: of Keras, tapes,
-    # graphs and strategies.
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        rules, reasons, complaint, drawing = executor.submit(
-            _analyse, model, num_ranks
-        ).result()
+    rules, reasons, complaint, drawing = outside_scopes(
+        _analyse, model, num_ranks
+    )
     for generator in rank_seeds.generators(model):
         rank_seeds.attach(
             generator, functools.partial(_is_for_shard, generator, num_ranks)

@@ -4,7 +4,6 @@ The operations of its graph decide, not its name. A needless gather costs time,
 and is never wrong.
 """
 
-import concurrent.futures
 import re
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale.graphs import walks
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel.propagation import custom_gradients
 from tfscale.tensor_parallel.propagation.operation_rules import ELEMENTWISE
 
@@ -43,10 +43,10 @@ def acts_on_elements(activation: Callable | None) -> bool:
         return False
     try:
         if activation not in _found:
-            _found[activation] = _is_elementwise(activation)
+            _found[activation] = outside_scopes(_is_elementwise, activation)
         return _found[activation]
     except TypeError:  # It has no weak references.
-        return _is_elementwise(activation)
+        return outside_scopes(_is_elementwise, activation)
 
 
 def treats_elements_apart(operation) -> bool:
@@ -61,12 +61,6 @@ def treats_elements_apart(operation) -> bool:
 
 
 def _is_elementwise(activation):
-    # A new thread has none of the scopes that surround the call.
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        return executor.submit(_has_only_elementwise, activation).result()
-
-
-def _has_only_elementwise(activation):
     """Whether an activation, and a gradient written by hand, is elementwise.
 
     All sizes are unknown, so that code that reads one fails.

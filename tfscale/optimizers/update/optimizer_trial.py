@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfscale.step.checks import trial
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.variables.sharding import Sharding
 
 # Small enough that nothing is clipped, and so large that everything is.
@@ -50,7 +50,7 @@ def is_elementwise(
         of_shard = _updates(optimizer, take(values), map(take, gradients))
         return list(map(take, whole)), of_shard
 
-    expected, found = trial.alone(updated)
+    expected, found = outside_scopes(updated)
     before = take(values)
     for old, new, new_shard in zip(
         itertools.chain(before, *expected),

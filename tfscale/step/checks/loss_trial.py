@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.step.checks import trial
 
 # Models that were tried; each is tried once.
@@ -31,7 +32,7 @@ def check(model: keras.Model, args, kwargs) -> None:
         return
     _TRIED.add(model)
     try:
-        if trial.alone(_is_mean, model, args, kwargs):
+        if outside_scopes(_is_mean, model, args, kwargs):
             return
         found = "which on a trial was none: it"
     except Exception as error:

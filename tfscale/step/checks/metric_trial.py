@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.step.checks import trial
 
 # Custom metrics that were tried; each is tried once.
@@ -76,7 +77,7 @@ def check_divided(metric: keras.Metric, args, kwargs) -> None:
         return
     _TRIED_DIVIDED.add(metric)
     try:
-        if not trial.alone(_differs_if_divided, metric, args, kwargs):
+        if not outside_scopes(_differs_if_divided, metric, args, kwargs):
             return
         found = "which on a trial did not: it"
     except Exception as error:
@@ -98,7 +99,7 @@ def no_sum(metric: keras.Metric, args, kwargs) -> keras.Variable | None:
 
     Raises what the metric raises on sample inputs.
     """
-    return trial.alone(_no_sum, metric, args, kwargs)
+    return outside_scopes(_no_sum, metric, args, kwargs)
 
 
 def _no_sum(metric, args, kwargs):

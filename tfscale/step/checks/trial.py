@@ -4,7 +4,6 @@ The results show what a name does not: whether the code adds to variables
 (metric_trial.py), or is a mean over rows (loss_trial.py).
 """
 
-import concurrent.futures
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +14,6 @@ import tensorflow as tf
 
 # Sizes of unknown dims, by index.
 _SIZES = (4, 3, 2, 2, 2, 2)
-
-
-def alone(function: Callable, *args: Any) -> Any:
-    """Calls a function in a thread that is in no graph and no strategy."""
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(function, *args).result()
 
 
 def traced(

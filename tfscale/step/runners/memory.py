@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfscale._internals import symbols
 from tfscale.free_memory import free_bytes
 from tfscale.graphs.memory import peak_bytes
-from tfscale.step.checks import trial
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.step.runners.accumulation_model import gradients_of_step
 from tfscale.variables.of_variable import sharding_of
 
@@ -36,7 +36,7 @@ def rows_that_fit(
         ValueError: If the memory of a step, or of a device, is not known.
     """
     one, many = (
-        trial.alone(_bytes_of_step, model, element_spec, rows)
+        outside_scopes(_bytes_of_step, model, element_spec, rows)
         for rows in (1, _MANY_ROWS)
     )
     by_row = max(many - one, 1) / (_MANY_ROWS - 1)

@@ -1,6 +1,5 @@
 """A layout map for a model, found from types and shapes."""
 
-import concurrent.futures
 import random
 import re
 import warnings
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 
 from tfscale._internals import attributes
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel.layouts.layout_search import LayoutPlan
 from tfscale.tensor_parallel.layouts.layout_search import plan_layouts
 from tfscale.tensor_parallel.layouts.layouts import AXIS
@@ -173,8 +173,7 @@ def build_aside(build: Callable[[], keras.Model]) -> keras.Model:
 
     states = random.getstate(), np.random.get_state()
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as executor:
-            return executor.submit(run).result()
+        return outside_scopes(run)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])

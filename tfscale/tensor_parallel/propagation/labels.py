@@ -82,3 +82,15 @@ def without(dims: tuple, *blocked: int) -> tuple:
     """The same labels with None at some indices, which may be negative."""
     removed = {dims[index] for index in blocked}
     return tuple(None if dim in removed else dim for dim in dims)
+
+
+def mixing(op: tf.Operation, *mixed: int, operand: int = 0) -> Labels:
+    """Labels of an operation on one operand that mixes entries along dims.
+
+    All other operands have to be whole. `mixed` are indices of dims.
+    """
+    kept = without(dims_of(op.inputs[operand]), *mixed)
+    operands = (
+        kept if index == operand else None for index in range(len(op.inputs))
+    )
+    return Labels(tuple(operands), (kept,) * len(op.outputs))

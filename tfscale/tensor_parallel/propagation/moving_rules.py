@@ -35,11 +35,8 @@ def _unpack(op):
 def _split(op):
     # `Split` takes the axis first, `SplitV` last, after the sizes.
     value, axis = (1, 0) if op.type == "Split" else (0, 2)
-    dims = labels.dims_of(op.inputs[value])
-    kept = labels.without(dims, int(labels.constant(op.inputs[axis])))
-    operands = [None] * len(op.inputs)
-    operands[value] = kept
-    return Labels(tuple(operands), (kept,) * len(op.outputs))
+    axis = int(labels.constant(op.inputs[axis]))
+    return labels.mixing(op, axis, operand=value)
 
 
 def _expand_dims(op):
@@ -59,20 +56,17 @@ def _squeeze(op):
 
 
 def _pad(op):
-    dims = labels.dims_of(op.inputs[0])
     pads = labels.constant(op.inputs[1])
-    padded = [dim for dim, pad in zip(dims, pads) if any(pad)]
-    operands = (None,) * (len(op.inputs) - 1)
-    return Labels((dims, *operands), (labels.without(dims, *padded),))
+    padded = [dim for dim, pad in enumerate(pads) if any(pad)]
+    return labels.mixing(op, *padded)
 
 
 def _tile(op):
-    dims = labels.dims_of(op.inputs[0])
     repeats = labels.elements(op.inputs[1])
     if repeats is None:
         raise NoRule("its multiples are not known")
-    tiled = [dim for dim, repeat in zip(dims, repeats) if repeat != 1]
-    return Labels((dims, None), (labels.without(dims, *tiled),))
+    tiled = [dim for dim, repeat in enumerate(repeats) if repeat != 1]
+    return labels.mixing(op, *tiled)
 
 
 def _gather(op):
@@ -96,7 +90,7 @@ def _slice(op):
     if begin is None or size is None:
         raise NoRule("the number of its limits is not known")
     cut = [dim for dim in dims if (begin[dim], size[dim]) != (0, -1)]
-    return Labels((dims, None, None), (labels.without(dims, *cut),))
+    return labels.mixing(op, *cut)
 
 
 def _strided_slice(op):

@@ -141,28 +141,22 @@ def _einsum(op):
 
 
 def _reduction(op):
-    dims = labels.dims_of(op.inputs[0])
-    axes = labels.constant(op.inputs[1]).reshape([-1])
-    reduced = {dims[axis] for axis in axes}
+    found = _axis_mixed(op)
     if "keep_dims" in op.node_def.attr and op.get_attr("keep_dims"):
-        kept = tuple(None if dim in reduced else dim for dim in dims)
-    else:
-        kept = tuple(dim for dim in dims if dim not in reduced)
-    return Labels((dims, None), (kept,))
+        return found
+    # Of dims that are left out nothing is made.
+    (made,) = found.outputs
+    made = tuple(dim for dim in made if dim is not None)
+    return Labels(found.inputs, (made,))
 
 
 def _last_dim_mixed(op, count=1):
-    dims = labels.dims_of(op.inputs[0])
-    kept = labels.without(dims, *range(-count, 0))
-    operands = (None,) * (len(op.inputs) - 1)
-    return Labels((dims, *operands), (kept,) * len(op.outputs))
+    return labels.mixing(op, *range(-count, 0))
 
 
 def _axis_mixed(op):
     # Cumsum and its like: the axis is the second input.
-    dims = labels.dims_of(op.inputs[0])
-    axes = labels.constant(op.inputs[1]).reshape([-1])
-    return Labels((dims, None), (labels.without(dims, *axes),))
+    return labels.mixing(op, *labels.constant(op.inputs[1]).reshape([-1]))
 
 
 def _pool(op):
@@ -173,12 +167,11 @@ def _pool(op):
         raise NoRule("its data format or padding is not supported")
     windows = zip(dims, ksize, strides)
     mixed = [dim for dim, size, stride in windows if (size, stride) != (1, 1)]
-    return Labels((dims,), (labels.without(dims, *mixed),))
+    return labels.mixing(op, *mixed)
 
 
 def _resize(op):
-    dims = labels.dims_of(op.inputs[0])
-    return Labels((dims, None), (labels.without(dims, 1, 2),))
+    return labels.mixing(op, 1, 2)
 
 
 _RULES = {

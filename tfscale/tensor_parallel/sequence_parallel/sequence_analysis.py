@@ -6,12 +6,12 @@ sequence are left sharded, and are gathered again where tensors enter or leave a
 layer. At last the model is traced as a rank would, to compare (retrace.py).
 """
 
-import concurrent.futures
 import dataclasses
 
 import keras
 import tensorflow as tf
 
+from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.tensor_parallel import layer_losses
 from tfscale.tensor_parallel import model_trace
 from tfscale.tensor_parallel import rank_state
@@ -39,12 +39,8 @@ def find_plan(model, inputs, num_ranks: int) -> tuple:
         except Infeasible as error:
             return None, str(error)
 
-    # As in `analysis.analyse`, without the scopes around the call.
-    with (
-        layer_losses.kept(),
-        concurrent.futures.ThreadPoolExecutor(1) as executor,
-    ):
-        return executor.submit(find).result()
+    with layer_losses.kept():
+        return outside_scopes(find)
 
 
 class _Search:
