@@ -66,7 +66,8 @@ class _Held:
         self._plan, self._dim = plan, dim
         self._devices = [tensor.device for tensor in tensors]
         first = tensors[plan.root or 0]
-        self._shape = tf.shape(first) if _is_dynamic(first) else first.shape
+        is_known = first.shape.is_fully_defined()
+        self._shape = first.shape if is_known else tf.shape(first)
         self._values, self._is_here = {}, {}
         for device, tensor in enumerate(tensors):
             with tf.device(tensor.device):
@@ -91,10 +92,7 @@ class _Held:
             with tf.device(self._devices[target]):
                 # In the order of devices: the same on each.
                 sums[target, chunk] = tf.add_n(
-                    [
-                        value
-                        for _, value in sorted(operands.items(), key=_device)
-                    ]
+                    [operands[device] for device in sorted(operands)]
                 )
         self._values |= stored | sums
         self._is_here |= dict.fromkeys(stored, False) | dict.fromkeys(
@@ -143,14 +141,6 @@ class _Held:
         if plan.operation in SHARDED:
             return tf.concat(values, axis=self._dim)
         return tf.reshape(tf.concat(values, axis=0), self._shape)
-
-
-def _device(item):
-    return item[0]
-
-
-def _is_dynamic(tensor):
-    return not tensor.shape.is_fully_defined()
 
 
 def _row_length(tensor):

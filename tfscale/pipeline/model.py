@@ -180,12 +180,8 @@ class PipelineModel(PipelineTrainer):
                 f"model={num_ranks}. Leave it out, or pass False."
             )
         if jit_compile == "auto":
-            # Those of the stages, which may be on other machines.
-            jit_compile = not run_eagerly and any(
-                "CPU" not in name
-                for row in self.distribute_strategy.device_rows
-                for name in row
-            )
+            rows = self.distribute_strategy.device_rows
+            jit_compile = not run_eagerly and measure.are_accelerators(rows)
         keras.Model.compile(
             self,
             **arguments,

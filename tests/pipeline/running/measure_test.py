@@ -116,7 +116,9 @@ class MeasureStepTest(tf.test.TestCase, parameterized.TestCase):
         self, data, stages, number, works_ahead
     ):
         self.enter_context(
-            mock.patch.object(measure, "_works_ahead", lambda _: works_ahead)
+            mock.patch.object(
+                measure, "are_accelerators", lambda _: works_ahead
+            )
         )
         with _strategy(data, stages).scope():
             model = tfscale.PipelineModel(_model_with_state(), number)

@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 import time
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -89,7 +90,7 @@ def measure_step(
         replica, _ = strategy.extended.replica_and_rank()
         # One for all ranks of the replica, which run an action together.
         if replica not in clocks:
-            clocks[replica] = _Clock(_works_ahead(strategy.device_rows))
+            clocks[replica] = _Clock(are_accelerators(strategy.device_rows))
         clock = clocks[replica]
         program = programs.get(inputs, (y, sample_weight), training=True)
         step = PipelineStep(plan, program, strategy, emit=clock.emit)
@@ -143,7 +144,8 @@ def _work(spans):
     return sum(span.end - span.start for span in spans)
 
 
-def _works_ahead(device_rows):
+def are_accelerators(device_rows: Sequence[Sequence[str]]) -> bool:
+    """Whether any stage, perhaps on another machine, is on no CPU."""
     return any("CPU" not in name for row in device_rows for name in row)
 
 
