@@ -29,8 +29,7 @@ NUM_VIRTUAL_DEVICES = 8
 flags.FLAGS.mark_as_parsed()
 
 # A process ends with its file of tests, and all garbage with it. Looking for it
-# took a tenth of the time; and an iterator of tf.data that is found late may
-# hold up its end for up to a minute, because its autotuner sleeps through it.
+# took a tenth of the time.
 gc.disable()
 
 

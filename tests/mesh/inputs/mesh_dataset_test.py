@@ -4,6 +4,9 @@ TensorFlow's iterator for several devices made glibc map memory anew for each
 buffer, for as long as the process lived.
 """
 
+import itertools
+import threading
+
 import tensorflow as tf
 
 import tfscale
@@ -18,6 +21,31 @@ def distributed(strategy, num_rows, **kwargs):
     return strategy.experimental_distribute_dataset(
         tf.data.Dataset.range(num_rows).batch(6, **kwargs)
     )
+
+
+class ReleaseTest(tf.test.TestCase):
+    def test_does_not_wait_for_the_end_of_an_iterator(self):
+        # tf.data's autotuner sleeps through it, for up to a minute.
+        strategy = tfscale.MeshStrategy(tfscale.device_mesh(data=2))
+        has_continued, ends = threading.Event(), []
+
+        def records():
+            try:
+                yield from itertools.count()
+            finally:
+                ends.append(has_continued.wait(timeout=2))
+
+        data = tf.data.Dataset.from_generator(
+            records, output_signature=tf.TensorSpec((), tf.int64)
+        ).batch(2)
+        iterator = iter(strategy.experimental_distribute_dataset(data))
+        self.assertEqual(rows_of(next(iterator)), [[0], [1]])
+        before = set(threading.enumerate())
+        del iterator
+        has_continued.set()
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+        self.assertEqual(ends, [True])
 
 
 class InTurnTest(tf.test.TestCase):

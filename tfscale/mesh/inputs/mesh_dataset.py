@@ -10,6 +10,9 @@ it a `GeneratorDataset`, which makes glibc map memory anew for all of more than
 128 KiB (`ApplyPython311MemoryPatch`, TensorFlow 2.21).
 """
 
+import sys
+import threading
+
 import tensorflow as tf
 
 from tfscale._internals import datasets
@@ -43,6 +46,17 @@ class MeshIterator(datasets.SharedIterator):
         if self._tracker is not None:
             self._tracker.count_batches(1)
         return batch
+
+    def __del__(self):
+        """Releases TensorFlow's iterator in a thread of its own.
+
+        tf.data's autotuner sleeps 10 ms, then 20, 40 and so on up to a minute.
+        Often the end does not wake it, because the cancellation calls it before
+        it sets its flag (`CancellationManager::StartCancelWithStatus`). The
+        release then takes up to as long as the iterator has lived.
+        """
+        if not sys.is_finalizing():  # when no thread can start
+            threading.Thread(target=self._iterators.clear).start()
 
 
 class _MeshData:

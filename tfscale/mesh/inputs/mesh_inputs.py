@@ -130,8 +130,6 @@ class MeshInputs:
         fetches = self._fetches_ahead
         if options:
             fetches = options.experimental_fetch_to_device
-        # Each released iterator may delay `fit`, because tf.data's autotuner
-        # may sleep through its end.
         devices = (
             self._devices if fetches else [self._host] * len(self._devices)
         )

@@ -254,8 +254,7 @@ class PipelineTrainer(WrappedModel):
         """See `keras.Model`; only if something is left to build.
 
         Keras takes a batch from an iterator made for this alone, in every
-        `fit`. Letting go of an iterator may take as long as it has lived:
-        tf.data's autotuner can miss the signal and sleep on.
+        `fit`.
         """
         trackers = [*attributes.flatten_layers(self), self._compile_metrics]
         trackers += [self._compile_loss, getattr(self, "optimizer", None)]
