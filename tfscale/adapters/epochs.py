@@ -68,18 +68,13 @@ class FollowedEpochs(in_place.Mixin):
         return begin, end, iterator
 
 
-def watch(epochs: Any, watcher: Watcher) -> None:
-    """Has epochs tell a watcher, until `unwatch`."""
-    in_place.put(epochs, FollowedEpochs, watcher=watcher)
+def watch(epochs: Any, watcher: Watcher | None) -> None:
+    """Has epochs tell a watcher; None releases that of a `fit` that has ended.
 
-
-def unwatch(epochs: Any) -> None:
-    """Releases the watcher of a `fit` that has ended.
-
-    The watcher refers to the epochs: the garbage collector would free both
-    late, with the threads of TensorFlow's iterator.
+    A watcher refers to the epochs: the garbage collector would free both late,
+    with the threads of TensorFlow's iterator.
     """
-    epochs.watcher = None
+    in_place.put(epochs, FollowedEpochs, watcher=watcher)
 
 
 def tell_steps(epochs: Any, on_step: Callable[[int], None]) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.adapters.epochs import unwatch
 from tfscale.adapters.epochs import watch
 from tfscale.backup import identity
 from tfscale.backup.exactness import warn_of_inexact
@@ -202,7 +201,7 @@ class Run:
         if self._workers.count > 1:
             self._workers.stop_waiting()  # others may be gone
         self._writer.join()
-        unwatch(self._epochs)
+        watch(self._epochs, None)
         if self._validation is not None:
             self._validation.end()
 

@@ -3,7 +3,6 @@
 import logging
 from typing import Any
 
-from tfscale.adapters.epochs import unwatch
 from tfscale.adapters.epochs import watch
 from tfscale.backup.exactness import warn_of_inexact
 from tfscale.backup.state.data_position import DataPosition
@@ -62,7 +61,7 @@ class Validation:
 
     def end(self) -> None:
         """`fit` has ended."""
-        unwatch(self._epochs)
+        watch(self._epochs, None)
 
     def iterator_made(self) -> None:
         """See `Watcher`."""
