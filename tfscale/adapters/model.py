@@ -62,9 +62,9 @@ class AccumulatedModel(MeshModel):
 
 def _check_writes(model, filepath):
     extended = getattr(model.distribute_strategy, "extended", None)
-    if not getattr(extended, "has_workers", False):
+    workers = getattr(extended, "workers", None)
+    if workers is None:
         return
-    workers = extended.workers
     path = str(filepath)
     if "://" not in path:
         path = os.path.abspath(path)

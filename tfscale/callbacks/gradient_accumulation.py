@@ -104,7 +104,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See `keras.callbacks.Callback`."""
         model = self.model
-        workers = _workers_of(model)
+        workers = getattr(model.distribute_strategy.extended, "workers", None)
         if workers is not None:
             workers.coordination.check_same(
                 "accumulation", f"num_microbatches={self.num_microbatches!r}"
@@ -177,11 +177,6 @@ class GradientAccumulation(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         if self._function is not None:
             self._function.end()
-
-
-def _workers_of(model):
-    extended = model.distribute_strategy.extended
-    return extended.workers if getattr(extended, "has_workers", False) else None
 
 
 def _check(num_microbatches, memory_limit):

@@ -235,7 +235,7 @@ def check_one_process(strategy: Any, what: str, instead: str) -> None:
     Raises:
         ValueError: If it is.
     """
-    if getattr(strategy.extended, "has_workers", False):
+    if getattr(strategy.extended, "workers", None) is not None:
         raise ValueError(
             f"{what} is for one process. Received: a MeshStrategy over "
             f"{strategy.extended.workers.count} workers. {instead}"

@@ -165,15 +165,10 @@ class MeshExtended(symbols.MirroredExtended):
         return divmod(thread, self.num_model_ranks)
 
     @property
-    def has_workers(self) -> bool:
-        """Whether other processes have replicas too."""
-        return self.workers is not None
-
-    @property
     def has_several_replicas(self) -> bool:
         """Whether gradients are added up, here or over workers."""
         # `num_replicas_in_sync` notes that the step has asked.
-        return self.num_replicas > 1 or self.has_workers
+        return self.num_replicas > 1 or self.workers is not None
 
     def _create_variable(self, next_creator, **kwargs):
         colocate_with = kwargs.get("colocate_with")
@@ -192,7 +187,7 @@ class MeshExtended(symbols.MirroredExtended):
         check_has_pipeline(self, fn)
         check_divides_weights(self)
         model = whole.model_of(fn)
-        logs_are_packed = self.has_workers and model is not None
+        logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
             adapt_model(model)
         results = self._call(fn, args, kwargs)

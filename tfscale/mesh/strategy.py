@@ -162,7 +162,7 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         local_results = self.experimental_local_results(value)
         if (
             axis == 0
-            and extended.has_workers
+            and extended.workers is not None
             and all(
                 len(tf.convert_to_tensor(x).shape) == 0 for x in local_results
             )
@@ -176,8 +176,8 @@ class MeshStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         True for worker 0, and for a single process.
         """
-        extended = self.extended
-        return not extended.has_workers or extended.workers.index == 0
+        workers = self.extended.workers
+        return workers is None or workers.index == 0
 
     def scope(self) -> Scope:
         """See `tf.distribute.Strategy.scope`.

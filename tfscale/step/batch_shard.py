@@ -211,7 +211,7 @@ class BatchShard:
         if (
             self.is_common
             or self.num_replicas == 1
-            or getattr(strategy.extended, "has_workers", True)
+            or getattr(strategy.extended, "workers", True) is not None
             or step_context.current().gradient_capture is not None
         ):
             return compute()

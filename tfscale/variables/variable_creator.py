@@ -85,7 +85,7 @@ class VariableCreator:
         is_weight = _is_layer(callers) and kwargs.get("trainable")
         sharding = values = None
         is_moved = self._made_like is not None
-        is_first = strategy.extended.has_workers and not is_moved
+        is_first = strategy.extended.workers is not None and not is_moved
         if (
             is_first
             or self._layouts.size > 1
