@@ -15,9 +15,9 @@ from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import accumulation_for
 from tfscale.step.runners.accumulation_model import accumulation_of
 from tfscale.step.runners.accumulation_model import adapt
+from tfscale.step.runners.loop import GivenNumber
+from tfscale.step.runners.loop import GivenRows
 from tfscale.step.runners.memory import rows_that_fit
-from tfscale.step.runners.microbatch_count import GivenNumber
-from tfscale.step.runners.microbatch_count import GivenRows
 
 
 class GradientAccumulation(keras.callbacks.Callback):

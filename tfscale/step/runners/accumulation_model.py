@@ -19,9 +19,9 @@ from tfscale.step import batch_norm
 from tfscale.step import step_context
 from tfscale.step.runners import checks
 from tfscale.step.runners.gradient_capture import GradientCapture
+from tfscale.step.runners.loop import GivenNumber
+from tfscale.step.runners.loop import GivenRows
 from tfscale.step.runners.loop import run_microbatches
-from tfscale.step.runners.microbatch_count import GivenNumber
-from tfscale.step.runners.microbatch_count import GivenRows
 from tfscale.step.runners.replica_step import ReplicaStep
 from tfscale.step.runners.whole import adapt_to_shards
 
