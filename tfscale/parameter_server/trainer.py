@@ -19,15 +19,8 @@ from tfscale.parameter_server.worker_scope import WorkerScope
 class ParameterServerTrainer(WrappedModel):
     """The steps of a `ParameterServerModel`, which Keras' loops call."""
 
-    # Called by Keras' loops, created by the methods below.
-    train_function: Any
-    test_function: Any
-    predict_function: Any
-    steps_per_execution: int
-
     def __init__(self, model: keras.Model):
-        super().__init__(name=model.name, dtype=model.dtype_policy)
-        self.model = model
+        super().__init__(model)
         # No list, because Keras would track the variables as the wrapper's.
         self._check_variables = functools.partial(
             checks.check_variables, model, model.weights

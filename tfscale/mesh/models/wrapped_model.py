@@ -19,6 +19,15 @@ class WrappedModel(keras.Model):
     """
 
     model: keras.Model
+    # Called by Keras' loops, created by methods of the subclasses.
+    train_function: Any
+    test_function: Any
+    predict_function: Any
+    steps_per_execution: int
+
+    def __init__(self, model: keras.Model):
+        super().__init__(name=model.name, dtype=model.dtype_policy)
+        self.model = model
 
     def __getattr__(self, name):
         # Called only for attributes that are not found.

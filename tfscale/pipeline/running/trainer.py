@@ -34,15 +34,10 @@ from tfscale.step import losses
 class PipelineTrainer(WrappedModel):
     """The steps of a `PipelineModel`, which Keras' loops call."""
 
-    # What Keras' loops call, made by the methods below.
-    train_function: Any
-    test_function: Any
-    predict_function: Any
     _follow_variables: Callable[[], None]
 
     def __init__(self, model: keras.Model, plan: PipelinePlan):
-        super().__init__(name=model.name, dtype=model.dtype_policy)
-        self.model = model
+        super().__init__(model)
         self._plan = plan
         self._programs = Programs(plan, self.distribute_strategy)
         adapt_layers(attributes.flatten_layers(model))
