@@ -15,7 +15,6 @@ from tfscale._internals import symbols
 from tfscale.collectives import operations
 from tfscale.step import step_context
 from tfscale.tensor_parallel import collectives
-from tfscale.variables import weight_gather
 from tfscale.variables.sharding import Sharding
 
 
@@ -146,19 +145,13 @@ def _dense_gradient(x):
 
     The gradient of a lookup is a `tf.IndexedSlices` with a row for each lookup.
     Keras' optimizers square such slices before they sum them, and use their
-    norms: both wrong. A dense gradient has them summed. It is the result
-    of an operation that is named like those of a tape, for which
-    step/checks/changed_gradients.py looks.
+    norms: both wrong. A dense gradient has them summed. It is the last
+    operation of a tape, and is named like those of TensorFlow: see
+    step/checks/changed_gradients.py.
     """
 
     def gradient(dy):
-        if (
-            tf.is_symbolic_tensor(dy)
-            and weight_gather.BACKWARD in dy.op.name
-            and len(dy.op.outputs) == 1
-        ):
-            return dy
-        with tf.name_scope(weight_gather.BACKWARD):
+        with tf.name_scope("gradient_tape/"):
             return tf.identity(tf.convert_to_tensor(dy))
 
     return tf.identity(x), gradient
