@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 import tfscale
@@ -63,6 +64,7 @@ def mesh_strategy(axes, layouts, options):
 
 class RecomputedTest(parameterized.TestCase):
     @parameterized.named_parameters(*MESHES)
+    @pytest.mark.crossing(every=3)
     def test_numbers_are_those_of_one_device(self, *mesh):
         models = [build(), build(mesh_strategy(*mesh))]
         losses = [
@@ -76,6 +78,7 @@ class RecomputedTest(parameterized.TestCase):
             )
 
     @parameterized.named_parameters(*MESHES)
+    @pytest.mark.crossing(every=3)
     def test_the_backward_reads_weights_before_their_update(self, *mesh):
         model = build(mesh_strategy(*mesh))
         with executed_functions.executed_functions() as found:
