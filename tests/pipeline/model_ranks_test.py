@@ -39,7 +39,7 @@ LAYOUTS = {
 
 @functools.cache
 def gpt_over_three_axes():
-    return same_numbers.on_mesh(jobs.JOBS["gpt_adam"], 2, 2, 2, num_ranks=2)
+    return same_numbers.on_mesh(jobs.JOBS["gpt_adam"], 2, 4, 2, num_ranks=2)
 
 
 class SameNumbersTest(tf.test.TestCase, parameterized.TestCase):

@@ -157,8 +157,10 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         ).items():
             same_numbers.assert_close(evaluated[name], value, name)
 
-    def test_a_window_of_one_batch_is_one_device(self):
-        model = wrap(adam, 1, pipeline=2)
+    @parameterized.parameters(2, 3)
+    @pytest.mark.crossing(every=2)
+    def test_a_window_of_one_batch_is_one_device(self, num_stages):
+        model = wrap(adam, 1, pipeline=num_stages)
         model.fit(dataset(), verbose=0)
         plain = build()
         plain.compile(adam(), "mse", run_eagerly=True)
@@ -175,9 +177,9 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
         expected = plain.train_on_batch(X[:8], Y[:8], return_dict=True)
         same_numbers.assert_close(logs["loss"], expected["loss"], "loss")
 
-    @parameterized.parameters(None, ((X, Y),))
-    @pytest.mark.crossing(every=2)
-    def test_a_kill_within_an_epoch_changes_nothing(self, validation):
+    @parameterized.parameters((2, None), (4, None), (4, (X, Y)))
+    @pytest.mark.crossing(every=3)
+    def test_a_kill_within_an_epoch_changes_nothing(self, window, validation):
         folder = self.create_tempdir().full_path
 
         def run(killed_after=None):
@@ -185,7 +187,7 @@ class PipeDreamTest(tf.test.TestCase, parameterized.TestCase):
                 if batch == killed_after:
                     raise KeyboardInterrupt
 
-            model = wrap(momentum, 2, pipeline=2)
+            model = wrap(momentum, window, pipeline=2)
             history = model.fit(
                 dataset(),
                 validation_data=validation,

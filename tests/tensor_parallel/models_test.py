@@ -339,7 +339,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertAllClose(found, expected)
 
-    def test_a_loop_by_hand(self):
+    @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
+    def test_a_loop_by_hand(self, autograph):
         def train(model):
             optimizer = keras.optimizers.Adam(0.01)
             strategy = tf.distribute.get_strategy()
@@ -355,7 +357,8 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
                 return loss
 
             run = tf.function(
-                lambda data: strategy.run(step, args=(data,)), autograph=False
+                lambda data: strategy.run(step, args=(data,)),
+                autograph=autograph,
             )
             data = tf.data.Dataset.from_tensor_slices(
                 (VECTORS["x"], VECTORS["y"])
@@ -370,7 +373,9 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
         for expected, found in zip(*both(train), strict=True):
             same_numbers.assert_close(found, expected)
 
-    def test_a_loss_with_gradients_in_it(self):
+    @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
+    def test_a_loss_with_gradients_in_it(self, autograph):
         # Once they came from another thread, as constants.
         def train(model):
             optimizer = keras.optimizers.SGD(1e-4)
@@ -388,7 +393,7 @@ class ModelsTest(tf.test.TestCase, parameterized.TestCase):
             strategy = tf.distribute.get_strategy()
             before = model.get_weights()
             run = tf.function(
-                lambda x: strategy.run(step, (x,)), autograph=False
+                lambda x: strategy.run(step, (x,)), autograph=autograph
             )
             run(VECTORS["x"])
             after = model.get_weights()

@@ -389,7 +389,9 @@ class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
         for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
 
-    def test_a_loop_by_hand(self):
+    @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
+    def test_a_loop_by_hand(self, autograph):
         def train(strategy):
             same_numbers.reset()
             with strategy.scope(), small_weights_divided():
@@ -404,7 +406,7 @@ class OwnLoopTest(tf.test.TestCase, parameterized.TestCase):
                 optimizer.apply(tape.gradient(loss, variables), variables)
 
             run = tf.function(
-                lambda x: strategy.run(step, args=(x,)), autograph=False
+                lambda x: strategy.run(step, args=(x,)), autograph=autograph
             )
             data = tf.data.Dataset.from_tensor_slices(VECTORS).batch(8)
             for batch in strategy.experimental_distribute_dataset(data):

@@ -291,8 +291,10 @@ class PlacementTest(tf.test.TestCase, parameterized.TestCase):
         )
 
 
-class LoopByHandTest(tf.test.TestCase):
-    def test_has_the_numbers_of_one_device(self):
+class LoopByHandTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(False, True)
+    @pytest.mark.crossing(every=2)
+    def test_has_the_numbers_of_one_device(self, autograph):
         x = same_numbers_test.JOBS["mlp_sgd"].data["x"]
 
         def train(strategy):
@@ -315,7 +317,7 @@ class LoopByHandTest(tf.test.TestCase):
 
             shapes = []
             run = tf.function(
-                lambda x: strategy.run(step, args=(x,)), autograph=False
+                lambda x: strategy.run(step, args=(x,)), autograph=autograph
             )
             data = tf.data.Dataset.from_tensor_slices(x).batch(16)
             for batch in strategy.experimental_distribute_dataset(data):
