@@ -5,6 +5,7 @@ import glob
 import importlib
 import inspect
 import os
+import pkgutil
 import re
 import sys
 
@@ -293,6 +294,28 @@ def _identifiers(path):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
+def _used_names(path):
+    """Dotted names of the package that a file imports, or reads of a module."""
+    modules = {}
+    for name in source_files.imported_names(path):
+        if name.split(".")[0] == "tfscale":
+            yield name
+            modules[name.split(".")[-1]] = name
+    for node in ast.walk(source_files.parse(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module in sys.modules:
+                yield f"{module}.{node.attr}"
+
+
+def _is_there(name):
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
 def _layer(path):
     matches = [
         (len(prefix), level)
@@ -382,6 +405,17 @@ class LayersTest(absltest.TestCase):
             "del keras.layers.Dense",
         ):
             self.assertLen(list(_changes_in(ast.parse(code), set())), 1, code)
+
+    def test_what_benchmarks_and_examples_import_is_there(self):
+        # No test runs all of them.
+        found = [
+            f"{path}: {name}"
+            for path in source_files.python_files()
+            if path.startswith(("benchmarks/", "examples/"))
+            for name in _used_names(path)
+            if not _is_there(name)
+        ]
+        self.assertEqual(found, [])
 
     def test_imports_go_down_only(self):
         for path in _package_files():

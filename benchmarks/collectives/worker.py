@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfscale import collectives
 from tfscale import use_virtual_devices
 from tfscale.collectives.planning.algorithms import ALGORITHMS
-from tfscale.collectives.planning.algorithms import ALL_REDUCE_ONLY
 from tfscale.collectives.planning.choosing import in_process
 
 # A turn is as many calls as take about this long.
@@ -43,7 +42,7 @@ def _row(operation, num_devices, num_bytes, rounds):
     plans = {
         name: make(operation, num_devices)
         for name, make in ALGORITHMS.items()
-        if operation == "all_reduce" or name not in ALL_REDUCE_ONLY
+        if operation == "all_reduce" or name == "direct"
     }
     simulations = {
         name: collectives.simulate(plan, num_bytes, in_process())
