@@ -44,7 +44,7 @@ def make(kind, axes, num_microbatches=1):
     with scope_of(axes):
         if kind == "gpt":
             model = build_gpt(6, 256, 64)
-            rows = np.random.randint(0, VOCABULARY, (512, 64))
+            rows = np.random.randint(0, VOCABULARY, (2048, 64))
         else:
             layers = [
                 keras.layers.Dense(WIDTH, "relu", name=f"dense_{number}")
