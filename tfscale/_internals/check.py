@@ -16,9 +16,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfscale import _version_check
-from tfscale._internals.hub_names import KERAS_HUB
+from tfscale._internals import hub_names
 from tfscale._internals.keras_names import KERAS
 from tfscale._internals.tensorflow_names import TENSORFLOW
+
+
+def _rows() -> Iterator[tuple[str, str, str, str]]:
+    """Package, what has a name, the name, and why it is relied on."""
+    for package, prefix, table in (
+        ("keras", "keras.src.", KERAS),
+        ("tensorflow", "tensorflow.", TENSORFLOW),
+    ):
+        owner = ""
+        for line in table.strip().splitlines():
+            if line.startswith(" "):
+                names, why = line.strip().split(": ", 1)
+                for name in names.split(", "):
+                    yield package, owner, name, why
+            elif not line.startswith("#"):
+                owner = prefix + line
+    for row in hub_names.rows():
+        yield "keras-hub", *row
+
+
+ROWS = list(_rows())
 
 
 def check() -> None:
@@ -28,24 +49,17 @@ def check() -> None:
         ImportError: If one is missing, with the name, what it is for, the
             versions that are installed and those that are known to work.
     """
-    missing = [
-        (package, f"`{owner}` has no `{name}`", why)
-        for package, table in (("keras", KERAS), ("tensorflow", TENSORFLOW))
-        for owner, names in table.items()
-        for name, why in names.items()
-        if not has(owner, name)
-    ] + [
-        ("keras-hub", f"`{path}` has no `{name}`", why)
-        for path, name, why in _missing_in_hub()
-    ]
+    missing = [row for row in ROWS if not has(*row[1:3])]
     if not missing:
         return
-    packages = dict.fromkeys(package for package, _, _ in missing)
     received = ", ".join(
         f"{package} {importlib.metadata.version(package)}"
-        for package in packages
+        for package in dict.fromkeys(package for package, *_ in missing)
     )
-    names = "".join(f"\n  {text} (for: {why})" for _, text, why in missing)
+    names = "".join(
+        f"\n  `{owner}` has no `{name}` (for: {why})"
+        for _, owner, name, why in missing
+    )
     known = ", ".join(
         f'"{package}=={last}.*"'
         for package, (_, last) in _version_check.TESTED.items()
@@ -60,8 +74,15 @@ def check() -> None:
 def has(owner: str, name: str) -> bool:
     """Whether a module or class defines a name, or a function's code uses it.
 
-    An inherited name does not count: the class' own is gone.
+    An inherited name does not count: the class' own is gone. `owner` may be the
+    path of a file of keras_hub, which has every name if it is not there.
     """
+    if owner.startswith("keras_hub/"):
+        folder = _folder_of_hub()
+        if folder is None or not (folder / owner).exists():
+            return True
+        text = (folder / owner).read_text(encoding="utf-8")
+        return re.search(rf"\b{name}\b", text) is not None
     try:
         found = resolve(owner)
     except (AttributeError, ImportError):
@@ -96,18 +117,13 @@ def _module_of(owner):
     raise ModuleNotFoundError(owner)
 
 
-def _missing_in_hub() -> Iterator[tuple[str, str, str]]:
+@functools.cache
+def _folder_of_hub() -> pathlib.Path | None:
+    """The folder that keras_hub is installed in, if it is."""
     spec = importlib.util.find_spec("keras_hub")
     if spec is None or spec.origin is None:
-        return
-    folder = pathlib.Path(spec.origin).parent.parent
-    for path, names in KERAS_HUB.items():
-        if (folder / path).exists():
-            text = (folder / path).read_text(encoding="utf-8")
-            words = set(re.findall(r"\w+", text))
-            for name, why in names.items():
-                if name not in words:
-                    yield path, name, why
+        return None
+    return pathlib.Path(spec.origin).parent.parent
 
 
 check()

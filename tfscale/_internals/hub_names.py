@@ -5,49 +5,37 @@ of attentions that run on shards of their heads; of a model whose file is not
 there nothing is expected.
 """
 
+from collections.abc import Iterator
+
 from tfscale._internals.layers import ATTENTION_METHODS
 from tfscale._internals.layers import ATTENTIONS
-from tfscale._internals.layers import AttentionNames
 
-_MODELS = "keras_hub/src/models/"
-_HEADS = "whose heads are sharded"
-_SHAPES = "looks at whole shapes"
-
-
-def _names_of_attention(path: str, names: AttentionNames):
-    module, _, _ = path.rpartition(".")
-    found = dict.fromkeys(names.projections, _HEADS)
-    found |= dict.fromkeys(names.counts, "a rank has a part of them")
-    if names.repeats:
-        found[names.repeats] = "keys and values are repeated for the queries"
-    # Those that count heads mask them in the first of the two.
-    methods = ATTENTION_METHODS[: 1 if names.counts else None]
-    found |= dict.fromkeys(methods, "a subclass that overrides it has no rule")
-    return module.replace(".", "/") + ".py", found
-
-
-KERAS_HUB = {
-    f"{_MODELS}llama/llama_decoder.py": {
-        "_compute_self_attention_mask": _SHAPES,
-    },
-    f"{_MODELS}mistral/mistral_transformer_decoder.py": {
-        "_compute_self_attention_mask": _SHAPES,
-    },
-    "keras_hub/src/layers/modeling/transformer_decoder.py": {
-        "_compute_self_attention_mask": _SHAPES,
-    },
-    f"{_MODELS}qwen/qwen_decoder.py": {
-        "_compute_self_attention_mask": _SHAPES,
-    },
-    f"{_MODELS}gemma/gemma_decoder_block.py": {
-        "_compute_attention_mask": _SHAPES,
-    },
-    f"{_MODELS}gemma3/gemma3_decoder_block.py": {
-        "_compute_attention_mask": _SHAPES,
-    },
-    **dict(
-        _names_of_attention(path, names)
-        for path, names in ATTENTIONS.items()
-        if path.startswith("keras_hub.")
+_MASKED = {
+    "layers/modeling/transformer_decoder.py": "_compute_self_attention_mask",
+    "models/gemma/gemma_decoder_block.py": "_compute_attention_mask",
+    "models/gemma3/gemma3_decoder_block.py": "_compute_attention_mask",
+    "models/llama/llama_decoder.py": "_compute_self_attention_mask",
+    "models/mistral/mistral_transformer_decoder.py": (
+        "_compute_self_attention_mask"
     ),
+    "models/qwen/qwen_decoder.py": "_compute_self_attention_mask",
 }
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """The path of a file, a name in it, and why."""
+    for path, name in _MASKED.items():
+        yield f"keras_hub/src/{path}", name, "looks at whole shapes"
+    for kind, names in ATTENTIONS.items():
+        if not kind.startswith("keras_hub."):
+            continue
+        path = kind.rpartition(".")[0].replace(".", "/") + ".py"
+        for name in names.projections:
+            yield path, name, "whose heads are sharded"
+        for name in names.counts:
+            yield path, name, "a rank has a part of them"
+        if names.repeats:
+            yield path, names.repeats, "keys and values are repeated"
+        # Those that count heads mask them in the first of the two.
+        for name in ATTENTION_METHODS[: 1 if names.counts else None]:
+            yield path, name, "a subclass that overrides it has no rule"

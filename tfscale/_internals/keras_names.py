@@ -1,296 +1,203 @@
-"""Every private name of Keras and keras_hub that tfscale relies on, and why.
+"""Every private name of Keras that tfscale relies on, and why.
 
-By what has it: a module, a class, or a function. Of a function it is a name
-that its code uses: an attribute that a method sets, a key of a dict.
+Below the module of `keras.src`, the class or the function that has it. Of a
+function it is a name that its code uses: an attribute that a method sets, a
+key of a dict.
 """
 
-_LAYER = "keras.src.layers.layer.Layer"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
-_TF_OPTIMIZER = "keras.src.backend.tensorflow.optimizer.TFOptimizer"
-_TRAINER = "keras.src.trainers.trainer.Trainer"
-_ATTENTION = "keras.src.layers.attention."
-_CORE = "keras.src.layers.core."
-
-KERAS = {
-    # --- who makes what, and when ----------------------------------------
-    "keras.src.backend.common.global_state": {
-        "get_global_attribute": "layers and optimizers whose scopes are open",
-        "set_global_attribute": "variables are made at once, see below",
-    },
-    "keras.src.backend.common.name_scope": {
-        "current_path": "the path of a variable that is being made",
-    },
-    "keras.src.backend.common.name_scope.name_scope.__enter__": {
-        "name_scope_stack": "key of the scopes that are open in a thread",
-    },
-    "keras.src.backend.common.name_scope.name_scope.__init__": {
-        "caller": "the layer or optimizer that a scope was opened by",
-    },
-    "keras.src.backend.common.stateless_scope.StatelessScope.__enter__": {
-        "stateless_scope": "key of the scope in which variables are made late",
-    },
-    "keras.src.utils.naming.uniquify": {
-        "object_name_uids": "how often a name was given, in each thread",
-    },
-    "keras.src.legacy.saving.saving_options.keras_option_scope": {
-        "use_legacy_config": "key of what is set while HDF5 files are written",
-    },
-    # --- layers and models -----------------------------------------------
-    _LAYER: {
-        "_flatten_layers": "all layers of a layer; no public way but of models",
-    },
-    f"{_LAYER}.__init__": {
-        "_losses": "what ranks noted down, each for itself",
-    },
-    f"{_LAYER}._initialize_tracker": {
-        "_layers": "the layers right below one",
-        "_seed_generators": "the generators that ranks draw apart from",
-        "_trainable_variables": "a layer's own variables, without sublayers'",
-        "_non_trainable_variables": "those of them that do not learn",
-    },
-    "keras.src.models.functional": {
-        "Functional": "what `keras.Model(inputs, outputs)` makes",
-        "operation_fn": "calls a layer as a model does, with `training`",
-    },
-    "keras.src.models.functional.Functional": {
-        "call": "a subclass that overrides it is none that can be read",
-        "_standardize_inputs": "what a user feeds, one tensor per input",
-    },
-    "keras.src.ops.function.Function.__init__": {
-        "_inputs_struct": "the structure in which inputs are fed",
-        "_outputs_struct": "the structure in which outputs are returned",
-        "_nodes_by_depth": "calls of layers, in the order of Keras",
-    },
-    "keras.src.ops.node.Node": {
-        "input_tensors": "what a call takes",
-    },
-    "keras.src.ops.node.Node.__init__": {
-        "operation": "what is called",
-        "arguments": "with which arguments",
-        "outputs": "what a call makes",
-        "is_input": "a node that is no call",
-    },
-    "keras.src.ops.symbolic_arguments.SymbolicArguments": {
-        "fill_in": "the arguments of a call with others in their places",
-    },
-    "keras.src.models.sequential.Sequential._maybe_rebuild": {
-        "_functional": "the functional model inside, whose layers are cut",
-    },
-    "keras.src.backend": {
-        "get_keras_mask": "the mask of a tensor, which a stage passes on",
-        "set_keras_mask": "the mask of a tensor, which a stage passes on",
-    },
-    "keras.src.saving.keras_saveable.KerasSaveable": {
-        "_obj_type": "a pipeline is saved as the model inside would be",
-    },
-    # --- variables -------------------------------------------------------
-    "keras.src.backend.common.variables.Variable.__init__": {
-        "_value": "how a variable is sharded, also where tensors stand for it",
-    },
-    "keras.src.backend.common.variables.Variable": {
-        "_maybe_autocast": "a shard in the dtype to compute with",
-    },
-    "keras.src.backend.tensorflow.core.Variable": {
-        "_initialize": "makes the value of a variable anew, on another device",
-    },
-    # --- training --------------------------------------------------------
-    f"{_TRAINER}.compile": {
-        "_compile_config": "a compiled model that is wrapped stays compiled",
-        "_compile_loss": "the losses of a batch out of those of microbatches",
-        "_compile_metrics": "whether something is left to build",
-        "_loss_tracker": "the loss that `fit` prints",
-    },
-    _TRAINER: {
-        "_assert_compile_called": "the error of Keras, in `timelines`",
-        "_symbolic_build": "builds metrics and losses for `timelines`",
-    },
-    "keras.src.metrics.reduction_metrics.MeanMetricWrapper.__init__": {
-        "_fn": "what a function of a part of a batch returns counts by rows",
-        "_fn_kwargs": "its arguments",
-    },
-    "keras.src.trainers.trainer": {
-        "model_supports_jit": "Keras' rule for XLA, by which stages go",
-    },
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": {
-        "_aggregate_additional_loss": "without the scale for replicas",
-        "_maybe_symbolic_build": "left out if all is built; looks at a batch",
-    },
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
-    ".make_predict_function": {
-        "one_step_on_data": "what replicas run to predict, and its model",
-    },
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._make_function": {
-        "multi_step_on_iterator": "the function that a step is traced to",
-    },
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer.__init__": {
-        "_distribute_strategy": "under one, Keras draws a batch to build",
-    },
-    "keras.src.trainers.compile_utils.CompileLoss.build": {
-        "_flat_losses": "which target and weight go with which loss",
-    },
-    "keras.src.losses.loss": {
-        "apply_mask": "the weights behind a mean over unmasked elements",
-    },
-    # --- optimizers ------------------------------------------------------
-    _OPTIMIZER: {
-        "_backend_apply_gradients": "after it, replicas exchange their parts",
-        "_clip_gradients": "left out: whole variables are clipped before",
-        "_get_variable_index": "by which LARS knows velocities and norms",
-        "_update_model_variables_moving_average": "averages of parts",
-    },
-    f"{_OPTIMIZER}.__init__": {
-        "_trainable_variables": "what is updated, where nobody says what",
-    },
-    f"{_OPTIMIZER}.build": {
-        "_model_variables_moving_average": "averages of parts",
-    },
-    _TF_OPTIMIZER: {
-        "_all_reduce_sum_gradients": "left out: they are sums, each in place",
-        "_apply_weight_decay": "on shards",
-        "_backend_update_step": "on shards",
-        "_overwrite_model_variables_with_average_value": "on shards",
-    },
-    f"{_TF_OPTIMIZER}._var_key": {
-        "_distributed_container": "by which a part is known as its variable",
-    },
-    # --- layers that run by a rule ---------------------------------------
-    f"{_CORE}dense.Dense.build": {"_kernel": "without what LoRA adds"},
-    f"{_CORE}einsum_dense.EinsumDense.build": {
-        "_kernel": "without what LoRA adds"
-    },
-    f"{_CORE}einsum_dense.EinsumDense": {
-        "_adjust_scale_for_quant": "an input's scale, as the output has dims",
-    },
-    f"{_CORE}embedding.Embedding.build": {
-        "_embeddings": "without what LoRA adds"
-    },
-    "keras.src.layers.convolutional.base_conv.BaseConv.build": {
-        "_kernel": "without what LoRA adds",
-    },
-    "keras.src.layers.convolutional.base_conv.BaseConv": {
-        "convolution_op": "a subclass that overrides it has no rule",
-    },
-    "keras.src.layers.normalization.batch_normalization.BatchNormalization": {
-        "_moments": "the batch's mean and variance, of a rank's channels",
-        "_update_renorm_statistics": "moving averages, of the whole batch's",
-    },
-    f"{_ATTENTION}multi_head_attention.MultiHeadAttention": {
-        "_compute_attention": "a subclass that overrides it has no rule",
-        "_masked_softmax": "a subclass that overrides it has no rule",
-        "_compute_attention_mask": "looks at whole shapes",
-    },
-    f"{_ATTENTION}multi_head_attention.MultiHeadAttention.build": {
-        "_query_dense": "whose heads are sharded",
-        "_key_dense": "whose heads are sharded",
-        "_value_dense": "whose heads are sharded",
-        "_output_dense": "which adds up over heads",
-    },
-    f"{_ATTENTION}multi_head_attention.MultiHeadAttention.__init__": {
-        "_attention_axes": "how many dims of scores are positions",
-    },
-    f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention": {
-        "_compute_attention": "a subclass that overrides it has no rule",
-        "_masked_softmax": "a subclass that overrides it has no rule",
-        "_compute_attention_mask": "looks at whole shapes",
-    },
-    f"{_ATTENTION}grouped_query_attention.GroupedQueryAttention.build": {
-        "_query_dense": "whose heads are sharded",
-        "_key_dense": "whose heads are sharded",
-        "_value_dense": "whose heads are sharded",
-        "_output_dense": "which adds up over heads",
-    },
-    # --- a fit that runs ---------------------------------------------------
-    "keras.src.trainers.epoch_iterator": {
-        "EpochIterator": "a local variable of `fit`: its steps",
-    },
-    "keras.src.callbacks.callback_list": {
-        "CallbackList": "a local variable of `fit`: its callbacks",
-    },
-    "keras.src.trainers.epoch_iterator.EpochIterator": {
-        "_enumerate_iterator": "between two of its steps a run is saved",
-    },
-    "keras.src.trainers.epoch_iterator.EpochIterator.__init__": {
-        "_current_iterator": "goes on from epoch to epoch",
-        "_epoch_iterator": "an epoch that begins has other data",
-        "_num_batches": "what Keras learns of the length of data",
-        "_steps_seen": "how much of it is used up",
-    },
-    "keras.src.backend.tensorflow.trainer": {
-        "TFEpochIterator": "epochs that are created, whose data is distributed",
-    },
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator": {
-        "_get_iterator": "counted: making one moves seeds of shuffles on",
-    },
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator.__init__": {
-        "_distributed_dataset": "what a replica gets of a step",
-        "_distribute_strategy": "which is to distribute another dataset",
-    },
-    "keras.src.trainers.data_adapters.generator_data_adapter": {
-        "GeneratorDataAdapter": "a Python generator that a user gave to `fit`",
-    },
-    "keras.src.trainers.data_adapters.generator_data_adapter"
-    ".GeneratorDataAdapter.__init__": {
-        "generator": "what is kept of it, and then the rest",
-    },
-    "keras.src.trainers.data_adapters.py_dataset_adapter": {
-        "PyDatasetAdapter": "a `PyDataset` that a user gave to `fit`",
-    },
-    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
-    ".__init__": {
-        "enqueuer": "its workers, whose batches are gone once taken",
-        "py_dataset": "whose batches have numbers",
-        "shuffle": "an order of its own for each iterator",
-    },
-    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
-    "._get_iterator": {
-        "_finite_generator": "batches in an order that it draws",
-    },
-    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter"
-    "._finite_generator": {
-        "_standardize_batch": "of each one",
-    },
-    "keras.src.trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer"
-    "._run": {
-        "shuffle": "draws an order beside `fit`",
-        "indices": "set for each run of finite data",
-    },
-    "keras.src.trainers.data_adapters.data_adapter_utils": {
-        "NUM_BATCHES_FOR_TENSOR_SPEC": "how many batches are kept of it",
-    },
-    "keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter"
-    ".__init__": {
-        "_dataset": "the dataset that a user gave to `fit`",
-    },
-    "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
-    ".__init__": {
-        "_shuffle": "without a seed a run cannot go on with the same data",
-    },
-    "keras.src.backend.tensorflow.trainer.TensorFlowTrainer.fit": {
-        "_initial_epoch": "the epoch that a run goes on with",
-        "_eval_epoch_iterator": "the epochs over the validation data",
-    },
-    "keras.src.random.seed_generator": {
-        "GLOBAL_SEED_GENERATOR": "whether it is there, which it is once used",
-        "global_seed_generator": "its state is one of a run",
-    },
-    "keras.src.utils.progbar.Progbar.__init__": {
-        "_start": "a bar that goes on counts the steps before",
-        "_time_after_first_step": "a bar that goes on counts the steps before",
-    },
-    # --- what callbacks keep ----------------------------------------------
-    "keras.src.callbacks.model_checkpoint.ModelCheckpoint.__init__": {
-        "_batches_seen_since_last_saving": "kept in a backup",
-        "_last_batch_seen": "kept in a backup",
-    },
-    "keras.src.callbacks.model_checkpoint.ModelCheckpoint.on_epoch_begin": {
-        "_current_epoch": "kept in a backup",
-    },
-    "keras.src.callbacks.swap_ema_weights.SwapEMAWeights.__init__": {
-        "_ema_weights_in_model": "kept in a backup",
-    },
-    "keras.src.callbacks.tensorboard.TensorBoard.__init__": {
-        "_global_train_batch": "kept in a backup",
-        "_global_test_batch": "kept in a backup",
-        "_previous_epoch_iterations": "kept in a backup",
-    },
-}
+KERAS = """
+# --- who makes what, and when
+backend.common.global_state
+    get_global_attribute: layers and optimizers whose scopes are open
+    set_global_attribute: variables are made at once, see below
+backend.common.name_scope
+    current_path: the path of a variable that is being made
+backend.common.name_scope.name_scope.__enter__
+    name_scope_stack: key of the scopes that are open in a thread
+backend.common.name_scope.name_scope.__init__
+    caller: the layer or optimizer that a scope was opened by
+backend.common.stateless_scope.StatelessScope.__enter__
+    stateless_scope: key of the scope in which variables are made late
+utils.naming.uniquify
+    object_name_uids: how often a name was given, in each thread
+legacy.saving.saving_options.keras_option_scope
+    use_legacy_config: key of what is set while HDF5 files are written
+# --- layers and models
+layers.layer.Layer
+    _flatten_layers: all layers of a layer; no public way but of models
+layers.layer.Layer.__init__
+    _losses: what ranks noted down, each for itself
+layers.layer.Layer._initialize_tracker
+    _layers: the layers right below one
+    _seed_generators: the generators that ranks draw apart from
+    _trainable_variables: a layer's own variables, without sublayers'
+    _non_trainable_variables: those of them that do not learn
+models.functional
+    Functional: what `keras.Model(inputs, outputs)` makes
+    operation_fn: calls a layer as a model does, with `training`
+models.functional.Functional
+    call: a subclass that overrides it is none that can be read
+    _standardize_inputs: what a user feeds, one tensor per input
+ops.function.Function.__init__
+    _inputs_struct: the structure in which inputs are fed
+    _outputs_struct: the structure in which outputs are returned
+    _nodes_by_depth: calls of layers, in the order of Keras
+ops.node.Node
+    input_tensors: what a call takes
+ops.node.Node.__init__
+    operation: what is called
+    arguments: with which arguments
+    outputs: what a call makes
+    is_input: a node that is no call
+ops.symbolic_arguments.SymbolicArguments
+    fill_in: the arguments of a call with others in their places
+models.sequential.Sequential._maybe_rebuild
+    _functional: the functional model inside, whose layers are cut
+backend
+    get_keras_mask: the mask of a tensor, which a stage passes on
+    set_keras_mask: the mask of a tensor, which a stage passes on
+saving.keras_saveable.KerasSaveable
+    _obj_type: a pipeline is saved as the model inside would be
+# --- variables
+backend.common.variables.Variable.__init__
+    _value: how a variable is sharded, also where tensors stand for it
+backend.common.variables.Variable
+    _maybe_autocast: a shard in the dtype to compute with
+backend.tensorflow.core.Variable
+    _initialize: makes the value of a variable anew, on another device
+# --- training
+trainers.trainer.Trainer.compile
+    _compile_config: a compiled model that is wrapped stays compiled
+    _compile_loss: the losses of a batch out of those of microbatches
+    _compile_metrics: whether something is left to build
+    _loss_tracker: the loss that `fit` prints
+trainers.trainer.Trainer
+    _assert_compile_called: the error of Keras, in `timelines`
+    _symbolic_build: builds metrics and losses for `timelines`
+metrics.reduction_metrics.MeanMetricWrapper.__init__
+    _fn: what a function of a part of a batch returns counts by rows
+    _fn_kwargs: its arguments
+trainers.trainer
+    model_supports_jit: Keras' rule for XLA, by which stages go
+backend.tensorflow.trainer.TensorFlowTrainer
+    _aggregate_additional_loss: without the scale for replicas
+    _maybe_symbolic_build: left out if all is built; looks at a batch
+backend.tensorflow.trainer.TensorFlowTrainer.make_predict_function
+    one_step_on_data: what replicas run to predict, and its model
+backend.tensorflow.trainer.TensorFlowTrainer._make_function
+    multi_step_on_iterator: the function that a step is traced to
+backend.tensorflow.trainer.TensorFlowTrainer.__init__
+    _distribute_strategy: under one, Keras draws a batch to build
+trainers.compile_utils.CompileLoss.build
+    _flat_losses: which target and weight go with which loss
+losses.loss
+    apply_mask: the weights behind a mean over unmasked elements
+# --- optimizers
+optimizers.base_optimizer.BaseOptimizer
+    _backend_apply_gradients: after it, replicas exchange their parts
+    _clip_gradients: left out: whole variables are clipped before
+    _get_variable_index: by which LARS knows velocities and norms
+    _update_model_variables_moving_average: averages of parts
+optimizers.base_optimizer.BaseOptimizer.__init__
+    _trainable_variables: what is updated, where nobody says what
+optimizers.base_optimizer.BaseOptimizer.build
+    _model_variables_moving_average: averages of parts
+backend.tensorflow.optimizer.TFOptimizer
+    _all_reduce_sum_gradients: left out: they are sums, each in place
+    _apply_weight_decay, _backend_update_step: on shards
+    _overwrite_model_variables_with_average_value: on shards
+backend.tensorflow.optimizer.TFOptimizer._var_key
+    _distributed_container: by which a part is known as its variable
+# --- layers that run by a rule
+layers.core.dense.Dense.build
+    _kernel: without what LoRA adds
+layers.core.einsum_dense.EinsumDense.build
+    _kernel: without what LoRA adds
+layers.core.einsum_dense.EinsumDense
+    _adjust_scale_for_quant: an input's scale, as the output has dims
+layers.core.embedding.Embedding.build
+    _embeddings: without what LoRA adds
+layers.convolutional.base_conv.BaseConv.build
+    _kernel: without what LoRA adds
+layers.convolutional.base_conv.BaseConv
+    convolution_op: a subclass that overrides it has no rule
+layers.normalization.batch_normalization.BatchNormalization
+    _moments: the batch's mean and variance, of a rank's channels
+    _update_renorm_statistics: moving averages, of the whole batch's
+layers.attention.multi_head_attention.MultiHeadAttention
+    _compute_attention: a subclass that overrides it has no rule
+    _masked_softmax: a subclass that overrides it has no rule
+    _compute_attention_mask: looks at whole shapes
+layers.attention.multi_head_attention.MultiHeadAttention.build
+    _query_dense, _key_dense, _value_dense: whose heads are sharded
+    _output_dense: which adds up over heads
+layers.attention.multi_head_attention.MultiHeadAttention.__init__
+    _attention_axes: how many dims of scores are positions
+layers.attention.grouped_query_attention.GroupedQueryAttention
+    _compute_attention: a subclass that overrides it has no rule
+    _masked_softmax: a subclass that overrides it has no rule
+    _compute_attention_mask: looks at whole shapes
+layers.attention.grouped_query_attention.GroupedQueryAttention.build
+    _query_dense, _key_dense, _value_dense: whose heads are sharded
+    _output_dense: which adds up over heads
+# --- a fit that runs
+trainers.epoch_iterator
+    EpochIterator: a local variable of `fit`: its steps
+callbacks.callback_list
+    CallbackList: a local variable of `fit`: its callbacks
+trainers.epoch_iterator.EpochIterator
+    _enumerate_iterator: between two of its steps a run is saved
+trainers.epoch_iterator.EpochIterator.__init__
+    _current_iterator: goes on from epoch to epoch
+    _epoch_iterator: an epoch that begins has other data
+    _num_batches: what Keras learns of the length of data
+    _steps_seen: how much of it is used up
+backend.tensorflow.trainer
+    TFEpochIterator: epochs that are created, whose data is distributed
+backend.tensorflow.trainer.TFEpochIterator
+    _get_iterator: counted: making one moves seeds of shuffles on
+backend.tensorflow.trainer.TFEpochIterator.__init__
+    _distributed_dataset: what a replica gets of a step
+    _distribute_strategy: which is to distribute another dataset
+trainers.data_adapters.generator_data_adapter
+    GeneratorDataAdapter: a Python generator that a user gave to `fit`
+trainers.data_adapters.generator_data_adapter.GeneratorDataAdapter.__init__
+    generator: what is kept of it, and then the rest
+trainers.data_adapters.py_dataset_adapter
+    PyDatasetAdapter: a `PyDataset` that a user gave to `fit`
+trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter.__init__
+    enqueuer: its workers, whose batches are gone once taken
+    py_dataset: whose batches have numbers
+    shuffle: an order of its own for each iterator
+trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter._get_iterator
+    _finite_generator: batches in an order that it draws
+trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter._finite_generator
+    _standardize_batch: of each one
+trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer._run
+    shuffle: draws an order beside `fit`
+    indices: set for each run of finite data
+trainers.data_adapters.data_adapter_utils
+    NUM_BATCHES_FOR_TENSOR_SPEC: how many batches are kept of it
+trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter.__init__
+    _dataset: the dataset that a user gave to `fit`
+trainers.data_adapters.array_data_adapter.ArrayDataAdapter.__init__
+    _shuffle: without a seed a run cannot go on with the same data
+backend.tensorflow.trainer.TensorFlowTrainer.fit
+    _initial_epoch: the epoch that a run goes on with
+    _eval_epoch_iterator: the epochs over the validation data
+random.seed_generator
+    GLOBAL_SEED_GENERATOR: whether it is there, which it is once used
+    global_seed_generator: its state is one of a run
+utils.progbar.Progbar.__init__
+    _start, _time_after_first_step: a bar that goes on counts the steps before
+# --- what callbacks keep
+callbacks.model_checkpoint.ModelCheckpoint.__init__
+    _batches_seen_since_last_saving, _last_batch_seen: kept in a backup
+callbacks.model_checkpoint.ModelCheckpoint.on_epoch_begin
+    _current_epoch: kept in a backup
+callbacks.swap_ema_weights.SwapEMAWeights.__init__
+    _ema_weights_in_model: kept in a backup
+callbacks.tensorboard.TensorBoard.__init__
+    _global_train_batch, _global_test_batch: kept in a backup
+    _previous_epoch_iterations: kept in a backup
+"""

@@ -1,259 +1,185 @@
 """Every private name of TensorFlow that tfscale relies on, and why.
 
-By what has it: a module, a class, or a function. Of a function it is a name
-that its code uses: an attribute that a method sets, a key of a dict.
+Below the module of `tensorflow`, the class or the function that has it. Of a
+function it is a name that its code uses: an attribute that a method sets, a
+key of a dict.
 """
 
-_DISTRIBUTE = "tensorflow.python.distribute."
-_EXTENDED = f"{_DISTRIBUTE}distribute_lib.StrategyExtendedV2"
-_MIRRORED = f"{_DISTRIBUTE}mirrored_strategy.MirroredExtended"
-_VALUES = f"{_DISTRIBUTE}values"
-_DATASET = "tensorflow.python.data.ops.dataset_ops.DatasetV2"
-
-TENSORFLOW = {
-    # --- strategies ------------------------------------------------------
-    f"{_DISTRIBUTE}mirrored_strategy": {
-        "MirroredExtended": "one traced thread for each device",
-    },
-    _MIRRORED: {
-        "_batch_reduce_to": "ranks count once",
-        "_call_for_each_replica": "ranks are called as replicas are",
-        "_create_variable": "of a single device; others are made here",
-        "_distribute_datasets_from_function": "an ordinary iterator",
-        "_experimental_distribute_dataset": "an ordinary iterator",
-        "_gather_to_implementation": "ranks count once",
-        "_get_cross_device_ops": "sums on each device that needs them",
-        "_get_local_replica_id": "the component of a thread",
-        "_in_multi_worker_mode": "a worker out of data goes on with no rows",
-        "_initialize_single_worker": "without a line for each strategy",
-        "_get_replica_id_in_sync_group": "ranks of a replica have its number",
-        "_num_replicas_in_sync": "the data axis only; Keras divides by it",
-        "_reduce_to": "ranks count once",
-        "_replica_ctx_all_reduce": "sums that are made already",
-        "_replica_ctx_update": "a replica's part of a variable",
-        "_update": "weights by parts of slots",
-        "_use_merge_call": "no meeting where gradients are summed already",
-    },
-    f"{_MIRRORED}.__init__": {
-        "_collective_key_base": "of the strategy, which has to have it",
-        "_cross_device_ops": "those that the strategy was made with",
-    },
-    f"{_MIRRORED}._initialize_single_worker": {
-        "_default_device": "where a scope of a remote job makes things",
-        "_devices": "a device for each thread",
-        "_host_input_device": "of datasets of arrays",
-        "_input_workers_devices": "which devices get batches",
-    },
-    _EXTENDED: {
-        "_batch_gather_to": "each value by itself: ranks count once",
-        "_gather_to": "each value by itself: ranks count once",
-        "_container_strategy": "the strategy of an extended",
-        "_local_results": "a value of each replica",
-    },
-    f"{_DISTRIBUTE}device_util": {
-        "canonicalize": "a host for a device",
-        "resolve": "the full name of a device",
-    },
-    f"{_DISTRIBUTE}distribute_lib": {
-        "get_update_replica_id": "the component that an update is for",
-    },
-    f"{_DISTRIBUTE}distribute_utils": {
-        "regroup": "what each replica has, as one value",
-        "create_mirrored_variable": "makes a variable out of components",
-        "VARIABLE_CLASS_MAPPING": "of which class",
-        "VARIABLE_POLICY_MAPPING": "with which policy",
-    },
-    f"{_DISTRIBUTE}input_lib": {
-        "DistributedDataset": "whose batches replicas take",
-        "DistributedDatasetsFromFunction": "whose batches replicas take",
-        "DistributedIterator": "from which all replicas take batches",
-        "DistributedIteratorSpec": "what a function takes of it",
-        "InputWorkers": "which devices have batches of which iterator",
-    },
-    f"{_DISTRIBUTE}input_lib.DistributedIterator": {
-        "_type_spec": "what a function takes of it",
-    },
-    f"{_DISTRIBUTE}input_lib.DistributedIteratorBase.__init__": {
-        "_cardinality": "what a function takes of it",
-        "_enable_get_next_as_optional": "what a function takes of it",
-        "_input_workers": "one for each replica, of the same iterator",
-        "_iterators": "one for each replica, of the same iterator",
-        "_strategy": "what a function takes of it",
-    },
-    f"{_DISTRIBUTE}input_lib.DistributedIteratorSpec": {
-        "_component_specs": "a function takes that iterator once",
-        "_from_components": "a function takes that iterator once",
-        "_to_components": "a function takes that iterator once",
-    },
-    f"{_DISTRIBUTE}input_lib.DistributedDataset.__init__": {
-        "_original_dataset": "whose pipelines Keras looks at in `fit`",
-    },
-    f"{_DISTRIBUTE}input_lib.DistributedDatasetsFromFunction.build": {
-        "_datasets": "whose pipelines Keras looks at in `fit`",
-    },
-    f"{_DISTRIBUTE}numpy_dataset": {
-        "SingleDevice": "the host of the first replica",
-    },
-    f"{_DISTRIBUTE}values_util": {
-        "get_current_replica_id_as_int": "the component of this thread",
-    },
-    f"{_DISTRIBUTE}coordinator.cluster_coordinator": {
-        "_is_worker_failure": "whether a step is made again",
-    },
-    f"{_DISTRIBUTE}coordinator.values.PerWorkerValues.__init__": {
-        "_values": "an iterator of each worker, over data of its own",
-    },
-    # --- variables and values --------------------------------------------
-    _VALUES: {
-        "DistributedVariable": "a variable with components",
-        "Mirrored": "a value with equal components",
-        "MirroredVariable": "a variable with equal components",
-        "SyncOnReadVariable": "a variable that is added up when read",
-        "PerReplicaSpec": "what the replicas get of a step",
-    },
-    f"{_VALUES}.PerReplicaSpec.__init__": {
-        "_value_specs": "the specs of a value on each replica",
-    },
-    f"{_VALUES}.DistributedValues": {
-        "_devices": "on which a slot is made",
-        "_get_on_device_or_primary": "the component of this thread",
-        "_primary": "the first component",
-    },
-    f"{_VALUES}.DistributedValues.__init__": {
-        "_values": "the components",
-    },
-    f"{_VALUES}.DistributedDelegate": {
-        "_get_as_operand": "a shard gathered in arithmetic",
-    },
-    f"{_VALUES}.DistributedVariable": {
-        "_export_to_saved_model_graph": "would take a shard for the value",
-        "_update_cross_replica": "cuts what is assigned",
-    },
-    f"{_VALUES}.DistributedVariable.__init__": {
-        "_policy": "none: variables of these classes act by themselves",
-    },
-    f"{_VALUES}.MirroredVariable": {
-        "_dense_var_to_tensor": "dense gradients; shards gathered",
-        "_get_cross_replica": "a sharded value outside of replicas",
-        "_update_replica": "each replica its own component",
-    },
-    f"{_VALUES}.SyncOnReadVariable": {
-        "_get_cross_replica": "ranks of a replica count once",
-    },
-    "tensorflow.python.trackable.base.Trackable": {
-        "_serialize_to_tensors": "a checkpoint has whole values",
-        "_restore_from_tensors": "and is sharded when it is read",
-    },
-    "tensorflow.python.ops.resource_variable_ops": {
-        "ResourceVariable": "of no strategy: a position in the data",
-    },
-    "tensorflow.python.ops.stateful_random_ops": {
-        "global_generator": "its state is one of a run, if it was used",
-    },
-    # --- graphs and functions --------------------------------------------
-    "tensorflow.python.framework.func_graph": {
-        "FuncGraph": "a graph to be let go of, which captures from others",
-    },
-    "tensorflow.python.ops.cond_v2.cond_v2": {
-        "_add_control_dependencies": "branches keep assertions and prints",
-    },
-    "tensorflow.python.ops.control_flow_util": {
-        "GraphOrParentsInXlaContext": "whether XLA is to compile a graph",
-    },
-    "tensorflow.python.framework.ops.Graph._create_op_helper": {
-        "_gradient_op_type": "an operation with a gradient of its own",
-    },
-    "tensorflow.python.framework.ops.Graph._as_graph_def": {
-        "_output_shapes": "what operations are counted by",
-    },
-    "tensorflow.python.framework.ops.Operation": {
-        "_update_input": "operations get another tensor of the same value",
-    },
-    "tensorflow.python.framework.ops.Operation.colocation_groups": {
-        "_class": "left out where the others of a group are elsewhere",
-    },
-    "tensorflow.python.ops.control_flow_util_v2.maybe_set_lowering_attr": {
-        "_lower_using_switch_merge": "loops stay loops until they are run",
-    },
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function"
-    ".Function.__init__": {
-        "_jit_compile": "whether a function is to be compiled by XLA",
-    },
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function"
-    ".Function": {
-        "_list_all_concrete_functions": "what a step was traced to",
-    },
-    "tensorflow.python.framework.func_graph.FuncGraph.__init__": {
-        "_weak_variables": "the variables that a traced step uses",
-    },
-    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable"
-    ".__init__": {
-        "_unique_id": "order of creation; how optimizers know variables",
-    },
-    "tensorflow.python.eager.record": {
-        "could_possibly_record": "whether a tape may see a sum over replicas",
-    },
-    "tensorflow.python.eager.context": {
-        "context": "how the outermost function of a step is run",
-        "FunctionCallOptions": "without Grappler",
-    },
-    "tensorflow.python.eager.context.Context": {
-        "abort_collective_ops": "nothing waits for a lost worker",
-        "config": "the options of the process, which are kept",
-        "get_config_key_value": "what another worker has said",
-        "set_config_key_value": "what this worker says to the others",
-        "function_call_options": "where it is said",
-    },
-    "tensorflow.core.protobuf.device_properties_pb2": {
-        "DeviceProperties": "what Grappler is told of a device",
-        "NamedDevice": "what Grappler is told of a device",
-    },
-    "tensorflow.python.grappler.cluster": {
-        "Cluster": "a machine that is described, not looked at in a session",
-    },
-    "tensorflow.python.grappler.tf_optimizer": {
-        "OptimizeGraph": "Grappler, for one function at a time",
-    },
-    "tensorflow.python.client.device_lib": {
-        "list_local_devices": "how much memory a GPU has for TensorFlow",
-    },
-    # --- data ------------------------------------------------------------
-    "tensorflow.python.data.ops.structured_function": {
-        "StructuredFunctionWrapper": "a function with attributes of its own",
-    },
-    _DATASET: {
-        "_common_args": "what every operation of a dataset takes",
-        "_functions": "the functions of a dataset, which tf.data looks at",
-        "_inputs": "the datasets that one is made of",
-        "_variant_tensor": "a dataset made of the same operation",
-    },
-    "tensorflow.python.data.ops.shuffle_op._ShuffleDataset.__init__": {
-        "_buffer_size": "whether a shuffle's buffer fits the memory",
-        "_reshuffle_each_iteration": "whether each iteration has an order",
-        "_seed": "whether all workers shuffle in the same way",
-        "_seed2": "whether all workers shuffle in the same way",
-    },
-    "tensorflow.python.data.ops.batch_op._BatchDataset.__init__": {
-        "_batch_size": "whether all workers make the same batches",
-    },
-    "tensorflow.python.data.ops.batch_op._ParallelBatchDataset.__init__": {
-        "_batch_size": "whether all workers make the same batches",
-    },
-    "tensorflow.python.data.ops.map_op._ParallelMapDataset.__init__": {
-        "_deterministic": "whether records may overtake each other",
-        "_num_parallel_calls": "how many processors a map uses",
-    },
-    "tensorflow.python.data.ops.interleave_op"
-    "._ParallelInterleaveDataset.__init__": {
-        "_num_parallel_calls": "how many processors an interleave uses",
-    },
-    "tensorflow.python.data.ops.prefetch_op._PrefetchDataset.__init__": {
-        "_buffer_size": "how far a dataset reads ahead",
-    },
-    "tensorflow.python.data.ops.repeat_op._RepeatDataset.__init__": {
-        "_count": "whether a dataset begins its records again",
-    },
-    f"{_DATASET}._metadata": {
-        "_name": "the name of an operation of a dataset",
-    },
-}
+TENSORFLOW = """
+# --- strategies
+python.distribute.mirrored_strategy
+    MirroredExtended: one traced thread for each device
+python.distribute.mirrored_strategy.MirroredExtended
+    _batch_reduce_to: ranks count once
+    _call_for_each_replica: ranks are called as replicas are
+    _create_variable: of a single device; others are made here
+    _distribute_datasets_from_function: an ordinary iterator
+    _experimental_distribute_dataset: an ordinary iterator
+    _gather_to_implementation: ranks count once
+    _get_cross_device_ops: sums on each device that needs them
+    _get_local_replica_id: the component of a thread
+    _in_multi_worker_mode: a worker out of data goes on with no rows
+    _initialize_single_worker: without a line for each strategy
+    _get_replica_id_in_sync_group: ranks of a replica have its number
+    _num_replicas_in_sync: the data axis only; Keras divides by it
+    _reduce_to: ranks count once
+    _replica_ctx_all_reduce: sums that are made already
+    _replica_ctx_update: a replica's part of a variable
+    _update: weights by parts of slots
+    _use_merge_call: no meeting where gradients are summed already
+python.distribute.mirrored_strategy.MirroredExtended.__init__
+    _collective_key_base: of the strategy, which has to have it
+    _cross_device_ops: those that the strategy was made with
+python.distribute.mirrored_strategy.MirroredExtended._initialize_single_worker
+    _default_device: where a scope of a remote job makes things
+    _devices: a device for each thread
+    _host_input_device: of datasets of arrays
+    _input_workers_devices: which devices get batches
+python.distribute.distribute_lib.StrategyExtendedV2
+    _batch_gather_to, _gather_to: each value by itself: ranks count once
+    _container_strategy: the strategy of an extended
+    _local_results: a value of each replica
+python.distribute.device_util
+    canonicalize: a host for a device
+    resolve: the full name of a device
+python.distribute.distribute_lib
+    get_update_replica_id: the component that an update is for
+python.distribute.distribute_utils
+    regroup: what each replica has, as one value
+    create_mirrored_variable: makes a variable out of components
+    VARIABLE_CLASS_MAPPING: of which class
+    VARIABLE_POLICY_MAPPING: with which policy
+python.distribute.input_lib
+    DistributedDataset: whose batches replicas take
+    DistributedDatasetsFromFunction: whose batches replicas take
+    DistributedIterator: from which all replicas take batches
+    DistributedIteratorSpec: what a function takes of it
+    InputWorkers: which devices have batches of which iterator
+python.distribute.input_lib.DistributedIterator
+    _type_spec: what a function takes of it
+python.distribute.input_lib.DistributedIteratorBase.__init__
+    _cardinality, _enable_get_next_as_optional: what a function takes of it
+    _input_workers, _iterators: one for each replica, of the same iterator
+    _strategy: what a function takes of it
+python.distribute.input_lib.DistributedIteratorSpec
+    _component_specs, _from_components: a function takes that iterator once
+    _to_components: a function takes that iterator once
+python.distribute.input_lib.DistributedDataset.__init__
+    _original_dataset: whose pipelines Keras looks at in `fit`
+python.distribute.input_lib.DistributedDatasetsFromFunction.build
+    _datasets: whose pipelines Keras looks at in `fit`
+python.distribute.numpy_dataset
+    SingleDevice: the host of the first replica
+python.distribute.values_util
+    get_current_replica_id_as_int: the component of this thread
+python.distribute.coordinator.cluster_coordinator
+    _is_worker_failure: whether a step is made again
+python.distribute.coordinator.values.PerWorkerValues.__init__
+    _values: an iterator of each worker, over data of its own
+# --- variables and values
+python.distribute.values
+    DistributedVariable: a variable with components
+    Mirrored: a value with equal components
+    MirroredVariable: a variable with equal components
+    SyncOnReadVariable: a variable that is added up when read
+    PerReplicaSpec: what the replicas get of a step
+python.distribute.values.PerReplicaSpec.__init__
+    _value_specs: the specs of a value on each replica
+python.distribute.values.DistributedValues
+    _devices: on which a slot is made
+    _get_on_device_or_primary: the component of this thread
+    _primary: the first component
+python.distribute.values.DistributedValues.__init__
+    _values: the components
+python.distribute.values.DistributedDelegate
+    _get_as_operand: a shard gathered in arithmetic
+python.distribute.values.DistributedVariable
+    _export_to_saved_model_graph: would take a shard for the value
+    _update_cross_replica: cuts what is assigned
+python.distribute.values.DistributedVariable.__init__
+    _policy: none: variables of these classes act by themselves
+python.distribute.values.MirroredVariable
+    _dense_var_to_tensor: dense gradients; shards gathered
+    _get_cross_replica: a sharded value outside of replicas
+    _update_replica: each replica its own component
+python.distribute.values.SyncOnReadVariable
+    _get_cross_replica: ranks of a replica count once
+python.trackable.base.Trackable
+    _serialize_to_tensors: a checkpoint has whole values
+    _restore_from_tensors: and is sharded when it is read
+python.ops.resource_variable_ops
+    ResourceVariable: of no strategy: a position in the data
+python.ops.stateful_random_ops
+    global_generator: its state is one of a run, if it was used
+# --- graphs and functions
+python.framework.func_graph
+    FuncGraph: a graph to be let go of, which captures from others
+python.ops.cond_v2.cond_v2
+    _add_control_dependencies: branches keep assertions and prints
+python.ops.control_flow_util
+    GraphOrParentsInXlaContext: whether XLA is to compile a graph
+python.framework.ops.Graph._create_op_helper
+    _gradient_op_type: an operation with a gradient of its own
+python.framework.ops.Graph._as_graph_def
+    _output_shapes: what operations are counted by
+python.framework.ops.Operation
+    _update_input: operations get another tensor of the same value
+python.framework.ops.Operation.colocation_groups
+    _class: left out where the others of a group are elsewhere
+python.ops.control_flow_util_v2.maybe_set_lowering_attr
+    _lower_using_switch_merge: loops stay loops until they are run
+python.eager.polymorphic_function.polymorphic_function.Function.__init__
+    _jit_compile: whether a function is to be compiled by XLA
+python.eager.polymorphic_function.polymorphic_function.Function
+    _list_all_concrete_functions: what a step was traced to
+python.framework.func_graph.FuncGraph.__init__
+    _weak_variables: the variables that a traced step uses
+python.ops.resource_variable_ops.BaseResourceVariable.__init__
+    _unique_id: order of creation; how optimizers know variables
+python.eager.record
+    could_possibly_record: whether a tape may see a sum over replicas
+python.eager.context
+    context: how the outermost function of a step is run
+    FunctionCallOptions: without Grappler
+python.eager.context.Context
+    abort_collective_ops: nothing waits for a lost worker
+    config: the options of the process, which are kept
+    get_config_key_value: what another worker has said
+    set_config_key_value: what this worker says to the others
+    function_call_options: where it is said
+core.protobuf.device_properties_pb2
+    DeviceProperties, NamedDevice: what Grappler is told of a device
+python.grappler.cluster
+    Cluster: a machine that is described, not looked at in a session
+python.grappler.tf_optimizer
+    OptimizeGraph: Grappler, for one function at a time
+python.client.device_lib
+    list_local_devices: how much memory a GPU has for TensorFlow
+# --- data
+python.data.ops.structured_function
+    StructuredFunctionWrapper: a function with attributes of its own
+python.data.ops.dataset_ops.DatasetV2
+    _common_args: what every operation of a dataset takes
+    _functions: the functions of a dataset, which tf.data looks at
+    _inputs: the datasets that one is made of
+    _variant_tensor: a dataset made of the same operation
+python.data.ops.shuffle_op._ShuffleDataset.__init__
+    _buffer_size: whether a shuffle's buffer fits the memory
+    _reshuffle_each_iteration: whether each iteration has an order
+    _seed, _seed2: whether all workers shuffle in the same way
+python.data.ops.batch_op._BatchDataset.__init__
+    _batch_size: whether all workers make the same batches
+python.data.ops.batch_op._ParallelBatchDataset.__init__
+    _batch_size: whether all workers make the same batches
+python.data.ops.map_op._ParallelMapDataset.__init__
+    _deterministic: whether records may overtake each other
+    _num_parallel_calls: how many processors a map uses
+python.data.ops.interleave_op._ParallelInterleaveDataset.__init__
+    _num_parallel_calls: how many processors an interleave uses
+python.data.ops.prefetch_op._PrefetchDataset.__init__
+    _buffer_size: how far a dataset reads ahead
+python.data.ops.repeat_op._RepeatDataset.__init__
+    _count: whether a dataset begins its records again
+python.data.ops.dataset_ops.DatasetV2._metadata
+    _name: the name of an operation of a dataset
+"""
