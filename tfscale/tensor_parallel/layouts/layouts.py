@@ -26,7 +26,10 @@ def _check_map(layout_map: Any) -> None:
     )
 
 
-def _check_pattern(pattern: str) -> None:
+def _axes_of(
+    pattern: str, layout: Any, sizes: Mapping[str, int]
+) -> tuple[str | None, ...]:
+    """The axes of a layout, after checks of the pattern and of each axis."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -34,21 +37,13 @@ def _check_pattern(pattern: str) -> None:
             "The keys of a layout map must be regular expressions. Received: "
             f"{pattern!r}: {error}. For any text write '.*'."
         ) from error
-
-
-def _axes_of(pattern: str, layout: Any) -> tuple[str | None, ...]:
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, (tuple, list)):
         raise TypeError(
             "A layout must be a `keras.distribution.TensorLayout` or a tuple "
             f"with one entry per dim. Received: {layout!r} for {pattern!r}."
         )
-    return tuple(axes)
-
-
-def _split_dim_of(
-    pattern: str, axes: tuple[str | None, ...], sizes: Mapping[str, int]
-) -> int | None:
+    axes = tuple(axes)
     for axis in axes:
         if isinstance(axis, tuple | list):
             raise ValueError(
@@ -77,7 +72,7 @@ def _split_dim_of(
                 f"A layout must name the axis {name!r} once at most. Received: "
                 f"{axes} for {pattern!r}. Put `None` in all places but one."
             )
-    return axes.index(AXIS) if AXIS in axes else None
+    return axes
 
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -99,20 +94,8 @@ class Layouts:
     weights (ZeRO stage 3); see `ignored`. The map's own mesh does not count.
     With a map of None layers decide what they divide.
 
-    Raises:
-        TypeError: If the map or a layout is none.
-        ValueError: If a key is no regular expression, or a layout names an axis
-            that the mesh does not have, the pipeline axis, or the model axis
-            twice.
-
-    Example:
-
-    >>> import tfscale
-    >>> tfscale.use_virtual_devices(8)
-    >>> mesh = tfscale.device_mesh(model=4)
-    >>> layouts = Layouts({".*up/kernel": (None, "model")}, mesh)
-    >>> layouts.split_dim("mlp/up/kernel", (512, 2048))
-    1
+    Attributes:
+        size: Number of ranks that a variable is sharded over.
     """
 
     def __init__(
@@ -123,29 +106,19 @@ class Layouts:
     ):
         _check_map(layout_map)
         sizes = dict(zip(mesh.axis_names, mesh.shape))
-        self._size = sizes.get(AXIS)
+        self.size = sizes.get(AXIS, 1)
         self._may_be_idle = layout_map is not None or self.size == 1
         self._axes = {}
-        self._dims = {}
         self._found = set()
         self._matched = set()
         self._ignored = {}
         self._num_replicas = sizes.get(DATA_AXIS, 1) if replicas_divide else 1
-        if self._size == 1 and not replicas_divide:
+        if sizes.get(AXIS) == 1 and not replicas_divide:
             return
         for pattern, layout in (layout_map or {}).items():
-            _check_pattern(pattern)
-            axes = _axes_of(pattern, layout)
-            self._axes[pattern] = axes
-            dim = _split_dim_of(pattern, axes, sizes)
-            self._dims[pattern] = None if self._size == 1 else dim
+            self._axes[pattern] = _axes_of(pattern, layout, sizes)
             if getattr(layout, "is_found", False):
                 self._found.add(pattern)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks that a variable is sharded over."""
-        return self._size or 1
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -167,19 +140,14 @@ class Layouts:
 
         `declared` is the dim that its layer divides by itself
         (`tfscale.layers`).
-
-        Raises:
-            ValueError: If several patterns match, if the layout has not one
-                entry per dim, if the number of ranks does not divide the dim,
-                or if the layout says something else than the layer.
         """
         pattern = self._pattern_for(path)
         if pattern is None:
-            if declared is not None and shape[declared] % (self._size or 1):
-                before, after = shape[:declared], shape[declared + 1 :]
-                axes = (*[None] * len(before), AXIS, *[None] * len(after))
-                raise self._not_divisible(path, shape, declared, axes)
-            self._may_be_idle |= declared is not None
+            if declared is not None:
+                dims = range(len(shape))
+                asked = tuple(AXIS if d == declared else None for d in dims)
+                self._check_divisible(path, shape, declared, asked)
+                self._may_be_idle = True
             return declared
         self._matched.add(pattern)
         axes = self._axes[pattern]
@@ -192,7 +160,7 @@ class Layouts:
             )
         if DATA_AXIS in axes and self._num_replicas == 1:
             self._ignored[path] = axes
-        dim = self._dims[pattern]
+        dim = axes.index(AXIS) if AXIS in axes and self.size > 1 else None
         if declared not in (None, dim):
             raise ValueError(
                 "A layout map must leave the variables of `tfscale.layers` as "
@@ -200,16 +168,12 @@ class Layouts:
                 f"for {path!r}, which is sharded along dim {declared}. Make "
                 "the pattern narrower, or use the layer of Keras."
             )
-        if dim is not None and shape[dim] % self.size:
-            raise self._not_divisible(path, shape, dim, axes)
+        if dim is not None:
+            self._check_divisible(path, shape, dim, axes)
         return dim
 
     def data_dim(self, path: str, shape: tuple[int, ...]) -> int | None:
-        """The dim of a weight that its layout has the replicas divide, if any.
-
-        Raises:
-            ValueError: If the number of replicas does not divide the dim.
-        """
+        """The dim of a weight that its layout has the replicas divide."""
         axes = self._axes.get(self._pattern_for(path), ())
         if DATA_AXIS not in axes or self._num_replicas == 1:
             return None
@@ -236,7 +200,7 @@ class Layouts:
         if not self._may_be_idle:
             raise ValueError(
                 "Something must be sharded over a 'model' axis. Received: an "
-                f"axis of size {self._size}, layout_map=None, and no layer of "
+                f"axis of size {self.size}, layout_map=None, and no layer of "
                 "`tfscale.layers` made in the scope of the strategy. Pass a "
                 "`keras.distribution.LayoutMap`, as "
                 "`tfscale.auto_layout_map` makes one."
@@ -270,10 +234,12 @@ class Layouts:
             )
         return matches[0] if matches else None
 
-    def _not_divisible(self, path, shape, dim, axes):
-        length, size = shape[dim], self._size
+    def _check_divisible(self, path, shape, dim, axes):
+        length, size = shape[dim], self.size
+        if length % size == 0:
+            return
         divisors = [n for n in range(1, length + 1) if length % n == 0]
-        return ValueError(
+        raise ValueError(
             "The model axis must divide the dim that is split over it. "
             f"Received: {path!r} of shape {tuple(shape)} with the layout "
             f"{axes}: dim {dim} has size {length}, the axis {AXIS!r} has size "
