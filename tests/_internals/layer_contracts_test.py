@@ -138,13 +138,12 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         kind(x, keras.layers.Dense(1)(x))(tf.ones((1, 2)))
         self.assertEqual(calls[-1], "call")
 
-    @holds("Function.__init__", "_inputs_struct", "_outputs_struct")
     @holds("Functional", "_standardize_inputs")
     def test_inputs_and_outputs_have_the_structure_that_users_gave(self):
         model = self.model()
         structure = attributes.inputs_structure(model)
         self.assertEqual(list(structure), ["a", "b"])
-        self.assertLen(attributes.outputs_structure(model), 2)
+        self.assertLen(model.output, 2)
         one, two = np.ones((1, 2)), np.zeros((1, 2))
         found = attributes.standardize_inputs(model, {"b": two, "a": one})
         self.assertAllEqual(found[0], one)

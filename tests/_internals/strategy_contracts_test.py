@@ -347,17 +347,13 @@ class VariableTest(tf.test.TestCase):
     )
     @holds("resource_variable_ops", "ResourceVariable")
     @holds("DistributedValues.__init__", "_values")
-    @holds("DistributedValues", "_devices", "_primary")
+    @holds("DistributedValues", "_primary")
     def test_a_variable_is_made_of_components_by_its_synchronization(self):
         variable = self.made()
         self.assertIsInstance(variable, private_symbols.MirroredVariable)
         self.assertLen(variable.values, 2)
         self.assertEqual(variable._values, tuple(variable.values))
         self.assertIs(variable._primary, variable.values[0])
-        self.assertEqual(
-            attributes.devices_of(variable),
-            tuple(v.device for v in variable.values),
-        )
         read = self.made(synchronization=tf.VariableSynchronization.ON_READ)
         self.assertIsInstance(read, private_symbols.SyncOnReadVariable)
         self.assertIsInstance(read, private_symbols.DistributedVariable)

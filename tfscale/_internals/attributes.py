@@ -183,12 +183,7 @@ def inputs_structure(functional: keras.Model) -> Any:
     """The symbolic inputs of a model, in the structure of its data."""
     if isinstance(functional, keras.Sequential):
         return functional.inputs[0]
-    return functional._inputs_struct
-
-
-def outputs_structure(functional: keras.Model) -> Any:
-    """The symbolic outputs of a functional model, as it returns them."""
-    return functional._outputs_struct
+    return functional.input
 
 
 def standardize_inputs(functional: keras.Model, x: Any) -> list[tf.Tensor]:
@@ -244,11 +239,6 @@ def _components(variable):
 def autocast(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
     """A value of a variable in the dtype that layers compute with."""
     return variable._maybe_autocast(value)
-
-
-def devices_of(variable: Any) -> tuple[str, ...]:
-    """The devices of the components of a distributed variable."""
-    return variable._devices
 
 
 # --- losses and optimizers ------------------------------------------------

@@ -39,8 +39,6 @@ models.functional.Functional
     call: a subclass that overrides it is none that can be read
     _standardize_inputs: what a user feeds, one tensor per input
 ops.function.Function.__init__
-    _inputs_struct: the structure in which inputs are fed
-    _outputs_struct: the structure in which outputs are returned
     _nodes_by_depth: calls of layers, in the order of Keras
 ops.node.Node
     input_tensors: what a call takes

@@ -86,7 +86,6 @@ python.distribute.values
 python.distribute.values.PerReplicaSpec.__init__
     _value_specs: the specs of a value on each replica
 python.distribute.values.DistributedValues
-    _devices: on which a slot is made
     _get_on_device_or_primary: the component of this thread
     _primary: the first component
 python.distribute.values.DistributedValues.__init__

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale._internals import attributes
 from tfscale.distribute import MeshStrategy
 from tfscale.mesh.models.wrapped_model import WrappedModel
 
@@ -109,12 +110,9 @@ def _specs(model) -> Any:
     """What `predict_step` takes, with the names of the inputs."""
     if isinstance(model, WrappedModel):
         model = model.model
-    inputs = model.inputs[0]
-    if not isinstance(model, keras.Sequential):
-        inputs = model.input
     return keras.tree.map_structure(
         lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name),
-        inputs,
+        attributes.inputs_structure(model),
     )
 
 

@@ -155,7 +155,7 @@ class VariableCreator:
 
     def _devices(self, colocate_with):
         if colocate_with is not None:
-            return attributes.devices_of(colocate_with)
+            return [variable.device for variable in colocate_with.values]
         rank = self._pipeline_rank
         devices = [
             device

@@ -125,8 +125,7 @@ class Graph:
 
     def pack_outputs(self, outputs):
         """The outputs in the structure that the model returns."""
-        structure = attributes.outputs_structure(self.functional)
-        packed = keras.tree.pack_sequence_as(structure, outputs)
+        packed = keras.tree.pack_sequence_as(self.functional.output, outputs)
         if isinstance(packed, (list, tuple)) and len(packed) == 1:
             return packed[0]
         return packed
