@@ -33,9 +33,6 @@ def running_fit(model: keras.Model) -> tuple[EpochIterator, CallbackList]:
     """The epochs and the callbacks of the `fit` of a model in this thread.
 
     They are local variables of `fit`, which callbacks cannot reach otherwise.
-
-    Raises:
-        RuntimeError: If no `fit` of the model runs in this thread.
     """
     for call in calls():
         is_fit = call.purpose == "fit" and call.model is model
@@ -138,10 +135,8 @@ def give_data(
     )
     epochs._epoch_iterator = begun
     callbacks.set_params({**callbacks.params, "steps": epochs.num_batches})
-    for callback in callbacks.callbacks:
-        bar = getattr(callback, "progbar", None)
-        if isinstance(bar, keras.utils.Progbar):
-            bar.target = epochs.num_batches
+    for bar in _bars(callbacks):
+        bar.target = epochs.num_batches
 
 
 def shuffles_arrays(epochs: EpochIterator) -> bool:
@@ -205,9 +200,12 @@ def count_time_from(
     callbacks: CallbackList, steps: int, seconds_per_step: float
 ) -> None:
     """Lets the progress bar count steps of an earlier process."""
-    for callback in callbacks.callbacks:
-        bar = getattr(callback, "progbar", None)
-        if isinstance(bar, keras.utils.Progbar):
-            before = max(steps - 1, 0) * seconds_per_step
-            bar._time_after_first_step = bar._start - before
-            bar._start -= steps * seconds_per_step
+    for bar in _bars(callbacks):
+        before = max(steps - 1, 0) * seconds_per_step
+        bar._time_after_first_step = bar._start - before
+        bar._start -= steps * seconds_per_step
+
+
+def _bars(callbacks):
+    bars = (getattr(each, "progbar", None) for each in callbacks.callbacks)
+    return [bar for bar in bars if isinstance(bar, keras.utils.Progbar)]

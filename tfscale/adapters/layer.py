@@ -38,25 +38,16 @@ class MeshLayer(in_place.Mixin):
 
     def _call_on_ranks(self, call, args, kwargs):
         if self.sharded_call is not None:
-            call = functools.partial(self._call_on_shards, call)
-        if self.sequence_boundary is None:
-            return call(*args, **kwargs)
-        return self.sequence_boundary.run(call, args, kwargs)
-
-    def _call_on_shards(self, call, *args, **kwargs):
-        return self.sharded_call.run(call, args, kwargs)
+            call = functools.partial(self.sharded_call.run, call)
+        return _within(self.sequence_boundary, call, args, kwargs)
 
     def _compute_attention_mask(self, *args, **kwargs):
         make_mask = super()._compute_attention_mask
-        if self.mask_boundary is None:
-            return make_mask(*args, **kwargs)
-        return self.mask_boundary.run(make_mask, args, kwargs)
+        return _within(self.mask_boundary, make_mask, args, kwargs)
 
     def _compute_self_attention_mask(self, *args, **kwargs):
         make_mask = super()._compute_self_attention_mask
-        if self.mask_boundary is None:
-            return make_mask(*args, **kwargs)
-        return self.mask_boundary.run(make_mask, args, kwargs)
+        return _within(self.mask_boundary, make_mask, args, kwargs)
 
     @property
     def quantize(self) -> Any:
@@ -131,6 +122,12 @@ class MeshConvolution(MeshLayer):
         return tf.nest.map_structure(
             lambda output: _first_rows(output, num_rows), outputs
         )
+
+
+def _within(boundary, method, args, kwargs):
+    if boundary is None:
+        return method(*args, **kwargs)
+    return boundary.run(method, args, kwargs)
 
 
 def _first_rows(tensor, num_rows):

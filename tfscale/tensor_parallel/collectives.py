@@ -57,11 +57,9 @@ def rank() -> int:
     return index % num_ranks()
 
 
-@contextlib.contextmanager
 def local_shards():
     """Within it, a sharded variable is this rank's shard and not the whole."""
-    with rank_state.within(reads_shards=True):
-        yield
+    return rank_state.within(reads_shards=True)
 
 
 def reads_shards() -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
@@ -50,12 +49,9 @@ def current() -> RankState:
     return step_context.current().ranks or _NOTHING
 
 
-@contextlib.contextmanager
-def within(**changes: Any) -> Iterator[None]:
+def within(**changes: Any) -> contextlib.AbstractContextManager[None]:
     """Within it, this thread's state has other attributes."""
-    ranks = dataclasses.replace(current(), **changes)
-    with step_context.within(ranks=ranks):
-        yield
+    return step_context.within(ranks=dataclasses.replace(current(), **changes))
 
 
 _NOTHING = RankState()

@@ -111,7 +111,7 @@ class ShardedCall:
             self.is_decided, self.reason = False, None
         return self._rule
 
-    def run(self, call, args, kwargs):
+    def run(self, call, /, *args, **kwargs):
         """Calls the layer by its rule on ranks, and unchanged elsewhere."""
         rule = self.rule
         if rule is None:
