@@ -63,10 +63,6 @@ def model_in_call():
     return None
 
 
-def _decision_of(model):
-    return getattr(_functional(model), "sharding_decision", None)
-
-
 def _functional(model):
     """The functional model in a Sequential, which changes with its layers."""
     return attributes.functional_in(model) or model
@@ -99,41 +95,35 @@ def ensure_analysed(model, num_ranks: int) -> None:
 
 
 def _decision_for(model, num_ranks, rules=frozenset()):
-    decision = _decision_of(model)
+    decision = getattr(_functional(model), "sharding_decision", None)
     if decision is None or not rules <= set(decision.stays_sharded):
         # The current call must not see the losses of the analysis.
         with layer_losses.kept():
-            analyse(model, num_ranks)
-        decision = _decision_of(model)
+            decision = analyse(model, num_ranks)
     return decision
 
 
-def analyse(model, num_ranks: int) -> None:
-    """Decides which outputs of a functional model stay sharded.
+def analyse(model, num_ranks: int) -> ShardingDecision:
+    """Decides, and notes, which outputs of a functional model stay sharded.
 
     Warns:
         UserWarning: If layers are sharded without a partner.
     """
-    for call in sharded_calls(model):
-        if call.rule is not None:
-            call.rule.reset()
-    rules, reasons, complaint, drawing = outside_scopes(
-        _analyse, model, num_ranks
-    )
+    rules = {call.rule for call in sharded_calls(model) if call.rule}
+    for rule in rules:
+        rule.reset()
+    decision, complaint = outside_scopes(_analyse, model, num_ranks, rules)
     for generator in rank_seeds.generators(model):
         rank_seeds.attach(
             generator, functools.partial(_is_for_shard, generator, num_ranks)
         )
     for call in sharded_calls(model):
         call.is_decided = True
-        if call.rule is not None:
-            rules.add(call.rule)
-    stays_sharded = {rule: rule.stays_sharded for rule in rules}
-    decision = ShardingDecision(stays_sharded, reasons, frozenset(drawing))
     decision.apply()
     _functional(model).sharding_decision = decision
     if complaint:
         warnings.warn(complaint, stacklevel=2)
+    return decision
 
 
 def _is_for_shard(generator, num_ranks):
@@ -151,7 +141,7 @@ def sharded_calls(model) -> Iterator[sharded_call.ShardedCall]:
             yield call
 
 
-def _analyse(model, num_ranks):
+def _analyse(model, num_ranks, rules):
     whole, reasons = model_trace.trace_model(model), {}
     while True:
         trace = whole.as_trace(reasons)
@@ -177,18 +167,18 @@ def _analyse(model, num_ranks):
                 (call.rule, key in found.sink_sharded)
                 for key, call in enumerate(whole.calls)
             ]
-            drawing = {
-                state
-                for state, tensor in whole.generators.items()
-                if tensor.name in found.sharded_generators
-            }
-            rules = {call.rule for call in whole.calls}
             asked = {
                 rule: reason
                 for rule, reason in reasons.items()
                 if not rule.layer.sharded_call.is_found
             }
-            return rules, reasons, missing_partners(calls, asked), drawing
+            rules = {*rules, *(rule for rule, _ in calls)}
+            decision = ShardingDecision(
+                {rule: rule.stays_sharded for rule in rules},
+                reasons,
+                whole.generators_named(found.sharded_generators),
+            )
+            return decision, missing_partners(calls, asked)
         # A layer that is called several times does the same in all calls.
         for key, reason in problems.items():
             reasons.setdefault(whole.calls[key].rule, reason)

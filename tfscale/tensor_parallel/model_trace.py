@@ -120,6 +120,12 @@ class TracedModel:
         """The calls of layers with rules."""
         return self.recorder.calls
 
+    def generators_named(self, names) -> frozenset[int]:
+        """Ids of the states whose placeholders have these names."""
+        return frozenset(
+            state for state, x in self.generators.items() if x.name in names
+        )
+
     def as_trace(self, whole_rules):
         """For propagation; `whole_rules` neither give nor pass on shards."""
         calls = [

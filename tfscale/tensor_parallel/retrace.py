@@ -9,7 +9,6 @@ each tensor has to have the shape that is expected of it.
 """
 
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,9 +36,6 @@ def differing_sources(
     `whole` is what `propagate` was given, with `retraced=True`, and `found`
     what it returned; `local` the model traced again with local shapes. While
     there are differences, trace again without those sources.
-
-    Raises:
-        ValueError: If the traces differ where nothing is sharded.
     """
     return _Comparison(whole, local, found.states, num_ranks).run()
 
@@ -77,26 +73,29 @@ class _Comparison:
         # Operations between two calls are compared by themselves, so that all
         # differences are found at once.
         starts, done = [0, 0], 0
-        for pair in zip(*calls):
-            call, other = pair
+        for call, other in zip(*calls):
             if call.key != other.key:
                 break
-            self._between(starts, [c.operations.start for c in pair])
-            starts = [c.operations.stop for c in pair]
-            self._try(self._call, call, other, keys=self._keys_of_call(call))
+            runs = call.operations, other.operations
+            self._between(starts, [run.start for run in runs])
+            starts = [run.stop for run in runs]
+            shards = [*call.sources, *call.sinks]
+            keys = self._keys(shard.tensor for shard in shards)
+            self._try(self._call, call, other, keys=keys)
             done += 1
-        ends = [len(operations) for operations in self._operations]
-        if done == len(calls[0]):
-            self._between(starts, ends)
-            self._try(self._outputs, keys=frozenset())
-            return self._problems
-        # Python failed, or went to another layer, before the next call. Nothing
-        # is known of later calls.
-        for index, of_trace in enumerate(calls):
-            if done < len(of_trace):
-                ends[index] = of_trace[done].operations.start
+        is_complete = done == len(calls[0])
+        ends = [
+            len(operations)
+            if is_complete or done == len(of_trace)
+            else of_trace[done].operations.start
+            for operations, of_trace in zip(self._operations, calls)
+        ]
         self._between(starts, ends)
-        if not self._problems:
+        if is_complete:
+            self._try(self._outputs, keys=frozenset())
+        elif not self._problems:
+            # Python failed, or went to another layer, before the next call.
+            # Nothing is known of later calls.
             key = calls[0][done].key
             self._blame(self._nearest, f"a rank fails before layer {key!r}")
         return self._problems
@@ -130,10 +129,6 @@ class _Comparison:
     def _keys(self, tensors):
         states = (self._states.get(tensor.name) for tensor in tensors)
         return frozenset().union(*(state[1] for state in states if state))
-
-    def _keys_of_call(self, call: LayerCall):
-        shards: list[Any] = [*call.sources, *call.sinks]
-        return self._keys(shard.tensor for shard in shards)
 
     def _run(self, operations, others, start):
         self._index = start

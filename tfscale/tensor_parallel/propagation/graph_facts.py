@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,90 +55,68 @@ class Span:
     operations: range = range(0)
 
 
-class Boundaries:
-    """The calls of layers in a graph, outer ones first, and the edges of each.
+def outwards(span: Span | None) -> Iterator[Span]:
+    """A call and those that it is made within, innermost first."""
+    while span is not None:
+        yield span
+        span = span.around
 
-    `parameters` are names of the tensors that are trainable variables.
+
+class GraphFacts:
+    """The facts of a model that are the same in each pass.
+
+    `spans` are calls of layers, outer ones first.
+
+    Attributes:
+        num_ranks: Number of shards of a sharded tensor.
+        retraced: See `propagation.propagate`.
+        fixed: Keys of the calls whose sources stay sharded for good.
+        parameters: Names of the tensors that are trainable variables.
+        needs_gradient: Names of the tensors whose gradient is needed.
+        internal_tensors: The key of the call, by internal tensor.
+        edges: Where tensors may be converted, by name of an operation.
     """
 
     def __init__(
         self,
-        operations: Iterable[tf.Operation] = (),
+        trace: Trace,
+        differentiable: Iterable[tf.Tensor],
+        *,
+        num_ranks: int,
+        retraced: bool,
         edges: Iterable[Edge] = (),
         spans: Iterable[Span] = (),
-        parameters: frozenset[str] = frozenset(),
+        fixed: frozenset = frozenset(),
     ):
+        layer_calls.check_calls(trace, num_ranks)
+        operations = trace.operations
+        self.num_ranks = num_ranks
+        self.retraced = retraced
+        self.fixed = fixed
+        self.parameters = frozenset(tensor.name for tensor in differentiable)
+        self.needs_gradient = _needs_gradient(operations, self.parameters)
+        self.internal_tensors = _internal_tensors(operations, trace.calls)
         self.edges = {edge.after.op.name: edge for edge in edges}
-        self.parameters = parameters
-        self._spans: dict[str, Span] = {}
-        names = [op.name for op in operations]
-        for span in spans:
-            for index in span.operations:
-                self._spans[names[index]] = span
-        self._inputs: dict[Span, list[Edge]] = {}
-        for edge in self.edges.values():
-            if edge.position[0] == "in":
-                span = self._spans[edge.after.op.name]
-                self._inputs.setdefault(span, []).append(edge)
+        self._spans = {
+            operations[index].name: span
+            for span in spans
+            for index in span.operations
+        }
 
     def span_of(self, op: tf.Operation) -> Span | None:
         """The innermost call that an operation belongs to."""
         return self._spans.get(op.name)
 
-    def around(self, op: tf.Operation) -> Iterator[Span]:
-        """The calls that an operation belongs to, innermost first."""
-        span = self.span_of(op)
-        while span is not None:
-            yield span
-            span = span.around
-
     def inputs_of(self, span: Span) -> list[Edge]:
         """Where tensors enter a call."""
-        return self._inputs.get(span, [])
+        return [
+            edge
+            for edge in self.edges.values()
+            if edge.position[0] == "in" and self.span_of(edge.after.op) is span
+        ]
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphFacts:
-    """The facts of a model that are the same in each pass.
-
-    Attributes:
-        num_ranks: Number of shards of a sharded tensor.
-        retraced: See `propagation.propagate`.
-        needs_gradient: Names of the tensors whose gradient is needed.
-        internal_tensors: The key of the call, by internal tensor.
-        boundaries: Where tensors may be converted between layers.
-        fixed: Keys of the calls whose sources stay sharded for good.
-    """
-
-    num_ranks: int
-    retraced: bool
-    needs_gradient: frozenset
-    internal_tensors: dict
-    boundaries: Boundaries = dataclasses.field(default_factory=Boundaries)
-    fixed: frozenset = frozenset()
-
-
-def facts_of(
-    trace: Trace,
-    differentiable: Iterable[tf.Tensor],
-    *,
-    num_ranks: int,
-    retraced: bool,
-    **others: Any,
-) -> GraphFacts:
-    """The facts of a model; see `propagation.propagate`."""
-    layer_calls.check_calls(trace, num_ranks)
-    operations = trace.operations
-    return GraphFacts(
-        num_ranks,
-        retraced,
-        needs_gradient(operations, differentiable),
-        internal_tensors(operations, trace.calls),
-        **others,
-    )
-
-
-def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
+def _internal_tensors(operations, calls):
     """The key of the call for each internal tensor of a call."""
     kept = {}
     for call in calls:
@@ -165,11 +142,9 @@ def internal_tensors(operations: list, calls: Sequence[LayerCall]) -> dict:
 _NO_GRADIENT = ("OnesLike", "StopGradient", "ZerosLike")
 
 
-def needs_gradient(
-    operations: list, differentiable: Iterable[tf.Tensor]
-) -> frozenset:
+def _needs_gradient(operations, parameters):
     """Names of the tensors whose gradient is needed."""
-    reached = {tensor.name for tensor in differentiable}
+    reached = set(parameters)
     for op in operations:
         if op.type not in _NO_GRADIENT and any(
             tensor.name in reached for tensor in op.inputs
@@ -177,7 +152,7 @@ def needs_gradient(
             reached.update(
                 tensor.name for tensor in op.outputs if is_real(tensor)
             )
-    return frozenset(reached)
+    return reached
 
 
 def is_real(tensor: tf.Tensor) -> bool:

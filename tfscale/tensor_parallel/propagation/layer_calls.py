@@ -60,12 +60,14 @@ class LayerCall:
     shares_input: bool = False
 
     @property
+    def passed_on(self) -> list[Source]:
+        """The outputs that are sharded if the inputs are."""
+        return [s.propagates_to for s in self.sinks if s.propagates_to]
+
+    @property
     def made(self) -> list[Source]:
         """The outputs that may be sharded."""
-        return [
-            *self.sources,
-            *(s.propagates_to for s in self.sinks if s.propagates_to),
-        ]
+        return [*self.sources, *self.passed_on]
 
 
 @dataclasses.dataclass(frozen=True)

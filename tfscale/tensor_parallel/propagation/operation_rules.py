@@ -4,43 +4,36 @@ Operations that make or take shapes, whose operand itself depends on the
 division, are in `shape_rules.py`.
 """
 
-import re
-
 import tensorflow as tf
 
 from tfscale.graphs.einsum import einsum_labels
 from tfscale.tensor_parallel.propagation import labels
 from tfscale.tensor_parallel.propagation import moving_rules
 from tfscale.tensor_parallel.propagation import shape_rules
+from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.labels import Labels
 from tfscale.tensor_parallel.propagation.placements import NoRule
 from tfscale.tensor_parallel.propagation.placements import Sharded
 
 # Entry by entry, operands of fewer dims broadcast from the right.
-ELEMENTWISE = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        Abs Acos Acosh Add AddN AddV2 ApproximateEqual Asin Asinh Atan Atan2
-        Atanh BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics
-        ClipByValue Cos Cosh Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv
-        Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Inv
-        Invert IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p
-        LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri
-        Neg NotEqual OnesLike Pow PreventGradient RealDiv Reciprocal
-        ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad EluGrad LeakyReluGrad
-        SeluGrad SoftplusGrad SoftsignGrad SigmoidGrad TanhGrad SqrtGrad
-        RsqrtGrad Rint Round Rsqrt SelectV2 Selu Sigmoid Sign Sin Sinh
-        Snapshot Softplus Softsign Sqrt Square SquaredDifference StopGradient
-        Sub Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike
-        """,
-    )
-)
+_ELEMENTWISE = """
+    Abs Acos Acosh Add AddN AddV2 ApproximateEqual Asin Asinh Atan Atan2 Atanh
+    BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics ClipByValue Cos Cosh
+    Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv
+    FloorMod Greater GreaterEqual Identity Inv Invert IsFinite IsInf IsNan
+    LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
+    Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow
+    PreventGradient RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+    ReluGrad EluGrad LeakyReluGrad SeluGrad SoftplusGrad SoftsignGrad
+    SigmoidGrad TanhGrad SqrtGrad RsqrtGrad Rint Round Rsqrt SelectV2 Selu
+    Sigmoid Sign Sin Sinh Snapshot Softplus Softsign Sqrt Square
+    SquaredDifference StopGradient Sub Tan Tanh TruncateDiv TruncateMod Xdivy
+    Xlog1py Xlogy ZerosLike
+"""
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
 
-def apply(
-    op: tf.Operation, states: list, num_ranks: int, retraced: bool
-) -> list:
+def apply(op: tf.Operation, states: list, facts: GraphFacts) -> list:
     """Each output's state: `Sharded`, `Sizes`, or None if it is whole.
 
     `states` are those of the inputs; raises `NoRule` if ranks cannot run the
@@ -49,13 +42,13 @@ def apply(
     if op.type == "IdentityN":
         made = states
     elif shape_rules.is_shape_rule(op, states):
-        made = shape_rules.apply(op, states, num_ranks, retraced)
+        made = shape_rules.apply(op, states, facts)
     else:
         made = _matched(op, states)
     for tensor, state in zip(op.outputs, made):
         if isinstance(state, Sharded):
             size = tensor.shape[state.dim]
-            if size is None or size % num_ranks:
+            if size is None or size % facts.num_ranks:
                 raise NoRule(f"it makes {size} entries of the sharded dim")
     return made
 
@@ -150,8 +143,12 @@ def _reduction(op):
     return Labels(found.inputs, (made,))
 
 
-def _last_dim_mixed(op, count=1):
-    return labels.mixing(op, *range(-count, 0))
+def _last_dim_mixed(op):
+    return labels.mixing(op, -1)
+
+
+def _last_two_dims_mixed(op):
+    return labels.mixing(op, -2, -1)
 
 
 def _axis_mixed(op):
@@ -174,36 +171,18 @@ def _resize(op):
     return labels.mixing(op, 1, 2)
 
 
-_RULES = {
-    **moving_rules.RULES,
-    "All": _reduction,
-    "Any": _reduction,
-    "ArgMax": _reduction,
-    "ArgMin": _reduction,
-    "AvgPool": _pool,
-    "AvgPool3D": _pool,
-    "BatchMatMul": _matmul,
-    "BatchMatMulV2": _matmul,
-    "BatchMatMulV3": _matmul,
-    "BiasAdd": _bias_add,
-    "Cumprod": _axis_mixed,
-    "Cumsum": _axis_mixed,
-    "CumulativeLogsumexp": _axis_mixed,
-    "Einsum": _einsum,
-    "LogSoftmax": _last_dim_mixed,
-    "MatMul": _matmul,
-    "MatrixBandPart": lambda op: _last_dim_mixed(op, 2),
-    "Max": _reduction,
-    "MaxPool": _pool,
-    "MaxPool3D": _pool,
-    "Mean": _reduction,
-    "Min": _reduction,
-    "Prod": _reduction,
-    "ResizeBicubic": _resize,
-    "ResizeBilinear": _resize,
-    "ResizeNearestNeighbor": _resize,
-    "ReverseV2": _axis_mixed,
-    "Softmax": _last_dim_mixed,
-    "Sum": _reduction,
-    "TopKV2": _last_dim_mixed,
+# The types of operations of each rule.
+_TYPES = {
+    _axis_mixed: "Cumprod Cumsum CumulativeLogsumexp ReverseV2",
+    _bias_add: "BiasAdd",
+    _einsum: "Einsum",
+    _last_dim_mixed: "LogSoftmax Softmax TopKV2",
+    _last_two_dims_mixed: "MatrixBandPart",
+    _matmul: "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul",
+    _pool: "AvgPool AvgPool3D MaxPool MaxPool3D",
+    _reduction: "All Any ArgMax ArgMin Max Mean Min Prod Sum",
+    _resize: "ResizeBicubic ResizeBilinear ResizeNearestNeighbor",
+}
+_RULES = moving_rules.RULES | {
+    name: rule for rule, names in _TYPES.items() for name in names.split()
 }

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
-from tfscale.tensor_parallel.propagation import graph_facts
+from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.layer_calls import Trace
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.propagation_walk import Walk
@@ -82,11 +82,8 @@ def propagate(
             Constants in a shape that equal the full size of a sharded dim then
             count as read from the tensor, which `retrace.differing_sources` has
             to confirm.
-
-    Raises:
-        ValueError: If a call or a tensor of it does not fit the graph.
     """
-    facts = graph_facts.facts_of(
+    facts = GraphFacts(
         trace, differentiable, num_ranks=num_ranks, retraced=retraced
     )
     gathered: dict[Hashable, Any] = {}
@@ -114,7 +111,7 @@ def propagate(
 
 def search(
     trace: Trace,
-    facts: graph_facts.GraphFacts,
+    facts: GraphFacts,
     choices: dict[Hashable, Any],
     check: Callable[[Walk], None],
 ) -> Walk:

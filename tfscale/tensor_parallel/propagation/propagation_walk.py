@@ -42,8 +42,6 @@ from tfscale.tensor_parallel.propagation.placements import Replicated
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.placements import Sizes
 
-_TWO_USES = "a weight is used in two ways"
-
 
 class Walk:
     """One pass over the graph; `choices` at edges are not changed by it.
@@ -54,9 +52,6 @@ class Walk:
         changes: Choices that the pass requests, by edge.
         sharded_sinks: Keys of the calls whose sinks arrive sharded.
         converted: The dim along which a tensor is converted, by `Edge`.
-
-    Raises:
-        Infeasible: If no choice is left.
     """
 
     def __init__(self, facts: GraphFacts, choices: Mapping) -> None:
@@ -66,7 +61,6 @@ class Walk:
         self.converted: dict[Edge, int] = {}
         self._facts = facts
         self._choices = choices
-        self._boundaries = facts.boundaries
         self._lost: set[str] = set()  # tensors with an unknown state
         self._keys_in: dict[Hashable, frozenset] = {}
         self._span = None
@@ -119,8 +113,8 @@ class Walk:
             raise Infeasible(reason)
 
     def _operation(self, op):
-        self._span = self._boundaries.span_of(op)
-        edge = self._boundaries.edges.get(op.name)
+        self._span = self._facts.span_of(op)
+        edge = self._facts.edges.get(op.name)
         for tensor in op.inputs:
             self._check_inside(tensor)
         if any(tensor.name in self._lost for tensor in op.inputs):
@@ -190,7 +184,7 @@ class Walk:
     def _cannot(self, op, error):
         operand = error.operand
         if error.dim is not None:
-            edge = self._boundaries.edges.get(operand.op.name)
+            edge = self._facts.edges.get(operand.op.name)
             if (
                 edge is not None
                 and self._choices.get(edge) is None
@@ -209,7 +203,7 @@ class Walk:
             or self._choices.get(span.boundary) is not None
         ):
             return False
-        parameters = self._boundaries.parameters
+        parameters = self._facts.parameters
         seen, stack = set(), [operand]
         while stack:
             tensor = stack.pop()
@@ -218,8 +212,8 @@ class Walk:
             seen.add(tensor.name)
             if tensor.name not in self._facts.needs_gradient:
                 continue
-            if self._boundaries.span_of(tensor.op) is not span or (
-                tensor.op.name in self._boundaries.edges
+            if self._facts.span_of(tensor.op) is not span or (
+                tensor.op.name in self._facts.edges
             ):
                 return False
             stack += tensor.op.inputs
@@ -241,19 +235,15 @@ class Walk:
         self.changes.update(dict.fromkeys(gathered, "gather"))
         if gathered:
             return
-        spans = [self._boundaries.span_of(tensor.op) for tensor in tensors]
-        around = self._span
-        while around is not None:
-            spans.append(around)
-            around = around.around
-        for span in spans:
+        spans = [self._facts.span_of(tensor.op) for tensor in tensors]
+        for span in (*spans, *graph_facts.outwards(self._span)):
             if span and self._choices.get(span.boundary) == "partial":
                 self.changes[span.boundary] = "whole"
-                for edge in self._boundaries.inputs_of(span):
+                for edge in self._facts.inputs_of(span):
                     if self.may_be_gathered(edge.after):
                         self.changes[edge] = "gather"
         if not self.changes:
-            raise Infeasible(_TWO_USES)
+            raise Infeasible("a weight is used in two ways")
 
     def _lose(self, tensors):
         self._lost.update(tensor.name for tensor in tensors)
@@ -262,7 +252,7 @@ class Walk:
         if (
             self._span is not None
             and self._choices.get(self._span.boundary) == "partial"
-            and tensor.name in self._boundaries.parameters
+            and tensor.name in self._facts.parameters
         ):
             return Replicated(), frozenset()
         return self.states.get(tensor.name, (None, frozenset()))
@@ -307,32 +297,23 @@ class Walk:
         )
         if edges and states == [Sharded(sink.dim) for sink in call.sinks]:
             self.sharded_sinks.add(call.key)
-            for sink in call.sinks:
-                if sink.propagates_to:
-                    made = Sharded(sink.propagates_to.dim), edges
-                    self.states[sink.propagates_to.tensor.name] = made
+            for made in call.passed_on:
+                self.states[made.tensor.name] = Sharded(made.dim), edges
         else:
             self.gather(
                 edges, f"layer {call.key!r} takes its input sharded otherwise"
             )
             if any(tensor.name in self._lost for tensor in sinks):
-                self._lose(
-                    s.propagates_to.tensor
-                    for s in call.sinks
-                    if s.propagates_to
-                )
+                self._lose(made.tensor for made in call.passed_on)
         if call.sources and call.key not in self._choices:
-            edge_of_call = frozenset([call.key])
-            for source in call.sources:
-                made = Sharded(source.dim), edge_of_call
-                self.states[source.tensor.name] = made
-            edges |= edge_of_call
+            edge = frozenset([call.key])
+            for made in call.sources:
+                self.states[made.tensor.name] = Sharded(made.dim), edge
+            edges |= edge
         self._keys_in[call.key] = edges
 
     def _outputs(self, op, states):
-        made = operation_rules.apply(
-            op, states, self._facts.num_ranks, self._facts.retraced
-        )
+        made = operation_rules.apply(op, states, self._facts)
         if any(
             isinstance(state, Sharded) and graph_facts.is_real(tensor)
             for tensor, state in zip(op.outputs, made)

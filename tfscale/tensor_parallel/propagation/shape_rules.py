@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfscale.graphs import random_operations
 from tfscale.tensor_parallel.propagation import labels
+from tfscale.tensor_parallel.propagation.graph_facts import GraphFacts
 from tfscale.tensor_parallel.propagation.placements import NoRule
 from tfscale.tensor_parallel.propagation.placements import Sharded
 from tfscale.tensor_parallel.propagation.placements import Sizes
@@ -31,15 +32,13 @@ def is_shape_rule(op: tf.Operation, states: list) -> bool:
     )
 
 
-def apply(
-    op: tf.Operation, states: list, num_ranks: int, retraced: bool
-) -> list:
+def apply(op: tf.Operation, states: list, facts: GraphFacts) -> list:
     """See `operation_rules.apply`."""
     index = _SHAPE_OPERANDS.get(op.type)
     if index is not None and isinstance(states[index], Sharded):
         raise NoRule("its shape is itself a sharded tensor")
     if op.type in _RULES:
-        return _RULES[op.type](op, states, num_ranks, retraced)
+        return _RULES[op.type](op, states, facts)
     if op.type == "Unpack":
         sizes = [(is_local,) for is_local in states[0].local]
     elif op.type in _SIZE_RULES:
@@ -49,7 +48,7 @@ def apply(
     return [Sizes(local) if any(local) else None for local in sizes]
 
 
-def _shape(op, states, num_ranks, retraced):
+def _shape(op, states, facts):
     made = []
     for tensor, state in zip(op.inputs, states):
         # A vector of sizes is as long on every rank.
@@ -61,15 +60,15 @@ def _shape(op, states, num_ranks, retraced):
     return made
 
 
-def _size(op, states, num_ranks, retraced):
+def _size(op, states, facts):
     return [Sizes((True,)) if isinstance(states[0], Sharded) else None]
 
 
-def _rank(op, states, num_ranks, retraced):
+def _rank(op, states, facts):
     return [None]
 
 
-def _reshape(op, states, num_ranks, retraced):
+def _reshape(op, states, facts):
     data, shape = states
     if isinstance(data, Sizes):
         # As in `tf.repeat`, to ensure a scalar or a vector.
@@ -79,9 +78,9 @@ def _reshape(op, states, num_ranks, retraced):
     if data is None:
         raise NoRule("its operand is whole, its shape is not")
     dim = _reshaped_dim(
-        op.inputs[0].shape, op.outputs[0].shape, data, num_ranks
+        op.inputs[0].shape, op.outputs[0].shape, data, facts.num_ranks
     )
-    _check_local(op, shape, dim, retraced, infer=True)
+    _check_local(op, shape, dim, facts, infer=True)
     return [Sharded(dim)]
 
 
@@ -121,7 +120,7 @@ def _known_size(dims):
     return math.prod(dim for dim in dims if dim is not None)
 
 
-def _check_local(op, shape, dim, retraced, infer):
+def _check_local(op, shape, dim, facts, infer):
     """Refuses a shape operand that is not the shape of a rank's shard."""
     local = [] if shape is None else list(shape.local)
     if any(is_local for index, is_local in enumerate(local) if index != dim):
@@ -132,13 +131,13 @@ def _check_local(op, shape, dim, retraced, infer):
     entry = entries[dim] if entries else None
     if infer and entry == -1:
         return
-    if not (retraced and entry == op.outputs[0].shape[dim]):
+    if not (facts.retraced and entry == op.outputs[0].shape[dim]):
         raise NoRule(
             f"its shape asks for the whole dim {dim}, where a rank has a part"
         )
 
 
-def _broadcast_to(op, states, num_ranks, retraced):
+def _broadcast_to(op, states, facts):
     value, shape = states
     after = labels.rank_of(op.outputs[0])
     offset = after - labels.rank_of(op.inputs[0])
@@ -150,11 +149,11 @@ def _broadcast_to(op, states, num_ranks, retraced):
         dim = _only_local(shape)
         if dim >= offset and op.inputs[0].shape[dim - offset] != 1:
             raise NoRule("its operand is whole, its shape is not")
-    _check_local(op, shape, dim, retraced, infer=False)
+    _check_local(op, shape, dim, facts, infer=False)
     return [Sharded(dim)]
 
 
-def _made_of_shape(op, states, num_ranks, retraced):
+def _made_of_shape(op, states, facts):
     shape, *others = states
     if any(others):
         raise NoRule("only its shape may differ between ranks")

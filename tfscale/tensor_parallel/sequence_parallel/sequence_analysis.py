@@ -61,17 +61,13 @@ class _Search:
         whole, records = self._whole, self._whole.recorder
         trace = self._as_trace(whole)
         self._operations = trace.operations
-        self._facts = graph_facts.facts_of(
+        self._facts = graph_facts.GraphFacts(
             trace,
             whole.differentiable,
             num_ranks=self._num_ranks,
             retraced=True,
-            boundaries=graph_facts.Boundaries(
-                self._operations,
-                records.edges,
-                records.spans,
-                frozenset(x.name for x in whole.differentiable),
-            ),
+            edges=records.edges,
+            spans=records.spans,
             fixed=frozenset(range(len(trace.calls))) - self._sums,
         )
         propagation.search(trace, self._facts, self._choices, self._check)
@@ -146,15 +142,7 @@ class _Search:
         if failures:
             self._draw_whole(walk, next(iter(failures.values())))
             return
-        states = {
-            state
-            for state, tensor in whole.generators.items()
-            if tensor.name in drawing
-        }
-        plan = _make_plan(
-            walk, self._facts, whole.calls, self._choices, kept, states
-        )
-        self._plan = plan
+        self._plan = plan = self._make_plan(walk, kept, drawing)
         local = self._trace(plan)
         converted = [
             (edge, plan.conversions[id(edge.boundary), edge.position].dim)
@@ -170,6 +158,57 @@ class _Search:
         if found:
             self._gather_inputs(walk, min(found))
 
+    def _make_plan(self, walk, keys, drawing):
+        """The plan of a pass without changes, if it holds for all calls.
+
+        `keys` are of the calls whose sums are sharded, `drawing` names of the
+        generators that draw for shards.
+        """
+        choices, recorded = self._choices, self._whole.calls
+        edges = self._facts.edges.values()
+        scatters = {}
+        conversions = {}
+        for key in keys:
+            layer = recorded[key].rule.sum_layer
+            size = recorded[key].outputs.shape[1]
+            if scatters.setdefault(id(layer), size) != size:
+                raise Infeasible(
+                    f"{layer.name!r} is called with several lengths"
+                )
+        for key, call in enumerate(recorded):
+            layer = call.rule.sum_layer
+            is_sum = id(layer) in scatters and call.scatters is not None
+            if is_sum and key not in keys:
+                raise _called_in_two_ways(layer)
+        for edge, dim in walk.converted.items():
+            made = sequence.Conversion(
+                _mode_of(choices[edge]), dim, edge.before.shape[dim]
+            )
+            key = id(edge.boundary), edge.position
+            if conversions.setdefault(key, made) != made:
+                raise _called_in_two_ways(edge.boundary.layer)
+        for edge in edges:
+            conversion = conversions.get((id(edge.boundary), edge.position))
+            if conversion and edge not in walk.converted:
+                size = edge.before.shape[conversion.dim]
+                if walk.may_be_gathered(edge.before):
+                    size //= self._num_ranks
+                num_shards = (
+                    1 if conversion.mode == "scatter" else self._num_ranks
+                )
+                if size == conversion.size // num_shards:
+                    raise _called_in_two_ways(edge.boundary.layer)
+        partial = {b for b, choice in choices.items() if choice == "partial"}
+        if not partial <= {e.boundary for e in edges if e.position[0] == "in"}:
+            raise Infeasible("a layer without inputs has weights")
+        return sequence.SequencePlan(
+            scatters,
+            conversions,
+            frozenset(map(id, partial)),
+            self._whole.generators_named(drawing),
+            _sharded_layers(walk, edges),
+        )
+
     def _draw_whole(self, walk, reason):
         drawn = [
             walk.states[op.outputs[0].name][1]
@@ -183,10 +222,10 @@ class _Search:
         """Asks the layer around an operation for whole inputs."""
         # Later differences may follow from the first one.
         op = self._operations[min(index, len(self._operations) - 1)]
-        for span in self._facts.boundaries.around(op):
+        for span in graph_facts.outwards(self._facts.span_of(op)):
             edges = [
                 edge
-                for edge in self._facts.boundaries.inputs_of(span)
+                for edge in self._facts.inputs_of(span)
                 if walk.may_be_gathered(edge.after)
             ]
             if edges:
@@ -208,53 +247,6 @@ def _why_none(sizes, num_ranks):
     return (
         f"a sequence of {size} cannot be sharded over {num_ranks} ranks. Use "
         f"{size - size % num_ranks or num_ranks} or {size + -size % num_ranks}"
-    )
-
-
-def _make_plan(walk, facts, recorded, choices, keys, drawing):
-    """The plan of a pass that asks for no changes, if it holds for all calls.
-
-    `keys` are of the calls whose sums are sharded, `drawing` ids of the states
-    of the generators that draw for shards.
-    """
-    edges = facts.boundaries.edges.values()
-    scatters = {}
-    conversions = {}
-    for key in keys:
-        layer = recorded[key].rule.sum_layer
-        size = recorded[key].outputs.shape[1]
-        if scatters.setdefault(id(layer), size) != size:
-            raise Infeasible(f"{layer.name!r} is called with several lengths")
-    for key, call in enumerate(recorded):
-        layer = call.rule.sum_layer
-        is_sum = id(layer) in scatters and call.scatters is not None
-        if is_sum and key not in keys:
-            raise _called_in_two_ways(layer)
-    for edge, dim in walk.converted.items():
-        made = sequence.Conversion(
-            _mode_of(choices[edge]), dim, edge.before.shape[dim]
-        )
-        key = id(edge.boundary), edge.position
-        if conversions.setdefault(key, made) != made:
-            raise _called_in_two_ways(edge.boundary.layer)
-    for edge in edges:
-        conversion = conversions.get((id(edge.boundary), edge.position))
-        if conversion and edge not in walk.converted:
-            size = edge.before.shape[conversion.dim]
-            if walk.may_be_gathered(edge.before):
-                size //= facts.num_ranks
-            num_shards = 1 if conversion.mode == "scatter" else facts.num_ranks
-            if size == conversion.size // num_shards:
-                raise _called_in_two_ways(edge.boundary.layer)
-    partial = {b for b, choice in choices.items() if choice == "partial"}
-    if not partial <= {e.boundary for e in edges if e.position[0] == "in"}:
-        raise Infeasible("a layer without inputs has weights")
-    return sequence.SequencePlan(
-        scatters,
-        conversions,
-        frozenset(map(id, partial)),
-        frozenset(drawing),
-        _sharded_layers(walk, edges),
     )
 
 

@@ -72,15 +72,13 @@ def apply_decision(num_ranks: int, rule) -> None:
     Raises:
         _Prepared: If this is a trial run and the model was not prepared.
     """
-    if not rank_state.current().prepares_models:
-        analysis.apply_decision(num_ranks, rule)
-        return
-    model = analysis.model_in_call()
-    if model is not None and call_of(model) is None:
-        prepare(model, num_ranks)
-        raise _Prepared
-    if model is None and not rule.is_inner:
-        _warn_of_custom_call(rule)
+    if rank_state.current().prepares_models:
+        model = analysis.model_in_call()
+        if model is not None and call_of(model) is None:
+            prepare(model, num_ranks)
+            raise _Prepared
+        if model is None and not rule.is_inner:
+            _warn_of_custom_call(rule)
     analysis.apply_decision(num_ranks, rule)
 
 
@@ -127,13 +125,13 @@ class ModelCall:
 
     def run(self, call, inputs, *args, **kwargs):
         """Calls the model by its plan on ranks, and unchanged elsewhere."""
+        plan = None
         if (
-            rank_state.current().recorder is not None
-            or sequence.current() is not None
-            or collectives.num_ranks() == 1
+            rank_state.current().recorder is None
+            and sequence.current() is None
+            and collectives.num_ranks() > 1
         ):
-            return call(inputs, *args, **kwargs)
-        plan = self.plan_for(inputs)
+            plan = self.plan_for(inputs)
         if plan is None:
             return call(inputs, *args, **kwargs)
         # The plan of this model counts, also within another model.
