@@ -43,12 +43,7 @@ ROWS = list(_rows())
 
 
 def check() -> None:
-    """Raises unless every name of the tables is there.
-
-    Raises:
-        ImportError: If one is missing, with the name, what it is for, the
-            versions that are installed and those that are known to work.
-    """
+    """Raises an `ImportError` unless every name of the tables is there."""
     missing = [row for row in ROWS if not has(*row[1:3])]
     if not missing:
         return

@@ -35,13 +35,7 @@ def put(instance: Any, mixin: type, **attributes: Any) -> None:
     """Gives an object the methods of a mixin, before those of its own class.
 
     To put it again, or a base of a mixin that is there, changes nothing.
-
-    Args:
-        instance: The object.
-        mixin: A class without a constructor.
-        **attributes: Attributes for its methods, set on the object.
-
-    Example:
+    `attributes` are set on the object, for the methods.
 
     >>> class Polite:
     ...     def greet(self):

@@ -12,12 +12,9 @@ class _Traced(BaseException):
 
 
 class TracedFunction(in_place.Mixin):
-    """Members that are put before the class of a `tf.function`.
+    """Members that are put before the class of a `tf.function`."""
 
-    Attributes:
-        is_only_traced: Whether a call does not run it.
-    """
-
+    # Whether a call does not run it.
     is_only_traced = False
 
     def __call__(self, *args, **kwargs):

@@ -31,8 +31,7 @@ def adapt_strategy(strategy: tf.distribute.Strategy) -> None:
 class MeshReplicaContext(in_place.Mixin):
     """The context of a thread that calls layers in turns with others.
 
-    Attributes:
-        kept: Makes a context in which other threads may run.
+    Others may run in the context that `kept` makes.
     """
 
     kept: Any

@@ -11,12 +11,9 @@ from tfscale.step import step_context
 
 
 class MeshModel(MeshLayer):
-    """Members that are put before the class of a model.
+    """Members that are put before the class of a model."""
 
-    Attributes:
-        sequence_call: The `ModelCall` of a model that runs by plans.
-    """
-
+    # The `ModelCall` of a model that runs by plans.
     sequence_call: Any = None
 
     def call(self, *args, **kwargs):
@@ -44,12 +41,9 @@ class MeshModel(MeshLayer):
 
 
 class AccumulatedModel(MeshModel):
-    """A model whose steps run in microbatches.
+    """A model whose steps run in microbatches."""
 
-    Attributes:
-        tfscale_accumulation: The last `Accumulation` of the model.
-    """
-
+    # The last `Accumulation` of the model.
     tfscale_accumulation: Any = None
 
     def train_step(self, data):

@@ -13,14 +13,6 @@ def save_png(stays: Sequence[Stay], path: str) -> None:
 
     Time goes from left to right, a column for each use of a weight: those of
     the forward, and in the opposite order those of the backward.
-
-    Args:
-        stays: When weights are gathered; see `gather_window.stays`.
-        path: Where to write the PNG.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If no weight is gathered.
     """
     if not stays:
         raise ValueError(

@@ -88,11 +88,7 @@ class GlobalSeeds:
                 attach(generator)
 
     def next(self, ordered: bool = True) -> Any:
-        """See `keras.random.SeedGenerator`.
-
-        Raises:
-            ValueError: If the state cannot be read and changed here.
-        """
+        """See `keras.random.SeedGenerator`."""
         # A stage of a pipeline returns changed states, but not this one.
         if self._generator is not None and not attributes.is_stateless():
             return self._generator.next(ordered)

@@ -59,11 +59,7 @@ class Rule(abc.ABC):
             self.stays_sharded = not getattr(self.layer, "gather_output", True)
 
     def keep_sharded(self, stays_sharded: bool, reason: str | None) -> None:
-        """Applies the result of the analysis.
-
-        Raises:
-            ValueError: If it gathers what the user wants sharded.
-        """
+        """Applies the result of the analysis, or what the user chose."""
         if getattr(self.layer, "gather_output", None) is None:
             self.stays_sharded = stays_sharded
         elif self.stays_sharded and not stays_sharded:
