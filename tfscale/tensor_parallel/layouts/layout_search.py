@@ -13,8 +13,8 @@ import keras
 
 from tfscale._internals import attributes
 from tfscale.tensor_parallel.layouts.layouts import AXIS
-from tfscale.tensor_parallel.layouts.projections import Chains
 from tfscale.tensor_parallel.layouts.projections import Projection
+from tfscale.tensor_parallel.layouts.projections import dense_pairs
 from tfscale.tensor_parallel.layouts.projections import functional_of
 from tfscale.tensor_parallel.layouts.projections import projection_of
 
@@ -210,8 +210,8 @@ def _shard_siblings(projections, plan):
 
 def _shard_chains(graph, plan):
     """MLPs of a functional model, by its graph."""
-    chains = Chains(graph)
-    for ups, down in sorted(chains.pairs(), key=_num_weights, reverse=True):
+    pairs = dense_pairs(graph)
+    for ups, down in sorted(pairs, key=_num_weights, reverse=True):
         _shard_pair(ups, down, plan)
 
 

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import keras
 
@@ -84,71 +85,64 @@ def projection_of(layer) -> Projection | None:
     )
 
 
-class Chains:
-    """Which Dense layers of a functional model follow which ones."""
+def dense_pairs(graph) -> Iterator[tuple[list[Projection], Projection]]:
+    """Dense layers of a functional model, and the one that takes all of them.
 
-    def __init__(self, graph):
-        nodes = attributes.nodes_of(graph)
-        self._maker = {id(x): n for n in nodes for x in n.outputs}
-        self._users = collections.defaultdict(list)
-        for node in nodes:
-            for x in node.input_tensors:
-                self._users[id(x)].append(node)
-        # An output of the model is used by its caller.
-        for x in graph.outputs:
-            self._users[id(x)].append(None)
-        calls = collections.Counter(id(n.operation) for n in nodes)
-        self._matrices = {
-            id(n): p
-            for n in nodes
-            if calls[id(n.operation)] == 1
-            and (p := projection_of(n.operation)) is not None
-            and p.is_matrix
-        }
-        self._nodes = nodes
+    Between them are elementwise layers only, of no other use.
+    """
+    nodes = attributes.nodes_of(graph)
+    maker = {id(x): n for n in nodes for x in n.outputs}
+    users = collections.defaultdict(list)
+    for x in graph.outputs:
+        users[id(x)].append(None)  # the caller
+    for node in nodes:
+        for x in node.input_tensors:
+            users[id(x)].append(node)
+    calls = collections.Counter(id(n.operation) for n in nodes)
+    matrices = {
+        id(n): p
+        for n in nodes
+        if calls[id(n.operation)] == 1
+        and (p := projection_of(n.operation)) is not None
+        and p.is_matrix
+    }
 
-    def pairs(self):
-        """Yields `(ups, down)`: all inputs of `down` come from `ups`."""
-        for node in self._nodes:
-            if id(node) in self._matrices:
-                path = [node]
-                ups = self._sources(node.input_tensors, path)
-                down = self._matrices[id(node)]
-                fits = ups and {up.sizes[1] for up in ups} == {down.sizes[0]}
-                if fits and self._is_private(path):
-                    yield ups, down
-
-    def _sources(self, tensors, path):
+    def sources(tensors, path):
         """The Dense layers before `tensors`, or None if there are others."""
         found = []
         for x in tensors:
-            node = self._maker.get(id(x))
+            node = maker.get(id(x))
             if node is None:
                 return None
             if node in path:
                 continue
             path.append(node)
-            if id(node) in self._matrices:
-                sources = [self._matrices[id(node)]]
-                if not sources[0].is_elementwise:
-                    return None
+            matrix = matrices.get(id(node))
+            if matrix is not None:
+                before = [matrix] if matrix.is_elementwise else None
             elif treats_elements_apart(node.operation):
-                sources = self._sources(node.input_tensors, path)
+                before = sources(node.input_tensors, path)
             else:
+                before = None
+            if before is None:
                 return None
-            if sources is None:
-                return None
-            found += sources
+            found += before
         return found
 
-    def _is_private(self, path):
-        """Whether all tensors on the way to `path[0]` are used there only."""
-        return all(
+    for node in nodes:
+        down = matrices.get(id(node))
+        if down is None:
+            continue
+        path = [node]
+        ups = sources(node.input_tensors, path)
+        is_private = all(
             user in path
-            for node in path[1:]
-            for x in node.outputs
-            for user in self._users[id(x)]
+            for between in path[1:]
+            for x in between.outputs
+            for user in users[id(x)]
         )
+        if ups and is_private and {p.sizes[1] for p in ups} == {down.sizes[0]}:
+            yield ups, down
 
 
 def functional_of(layer):
