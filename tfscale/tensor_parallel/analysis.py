@@ -63,6 +63,15 @@ def model_in_call():
     return None
 
 
+def functional_models(layer) -> Iterator[keras.Model]:
+    """The outermost functional and sequential models in a layer, or itself."""
+    if isinstance(layer, symbols.Functional | keras.Sequential):
+        yield layer
+        return
+    for sublayer in attributes.sublayers(layer):
+        yield from functional_models(sublayer)
+
+
 def _functional(model):
     """The functional model in a Sequential, which changes with its layers."""
     return attributes.functional_in(model) or model

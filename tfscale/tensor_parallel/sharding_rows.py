@@ -6,7 +6,6 @@ import keras
 
 from tfscale._internals import attributes
 from tfscale._internals import layers
-from tfscale._internals import symbols
 from tfscale.formatting import readable_bytes
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import elementwise
@@ -135,17 +134,14 @@ def plan_of(model, num_ranks: int) -> sequence.SequencePlan | None:
 
     Before the first call, the shapes are those of its inputs.
     """
-    if not isinstance(model, symbols.Functional | keras.Sequential):
-        for layer in attributes.sublayers(model):
-            plan = plan_of(layer, num_ranks)
-            if plan is not None:
-                return plan
-        return None
-    call = sequence_model.prepare(model, num_ranks)
-    if not call.found:
-        call.plan_for(attributes.inputs_structure(model))
-    plans = [plan for plan, _ in call.found.values() if plan is not None]
-    return plans[-1] if plans else None
+    for functional in analysis.functional_models(model):
+        call = sequence_model.prepare(functional, num_ranks)
+        if not call.found:
+            call.plan_for(attributes.inputs_structure(functional))
+        plans = [plan for plan, _ in call.found.values() if plan is not None]
+        if plans:
+            return plans[-1]
+    return None
 
 
 def _exchanged_by_plan(layer, names, plan):

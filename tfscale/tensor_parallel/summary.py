@@ -8,8 +8,6 @@ import keras
 import rich.markup
 import rich.table
 
-from tfscale._internals import attributes
-from tfscale._internals import symbols
 from tfscale.formatting import colored
 from tfscale.formatting import print_line
 from tfscale.formatting import print_rendered
@@ -18,7 +16,6 @@ from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
 from tfscale.tensor_parallel import gather_picture
 from tfscale.tensor_parallel import sharding_rows
-from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.variables import gather_window
 from tfscale.variables.of_variable import sharding_of
 
@@ -113,15 +110,12 @@ def _extended(model):
 
 
 def _analyse(model, num_ranks):
-    if isinstance(model, symbols.Functional | keras.Sequential):
-        if any(call.rule for call in analysis.sharded_calls(model)):
-            analysis.ensure_analysed(model, num_ranks)
-        return
-    call = sharded_call.call_of(model)
-    if call is not None and call.rule is not None:
-        call.rule.reset()
-    for layer in attributes.sublayers(model):
-        _analyse(layer, num_ranks)
+    for call in analysis.sharded_calls(model):
+        if call.rule is not None:
+            call.rule.reset()
+    for functional in analysis.functional_models(model):
+        if any(call.rule for call in analysis.sharded_calls(functional)):
+            analysis.ensure_analysed(functional, num_ranks)
 
 
 def _render(console, model, extended, line_length):

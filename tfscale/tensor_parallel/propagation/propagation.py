@@ -89,11 +89,14 @@ def propagate(
     gathered: dict[Hashable, Any] = {}
     drawing: frozenset[str] = frozenset()
 
+    inside = {index for call in trace.calls for index in call.operations}
+    between = [op for i, op in enumerate(trace.operations) if i not in inside]
+
     def check_generators(walk):
         nonlocal drawing
         if generators is not None:
             drawing, failures = sharded_generators(
-                operations_between_calls(trace), walk.states, generators
+                between, walk.states, generators
             )
             for key, reason in failures.items():
                 walk.gather([key], reason)
@@ -134,12 +137,6 @@ def search(
         choices.update(walk.changes)
 
 
-def operations_between_calls(trace: Trace) -> list[tf.Operation]:
-    """The operations outside of calls of layers."""
-    inside = {index for call in trace.calls for index in call.operations}
-    return [op for i, op in enumerate(trace.operations) if i not in inside]
-
-
 def sharded_generators(
     operations: Iterable[tf.Operation],
     states: Mapping,
@@ -158,7 +155,8 @@ def sharded_generators(
         if op.type not in random_operations.ELEMENTWISE or len(op.inputs) == 1:
             # Operations with a state differ between ranks anyway.
             continue
-        origins = _origins(list(op.inputs)[1:])
+        before = walks.ancestors([x.op for x in list(op.inputs)[1:]])
+        origins = {x.outputs[0].name for x in before if x.type == "Placeholder"}
         state, keys = states.get(op.outputs[0].name, (None, frozenset()))
         if isinstance(state, Sharded):
             draws[op.name] = origins, keys
@@ -175,8 +173,3 @@ def sharded_generators(
             failures.update(dict.fromkeys(keys, reason))
     found = (origins for origins, _ in draws.values())
     return frozenset().union(*found), failures
-
-
-def _origins(tensors):
-    operations = walks.ancestors([tensor.op for tensor in tensors])
-    return {op.outputs[0].name for op in operations if op.type == "Placeholder"}

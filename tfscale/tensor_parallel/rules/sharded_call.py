@@ -101,7 +101,13 @@ class ShardedCall:
         It changes, and has to be decided again, once the layer or one inside it
         has been quantized or has LoRA.
         """
-        kind = tuple(map(_kind_of, attributes.flatten_layers(self._layer)))
+        kind = [
+            (
+                getattr(layer, "quantization_mode", None),
+                getattr(layer, "lora_enabled", False),
+            )
+            for layer in attributes.flatten_layers(self._layer)
+        ]
         if kind != self._kind:
             rule = make_rule(self._layer)
             if rule is not None and rule.sink_dim is not None:
@@ -160,10 +166,3 @@ class ShardedCall:
             )
         )
         return outputs
-
-
-def _kind_of(layer):
-    return (
-        getattr(layer, "quantization_mode", None),
-        getattr(layer, "lora_enabled", False),
-    )
