@@ -5,11 +5,11 @@ all names are checked first, when this module is imported.
 """
 
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import pathlib
+import pkgutil
 import re
 import types
 from collections.abc import Iterator
@@ -92,24 +92,10 @@ def has(owner: str, name: str) -> bool:
 
 def resolve(owner: str) -> Any:
     """A module, a class, or the innermost function of a method or property."""
-    module, names = _module_of(owner)
-    found = functools.reduce(getattr, names, module)
+    found = pkgutil.resolve_name(owner)
     if isinstance(found, property):
         found = found.fget
     return inspect.unwrap(found) if callable(found) else found
-
-
-def _module_of(owner):
-    """The longest part of a dotted name that is a module, and the rest."""
-    names = owner.split(".")
-    for end in range(len(names), 0, -1):
-        name = ".".join(names[:end])
-        try:
-            return importlib.import_module(name), names[end:]
-        except ModuleNotFoundError as error:
-            if not f"{name}.".startswith(f"{error.name}."):
-                raise
-    raise ModuleNotFoundError(owner)
 
 
 @functools.cache
