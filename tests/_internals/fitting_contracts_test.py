@@ -356,8 +356,12 @@ class FitTest(tf.test.TestCase):
             found.append(private_fitting.data_keras_reads())
             return True
 
+        spec = tf.TensorSpec([], tf.bool)
         dataset = tf.data.Dataset.from_tensors((X, X[:, :1])).map(
-            lambda x, y: (tf.where(datasets.asked_of_python(look), x, 0), y)
+            lambda x, y: (
+                tf.where(datasets.asked_of_python(look, spec), x, 0),
+                y,
+            )
         )
         strategy = tf.distribute.OneDeviceStrategy("CPU:0")
         with strategy.scope():

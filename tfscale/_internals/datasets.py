@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale._internals.symbols import DistributedIterator
@@ -15,16 +16,19 @@ _NUMBERS = (tf.int64, tf.bool)
 
 
 def asked_of_python(
-    function: Callable[[], int], dtype: tf.DType = tf.bool
+    function: Callable[[], Any], spec: tf.TensorSpec
 ) -> tf.Tensor:
-    """A scalar tensor that Python computes each time; for tf.data.
+    """A tensor that Python computes each time; for tf.data.
 
     It computes no records: see `is_asked`.
     """
     answer = tf.numpy_function(
-        lambda: dtype.as_numpy_dtype(function()), [], dtype, name=_ASKED
+        lambda: np.array(function(), spec.dtype.as_numpy_dtype),
+        [],
+        spec.dtype,
+        name=_ASKED,
     )
-    answer.set_shape([])
+    answer.set_shape(spec.shape)
     return answer
 
 

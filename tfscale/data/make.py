@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.data import arguments
-from tfscale.data import first_record
 from tfscale.data.caches import memory
 from tfscale.data.chain import caching
 from tfscale.data.chain import chain
@@ -156,7 +156,7 @@ def pipeline(
         findings = lints.lint(source.dataset, ram_budget=budget)
         for finding in findings + lints.lint_order(source.dataset):
             warnings.warn(str(finding), stacklevel=2)
-    raw = first_record.read(source)
+    raw = _first_of(source)
     if parse is None and parse_batch is not None:
         parse = parsing.of_one(parse_batch)
     window = windows.window_size(source, bool(shuffle), window, budget)
@@ -175,10 +175,10 @@ def pipeline(
         options=_options(options, context),
     )
     parsed = recipe.map_parsed(tf.data.Dataset.from_tensors(raw))
-    first = first_record.only_element(parsed)
+    _check_dense(parsed.element_spec)
+    first = parsed.get_single_element()
     lints.check_functions(parsed, _with_seed(augment))
-    spec = first_record.spec_of(recipe, first)
-    recipe = dataclasses.replace(recipe, spec=spec)
+    recipe = dataclasses.replace(recipe, spec=_spec_of(recipe, first))
     recipe = parsing.decided(recipe, parse_batch, raw)
     can_name = named.can_name(recipe, functools.partial(chain.made, recipe))
     recipe = dataclasses.replace(recipe, names_failed=can_name)
@@ -186,6 +186,43 @@ def pipeline(
     position = Position(seed, plan.end)
     dataset = chain.build(recipe, position)
     return ResumableDataset(dataset, recipe, position)
+
+
+def _first_of(source):
+    try:
+        return source.first()
+    except StopIteration:
+        raise ValueError(
+            "The dataset is empty: there is nothing to train on. Received: "
+            f"{source.kind} that ends before its first record, where "
+            f"{source.num_records} were promised."
+        ) from None
+
+
+def _check_dense(spec):
+    specs = tf.nest.flatten(spec)
+    if not specs or not all(isinstance(one, tf.TensorSpec) for one in specs):
+        raise TypeError(
+            "A record must be a structure of dense tensors after `parse`. "
+            f"Received: {spec}. Return something from `parse`, and make what "
+            "is ragged or sparse dense there, with `to_tensor(shape=...)` or "
+            "`tf.sparse.to_dense`."
+        )
+
+
+def _spec_of(recipe, first):
+    """The spec of a record; with padding, None for sizes that differ."""
+    if recipe.padding is None:
+        return keras.tree.map_structure(tf.TensorSpec.from_tensor, first)
+    known = recipe.map_parsed(recipe.source.sample(1)).element_spec
+
+    def spec_of_any(known, first):
+        shape = known.shape
+        if shape.rank is None:
+            shape = [None] * first.shape.rank
+        return tf.TensorSpec(shape, first.dtype)
+
+    return keras.tree.map_structure(spec_of_any, known, first)
 
 
 def _with_seed(augment):

@@ -1,5 +1,6 @@
 import itertools
 import os
+from unittest import mock
 
 import keras
 import numpy as np
@@ -301,6 +302,27 @@ class LookedAtTest(tf.test.TestCase, parameterized.TestCase):
         # There Keras looks at what it is given, and at no data.
         model().train_on_batch(rows, rows)
         self.assertEqual(other.position.value.epoch, 2)
+
+    @parameterized.parameters("keep", "drop", "pad")
+    def test_workers_without_this_python_read_the_same(self, remainder):
+        def pipeline():
+            source = data.arrays(np.arange(22), np.arange(22))
+            return data.pipeline(source, batch_size=4, remainder=remainder)
+
+        server = tf.config.LogicalDevice("/job:ps/task:0/device:CPU:0", "CPU")
+        with mock.patch.object(
+            tf.config, "list_logical_devices", return_value=[server]
+        ):
+            there = pipeline()
+        here = pipeline()
+        self.assertLen(list(there.take(2)), 2)
+        self.assertEqual(there.position.value, (0, 0, 0))
+        for index in (0, 4, 16, 20, 24):
+            for one in (here, there):
+                one.position.assign(epoch=1, index=index)
+            for one, other in zip(here, there, strict=True):
+                tf.nest.map_structure(self.assertAllEqual, one, other)
+            self.assertEqual(there.position.value, here.position.value)
 
     def test_it_is_no_function_of_python_to_explain_or_copy(self):
         pipeline = data.pipeline(data.arrays(np.arange(4)), batch_size=4)

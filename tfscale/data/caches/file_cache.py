@@ -40,17 +40,17 @@ class FileCache:
             with open(os.path.join(directory, _ABOUT)) as file:
                 num_records = json.load(file)["num_records"]
             self._file = _format(flat)(directory, flat, num_records)
-            sizes = self._file.sizes()
-            found = {
-                name: os.path.getsize(os.path.join(directory, name))
-                for name in sizes
-            }
+            for name, size in self._file.sizes().items():
+                found = os.path.getsize(os.path.join(directory, name))
+                if found != size:
+                    raise ValueError(
+                        f"{name} has {found} bytes where {size} belong"
+                    )
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(_broken(directory, error)) from error
-        for name, size in sizes.items():
-            if found[name] != size:
-                reason = f"{name} has {found[name]} bytes where {size} belong"
-                raise ValueError(_broken(directory, reason))
+            raise ValueError(
+                f"A cache must be whole. Received: cache {directory}, which is "
+                f"damaged: {error}. Delete that directory."
+            ) from error
 
     def check(self, numbers: Iterable[int], records: tf.data.Dataset) -> None:
         """Compares records, parsed now, with the kept records of `numbers`.
@@ -121,17 +121,15 @@ def write(
         return
     parent = os.path.dirname(directory)
     os.makedirs(parent, exist_ok=True)
-    free = shutil.disk_usage(parent).free
-    if need > free:
-        raise OSError(_full(directory, need, free))
+    disk = functools.partial(_disk, directory, need)
     partial = f"{directory}.partial-{socket.gethostname()}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with _disk(directory, need):
+        with disk():
+            if need > shutil.disk_usage(parent).free:
+                raise OSError("It is too small.")
             os.makedirs(partial)
-        _write(
-            partial, records, spec, functools.partial(_disk, directory, need)
-        )
+        _write(partial, records, spec, disk)
         try:
             os.rename(partial, directory)
         except OSError:
@@ -148,7 +146,12 @@ def _disk(directory, need):
         yield
     except (OSError, tf.errors.OpError) as error:
         free = shutil.disk_usage(os.path.dirname(directory)).free
-        raise OSError(_full(directory, need, free)) from error
+        raise OSError(
+            "The cache could not be written; nothing of it is left behind. "
+            f"Received: cache {directory}, by its first record of {need} "
+            f"bytes, and {free} bytes free on its disk. Use another "
+            "`cache_dir`, or cache='none'."
+        ) from error
 
 
 def _write(partial, records, spec, disk):
@@ -161,22 +164,6 @@ def _write(partial, records, spec, disk):
     count = _format(specs).write(partial, tensors, specs, disk)
     with disk(), open(os.path.join(partial, _ABOUT), "w") as file:
         json.dump({"num_records": count, "spec": str(spec)}, file)
-
-
-def _broken(directory, reason):
-    return (
-        "A cache must be whole. Received: cache "
-        f"{directory}, which is damaged: {reason}. Delete that directory."
-    )
-
-
-def _full(directory, need, free):
-    return (
-        "The cache could not be written; nothing of it is left behind. "
-        f"Received: cache {directory}, by its first record of {need} bytes, "
-        f"and {free} bytes free on its disk. Use another `cache_dir`, or "
-        "cache='none'."
-    )
 
 
 def _sweep(directory):

@@ -25,7 +25,6 @@ from tfscale.data.chain import padding
 from tfscale.data.chain import recipe as recipe_lib
 from tfscale.data.chain import service
 from tfscale.data.order import buffered
-from tfscale.data.order import order
 from tfscale.data.order import stream
 from tfscale.data.order import windows
 from tfscale.data.sources.source import BlockSource
@@ -100,9 +99,7 @@ def _parsed_batches(recipe, position):
             parsed = one.map(lambda i, b: recipe.parsed_batch(b, i))
             return parsed.get_single_element()
 
-        if recipe.cache is None:
-            return keys, make()
-        return keys, recipe.cache.get_or_make(index, make)
+        return keys, recipe.get_or_make(index, make)
 
     batches = _raw_batches(recipe, position)
     # Grappler changes bits of a user's function (a quotient by a constant
@@ -135,19 +132,16 @@ def _augmented(recipe, records):
 
 
 def _augment(recipe, key, record):
-    seed = order.augmentation_seed(
-        key[stream.SEED], key[stream.EPOCH], key[stream.RECORD]
+    seed = stream.augmentation_seed(
+        key[stream.SEED_AND_EPOCH], key[stream.RECORD]
     )
     return recipe_lib.call(recipe.augment, record, seed=seed)
 
 
 def _mapped(recipe, records):
-    # A gap in the order names a failed record.
-    order_ = {"deterministic": True} if recipe.names_failed else {}
     return records.map(
         lambda key, raw=None: (key, made(recipe, key, raw)),
         **recipe.parallel(),
-        **(order_ if recipe.parallel() else {}),
         name="record",
     )
 
@@ -160,10 +154,7 @@ def made(recipe, key, raw=None):
         record = recipe.source.read(index) if raw is None else raw
         return recipe.checked(index, recipe.parsed(record))
 
-    if recipe.cache is None:
-        record = make()
-    else:
-        record = recipe.cache.get_or_make(index, make)
+    record = recipe.get_or_make(index, make)
     if recipe.augment is None:
         return record
     return _augment(recipe, key, record)
@@ -184,7 +175,8 @@ def _deliver(recipe, position):
         stream.move(position, recipe.plan, key)
         if recipe.plan.remainder != "pad":
             return batch
-        return _weighted(batch, tf.cast(key[:, stream.REAL], tf.float32))
+        is_real = key[:, stream.POSITION] < recipe.plan.num_records
+        return _weighted(batch, tf.cast(is_real, tf.float32))
 
     return deliver
 

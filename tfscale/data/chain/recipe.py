@@ -51,6 +51,8 @@ class Recipe:
     padding: Any = None
     service: str | None = None
     lane: tf.Tensor | int = 0  # see `service`
+    # Whether the consumer reads batches ahead, and moves the position itself.
+    is_read_ahead: bool = False
 
     @property
     def num_lanes(self):
@@ -77,7 +79,16 @@ class Recipe:
         """Arguments of a parallel map."""
         if self.parallelism == 1:
             return {}
-        return {"num_parallel_calls": self.parallelism}
+        arguments = {"num_parallel_calls": self.parallelism}
+        if self.names_failed:  # a gap in the order names a failed record
+            arguments["deterministic"] = True
+        return arguments
+
+    def get_or_make(self, index, make):
+        """Parsed records of `index`: from the cache, or from `make()`."""
+        if self.cache is None:
+            return make()
+        return self.cache.get_or_make(index, make)
 
     def parsed(self, record):
         """The record after the decoder of its source and `parse`."""

@@ -13,7 +13,6 @@ from tfscale.data.chain import chain
 from tfscale.data.chain.recipe import Recipe
 from tfscale.data.order.epoch_plan import with_batch_size
 from tfscale.data.order.position import Position
-from tfscale.data.order.position import PositionReadAhead
 from tfscale.data.order.position import PositionValue
 from tfscale.data.order.position import positions_of
 
@@ -69,43 +68,34 @@ class ResumableDataset(tf.data.Dataset):
 
     def batches_from(self, start: PositionValue) -> int:
         """The batches of an epoch that begins at `start`."""
-        steps = self._steps_from(self._begun(start))
-        return steps * self.recipe.plan.batches_per_step
-
-    def _steps_from(self, start):
         plan = self.recipe.plan
-        return plan.steps_in(plan.limit - start.index // plan.lines)
-
-    def _begun(self, start):
-        # The end of an epoch is the beginning of the next.
-        if self._steps_from(start) > 0:
-            return start
-        return start._replace(epoch=start.epoch + 1, index=0)
+        return plan.start(*start).steps * plan.batches_per_step
 
     def position_after(
         self, start: PositionValue, batches: int
     ) -> PositionValue:
         """The position after `batches` of this worker from `start` on."""
-        plan, start = self.recipe.plan, self._begun(start)
+        plan = self.recipe.plan
+        begun = plan.start(*start)
+        epoch, first = begun.epoch, begun.first
         steps = -(-batches // plan.batches_per_step)
-        per_step = plan.global_batch * plan.lines
-        left = self._steps_from(start)
-        if steps < left:
-            return start._replace(index=start.index + steps * per_step)
-        epochs, done = divmod(steps - left, plan.num_steps)
-        return start._replace(
-            epoch=start.epoch + 1 + epochs, index=done * per_step
-        )
+        if steps >= begun.steps:
+            epochs, steps = divmod(steps - begun.steps, plan.num_steps)
+            epoch, first = epoch + 1 + epochs, 0
+        index = (first + steps * plan.global_batch) * plan.lines
+        return start._replace(epoch=epoch, index=index)
 
     @functools.cached_property
     def read_ahead(self) -> "ResumableDataset":
         """The same for a consumer that reads ahead, and counts its batches.
 
-        A strategy with several replicas does: see `PositionReadAhead`.
+        A strategy with several replicas does: see `Position.begin`.
         """
-        position = PositionReadAhead(self.position)
-        dataset = chain.build(self.recipe, position)
-        return ResumableDataset(dataset, self.recipe, self.position)
+        return self._built(dataclasses.replace(self.recipe, is_read_ahead=True))
+
+    def _built(self, recipe):
+        dataset = chain.build(recipe, self.position)
+        return ResumableDataset(dataset, recipe, self.position)
 
     def with_batch_size(self, batch_size: int) -> "ResumableDataset":
         """The same records in the same order, in batches of another size.
@@ -133,9 +123,7 @@ class ResumableDataset(tf.data.Dataset):
         1
         """
         plan = with_batch_size(self.recipe.plan, batch_size)
-        recipe = dataclasses.replace(self.recipe, plan=plan)
-        dataset = chain.build(recipe, self.position)
-        return ResumableDataset(dataset, recipe, self.position)
+        return self._built(dataclasses.replace(self.recipe, plan=plan))
 
 
 @contextlib.contextmanager

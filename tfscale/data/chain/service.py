@@ -60,21 +60,21 @@ LANES = 8
 class _FixedPosition:
     """A `Position` for the chain on a worker: a tensor, not state."""
 
-    state: tf.Tensor
+    start: tf.Tensor
 
-    def begin(self):
-        return self.state
+    def begin(self, *_):
+        return self.start
 
 
 def batches(recipe, position, make):
     """Keyed batches of an epoch; `make(recipe, position)` builds a lane's."""
     lanes = recipe.num_lanes
 
-    def epoch(state):
+    def epoch(start):
         def lane(number):
             of_lane = dataclasses.replace(recipe, lane=number)
             return _on_service(
-                make(of_lane, _FixedPosition(state)), recipe.service
+                make(of_lane, _FixedPosition(start)), recipe.service
             )
 
         return tf.data.Dataset.range(lanes).interleave(
@@ -85,7 +85,9 @@ def batches(recipe, position, make):
             deterministic=True,
         )
 
-    head = tf.data.Dataset.from_tensors(0).map(lambda _: position.begin())
+    head = tf.data.Dataset.from_tensors(0).map(
+        lambda _: position.begin(recipe.plan, recipe.is_read_ahead)
+    )
     return head.flat_map(epoch)
 
 

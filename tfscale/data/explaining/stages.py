@@ -17,7 +17,6 @@ from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.explaining.explanation import StageTime
 from tfscale.data.explaining.explanation import Suggestion
 from tfscale.data.order.position import Position
-from tfscale.data.order.position import PositionReadAhead
 from tfscale.graphs.dataset_graph import chain_of
 
 _AUTO = tf.data.AUTOTUNE
@@ -75,8 +74,8 @@ def estimates(
 
 def _built(recipe):
     """A plain dataset of a recipe that stays at the beginning of an epoch."""
-    position = PositionReadAhead(Position(0))
-    return chain.build(recipe, position)
+    recipe = dataclasses.replace(recipe, is_read_ahead=True)
+    return chain.build(recipe, Position(0))
 
 
 def _recipe_prefixes(recipe):

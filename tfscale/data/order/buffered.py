@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from tfscale.data.order import order
 from tfscale.data.order import stream
 
 _MIX = 0x5EED  # makes this order differ from that of blocks
@@ -16,13 +15,14 @@ def stream_records(recipe, position):
     """
     source, plan = recipe.source, recipe.plan
 
-    def epoch_of(*where):
-        seed, epoch, start, steps, _, final, *_ = where
+    def epoch_of(where):
+        start = where.first
         records = source.dataset.enumerate()
         if recipe.shuffle:
-            key = order.augmentation_seed(seed, epoch, _MIX)
+            key = tf.stack([where.seed, where.epoch])
+            key = stream.augmentation_seed(key, _MIX)
             records = _shuffled(records, recipe.window, key)
-        end = plan.global_batch * steps + start
+        end = plan.global_batch * where.steps + start
         padding = tf.maximum(end - plan.num_records, 0)
         if plan.remainder == "pad":
             records = records.concatenate(
@@ -35,21 +35,21 @@ def stream_records(recipe, position):
                 lambda position, _: stream.of_worker(recipe, position, where)
             )
         else:
-            records = records.take(final + 1 - start)
+            records = records.take(where.final + 1 - start)
 
         def keyed(position, record):
             number, raw = record
             step = (position - start) // plan.global_batch
             heads = stream.heads_of(where, step[None], plan)
             keys = stream.keys_of(
-                heads, number[None], position[None], final, plan
+                heads, number[None], position[None], where.final, plan
             )
             return keys[0], raw
 
         return records.map(keyed)
 
     head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: stream.epoch_start(position, plan), name="position"
+        lambda _: stream.epoch_start(recipe, position), name="position"
     )
     return head.flat_map(epoch_of)
 

@@ -12,8 +12,25 @@ workers. A resumed epoch is the same line from `index` on.
 """
 
 import dataclasses
+from typing import Any
+from typing import NamedTuple
 
 REMAINDERS = ("drop", "pad", "keep")
+# The first step that moves a position, if that is the last step or none.
+LAST, NONE = 1 << 60, 1 << 61
+
+
+class EpochStart(NamedTuple):
+    """Where an iterator begins: integers, or int64 scalar tensors."""
+
+    seed: Any
+    epoch: Any  # of the records
+    first: Any  # position
+    steps: Any  # left in the epoch
+    moving: Any  # the first of them that moves the position
+    final: Any  # this worker's last position in the epoch
+    at_epoch: Any  # the position, which may be the end of the epoch before
+    at_index: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +98,38 @@ class EpochPlan:
             return num_records // self.global_batch
         return -(-num_records // self.global_batch)
 
+    def start(self, seed, at_epoch, at_index, moving=LAST, minimum=min):
+        """The `EpochStart` at a position.
+
+        `moving` is the first step that may move the position, `LAST` or `NONE`.
+        The others are integers, or int64 tensors; `minimum` is then that of
+        tensors.
+        """
+        first = at_index // self.lines
+        # The end of an epoch is the beginning of the next.
+        over = minimum(first - minimum(first, self.last_start), 1)
+        first *= 1 - over
+        steps = self.steps_in(self.limit - first)
+        # The last step always moves the position, unless none may.
+        last = steps if moving == NONE else steps - 1
+        if self.batches_per_step == 1:
+            last = minimum(last, moving)
+        begin, size = self.slice_of(steps - 1, first, minimum)
+        return EpochStart(
+            seed=seed,
+            epoch=at_epoch + over,
+            first=first,
+            steps=steps,
+            moving=last,
+            final=begin + size - 1,
+            at_epoch=at_epoch,
+            at_index=at_index,
+        )
+
     def slice_of(self, step, start, minimum=min):
         """First position and size of the worker's slice.
 
-        `step` counts from the position `start` on. Both are integers, or int64
-        tensors; `minimum` is then that of tensors.
+        `step` counts from the position `start` on. Both are as in `start`.
         """
         first = start + step * self.global_batch
         if self.remainder != "keep":
@@ -123,13 +167,7 @@ def make_plan(
             f'`remainder` must be "drop", "pad" or "keep". '
             f"Received: remainder={remainder!r}."
         )
-    if batch_size < 1 or batch_size % replicas or replicas % workers:
-        raise ValueError(
-            "The global batch size must be a positive multiple of the number "
-            "of replicas, and that of the number of workers. Received: "
-            f"batch_size={batch_size}, {replicas} replicas, {workers} workers."
-            f" Use {-(-max(batch_size, 1) // replicas) * replicas}."
-        )
+    _check_batch_size(batch_size, replicas, workers)
     plan = EpochPlan(
         num_records=num_records,
         limit=num_records,
@@ -160,16 +198,21 @@ def with_batch_size(plan: EpochPlan, batch_size: int) -> EpochPlan:
     Raises:
         ValueError: As `make_plan`.
     """
-    replicas = plan.lines * plan.num_workers * plan.batches_per_step
-    if batch_size < 1 or batch_size % replicas:
-        raise ValueError(
-            "The global batch size must be a positive multiple of the number "
-            f"of replicas. Received: batch_size={batch_size}, {replicas} "
-            f"replicas. Use {-(-max(batch_size, 1) // replicas) * replicas}."
-        )
+    workers = plan.lines * plan.num_workers
+    _check_batch_size(batch_size, workers * plan.batches_per_step, workers)
     plan = dataclasses.replace(plan, global_batch=batch_size // plan.lines)
     _check_steps(plan, batch_size, None)
     return plan
+
+
+def _check_batch_size(batch_size, replicas, workers):
+    if batch_size < 1 or batch_size % replicas or replicas % workers:
+        raise ValueError(
+            "The global batch size must be a positive multiple of the number "
+            "of replicas, and that of the number of workers. Received: "
+            f"batch_size={batch_size}, {replicas} replicas, {workers} workers."
+            f" Use {-(-max(batch_size, 1) // replicas) * replicas}."
+        )
 
 
 def _check_steps(plan, batch_size, sizes):

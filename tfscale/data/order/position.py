@@ -7,8 +7,12 @@ import tensorflow as tf
 from tfscale._internals import datasets as tf_datasets
 from tfscale._internals import fitting
 from tfscale._internals import symbols
+from tfscale.data.order import epoch_plan
+from tfscale.data.order.epoch_plan import EpochPlan
+from tfscale.data.order.epoch_plan import EpochStart
 
-LAST, NONE = 1 << 60, -1  # the first step that moves a position
+_START = tf.TensorSpec([len(EpochStart._fields)], tf.int64)
+_EPOCH_INDEX = [1, 2]  # of a state
 _NO_END = (1 << 63) - 1
 _AFTER_THE_END = "A position's `index` must not be after the end of an epoch."
 
@@ -126,70 +130,55 @@ class Position(tf.Module):
             [o if n is None else int(n) for o, n in zip(old, new)]
         )
 
-    def begin(self) -> tf.Tensor:
-        """The beginning of an iterator, and the first step that moves it.
+    def begin(self, plan: EpochPlan, is_read_ahead: bool) -> tf.Tensor:
+        """The beginning of an iterator; for tf.data functions.
 
-        For tf.data functions.
+        Batches that are read ahead move the position only at the end of an
+        epoch that nothing else has moved.
 
         Returns:
-            int64 tensor of shape `(4,)`: seed, epoch, index, and the first step
-            that moves the position: 0, 1, `LAST`, or `NONE`.
+            int64 tensor, the numbers of an `EpochStart`.
         """
-        state = self.state()
-        right = tf.raw_ops.Assert(
-            condition=state[2] <= self._end,
-            data=[
-                _AFTER_THE_END,
-                "Received: index",
-                state[2],
-                "of",
-                self._end,
-            ],
-        )
-        with tf.control_dependencies([right]):
-            state = tf.identity(state)
         if _is_read_elsewhere():
-            moving = tf.constant(LAST, tf.int64)
-        else:
-            moving = tf_datasets.asked_of_python(self._first_moving, tf.int64)
-            begins = tf.cast(moving < LAST, tf.int64)
-            state *= tf.stack([tf.ones_like(begins)] * 2 + [begins])
-        return tf.concat([state, moving[tf.newaxis]], 0)
+            seed, epoch, index = tf.unstack(self._state.read_value())
+            end = tf.constant(self._end, tf.int64)
+            tf.debugging.assert_less_equal(index, end, _AFTER_THE_END)
+            return tf.stack(plan.start(seed, epoch, index, minimum=tf.minimum))
+        return tf_datasets.asked_of_python(
+            lambda: self._start(plan, is_read_ahead), _START
+        )
+
+    def _start(self, plan, is_read_ahead):
+        seed, epoch, index = self.value
+        if index > self._end:
+            raise ValueError(
+                f"{_AFTER_THE_END} Received: index {index} of {self._end}."
+            )
+        moving = self._first_moving()
+        if moving == epoch_plan.LAST:
+            index = 0
+        if is_read_ahead and moving != epoch_plan.NONE:
+            moving = epoch_plan.LAST
+        return plan.start(seed, epoch, index, moving)
 
     def _first_moving(self):
         for purpose, datasets in fitting.data_keras_reads():
             if any(self in positions_of(dataset) for dataset in datasets):
-                return {"probe": NONE, "fit": 0}.get(purpose, LAST)
+                moving = {"probe": epoch_plan.NONE, "fit": 0}
+                return moving.get(purpose, epoch_plan.LAST)
         return 1
 
-    def state(self) -> tf.Tensor:
-        """Seed, epoch and index, as an int64 tensor; for tf.data."""
-        return self._state.read_value()
+    def here(self) -> tf.Tensor:
+        """Epoch and index, as an int64 tensor; for tf.data."""
+        return tf.raw_ops.ResourceGather(
+            resource=self._state.handle, indices=_EPOCH_INDEX, dtype=tf.int64
+        )
 
     def add(self, change: tf.Tensor) -> None:
         """Adds to epoch and index; for tf.data."""
         tf.raw_ops.ResourceScatterAdd(
-            resource=self._state.handle, indices=[1, 2], updates=change
+            resource=self._state.handle, indices=_EPOCH_INDEX, updates=change
         )
-
-
-class PositionReadAhead:
-    """A position that its consumer moves, if the consumer is known.
-
-    Batches that are read ahead move it only at the end of an epoch that nothing
-    else has moved.
-    """
-
-    def __init__(self, position: Position):
-        self._position = position
-        self.state = position.state
-        self.add = position.add
-
-    def begin(self) -> tf.Tensor:
-        """See `Position`."""
-        *state, moving = tf.unstack(self._position.begin())
-        moving = tf.where(moving < 0, moving, tf.constant(LAST, tf.int64))
-        return tf.stack([*state, moving])
 
 
 def _is_read_elsewhere():

@@ -5,10 +5,13 @@ A key has eight int64 numbers, which follow a record to the end of the chain:
     0 seed    1 epoch        of the record
     2 epoch   3 index        from which the batch moves the position,
     4 epochs  5 records      and by how much
-    6 record  7 real?
+    6 record  7 position     its number in the source, and in the epoch
 
-Record is its number in the source; a record that only pads the last batch is
-not real. A batch that moves nothing has the index -1.
+A record whose position is after all records of the source pads the last batch.
+
+**Order.** `tf.random.experimental.index_shuffle` is a keyed permutation of 0 to
+n - 1, evaluated at one position at a time. So the order needs no buffer, is the
+same on every worker, and can be entered anywhere.
 
 **Cardinality.** Each iterator computes the number of elements from the
 position, but tf.data must know it when the dataset is created. For `unbatch` it
@@ -25,10 +28,11 @@ import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
-from tfscale.data.order import order
+from tfscale.data.order.epoch_plan import EpochStart
 
 KEY_SIZE = 8
-SEED, EPOCH, _FROM_EPOCH, _FROM, _EPOCHS, _RECORDS, RECORD, REAL = range(8)
+SEED_AND_EPOCH, _FROM, _CHANGE = slice(0, 2), slice(2, 4), slice(4, 6)
+_INDEX, RECORD, POSITION = 3, 6, 7
 NO_KEY = -1  # in rows without a key
 
 
@@ -55,81 +59,60 @@ def whole(keys, *raw):
     return keras.tree.map_structure(cut, (keys, *raw))
 
 
-def epoch_start(position, plan):
-    """Reads the position once, when an iterator begins.
-
-    Returns:
-        int64 scalars `(seed, epoch, start, steps, moving, final, at_epoch,
-        at_index)`: steps are those left in the epoch, moving is the first of
-        them that moves the position, final is this worker's last position in
-        the epoch, the last two are the position.
-    """
-    seed, at_epoch, at_index, moving = tf.unstack(position.begin())
-    start = at_index // plan.lines if plan.lines > 1 else at_index
-    # The end of an epoch is the beginning of the next.
-    over = tf.cast(start > plan.last_start, tf.int64)
-    epoch, start = at_epoch + over, start * (1 - over)
-    steps = plan.steps_in(plan.limit - start)
-    # The last step always moves the position, unless none may.
-    moving = tf.where(moving < 0, steps, tf.minimum(moving, steps - 1))
-    if plan.batches_per_step > 1:
-        moving = tf.maximum(moving, steps - 1)
-    first, size = plan.slice_of(steps - 1, start, tf.minimum)
-    final = first + (size - 1)
-    return seed, epoch, start, steps, moving, final, at_epoch, at_index
+def epoch_start(recipe, position):
+    """The `EpochStart` of an iterator, which reads the position once."""
+    start = position.begin(recipe.plan, recipe.is_read_ahead)
+    return EpochStart(*tf.unstack(start))
 
 
 def heads_of(where, step, plan):
     """The first six numbers of the keys of each step.
 
-    `where` is a result of `epoch_start`, `step` an int64 vector.
+    `where` is an `EpochStart`, `step` an int64 vector.
     """
-    seed, epoch, start, steps, moving, _, at_epoch, at_index = where
-    here = (start + step * plan.global_batch) * plan.lines
+    # The position before each step and after it, of shape (steps, 2, 2).
+    taken = tf.stack([step, step + 1], axis=1)
+    over = tf.cast(tf.equal(taken, where.steps), tf.int64)
+    index = (taken * plan.global_batch + where.first) * plan.lines * (1 - over)
     # The first step that moves it also counts the steps before.
-    from_epoch = tf.where(step > moving, epoch, at_epoch)
-    index = tf.where(step > moving, here, at_index)
-    is_last = tf.equal(step, steps - 1)
-    after = here + plan.global_batch * plan.lines
-    return tf.stack(
-        [
-            tf.fill(tf.shape(step), seed),
-            tf.fill(tf.shape(step), epoch),
-            from_epoch,
-            tf.where(step < moving, tf.constant(NO_KEY, tf.int64), index),
-            epoch + tf.cast(is_last, tf.int64) - from_epoch,
-            tf.where(is_last, tf.zeros_like(after), after) - index,
-        ],
-        axis=1,
+    path = tf.where(
+        tf.expand_dims(taken > where.moving, 2),
+        tf.stack([where.epoch + over, index], axis=2),
+        tf.stack([where.at_epoch, where.at_index]),
     )
+    origin, target = tf.unstack(path, axis=1)
+    record = tf.broadcast_to(
+        tf.stack([where.seed, where.epoch]), tf.shape(origin)
+    )
+    return tf.concat([record, origin, target - origin], axis=1)
 
 
 def keys_of(heads, records, positions, final, plan):
     """Keys of shape `(len(records), KEY_SIZE)` for records at positions.
 
-    `heads` is a result of `heads_of`, for each record; `final` is one of
-    `epoch_start`; records and positions are int64 vectors.
+    `heads` is a result of `heads_of`, for each record; `final` is the last
+    position of their step, or of the epoch; records and positions are int64
+    vectors.
     """
     if plan.batches_per_step > 1:  # the last batch moves the position
         lacks = tf.not_equal(positions, final)[:, tf.newaxis] & tf.constant(
-            [column == _FROM for column in range(RECORD)]
+            [column == _INDEX for column in range(RECORD)]
         )
         heads = tf.where(lacks, tf.constant(NO_KEY, tf.int64), heads)
-    real = tf.cast(positions < plan.num_records, tf.int64)
-    return tf.concat([heads, tf.stack([records, real], axis=1)], 1)
+    return tf.concat([heads, tf.stack([records, positions], axis=1)], 1)
 
 
 def of_worker(recipe, positions, where):
     """Whether positions of an epoch are of this worker and lane; bools.
 
-    `where` is a result of `epoch_start`.
+    `where` is an `EpochStart`.
     """
     plan = recipe.plan
-    _, _, start, steps, *_ = where
-    step = (positions - start) // plan.global_batch
-    first, length = plan.slice_of(step, start, tf.minimum)
+    step = (positions - where.first) // plan.global_batch
+    first, length = plan.slice_of(step, where.first, tf.minimum)
     found = (positions >= first) & (positions < first + length)
-    return found & (step % recipe.num_lanes == recipe.lane) & (step < steps)
+    found &= step % recipe.num_lanes == recipe.lane
+    return found & (step < where.steps)
 
 
 def move(position, plan, keys):
@@ -138,16 +121,34 @@ def move(position, plan, keys):
     A position that was set since the batch before stays.
     """
     # One of its records may say it.
-    number = tf.argmax(keys[:, _FROM]) if plan.batches_per_step > 1 else 0
-    key = keys[number]
-    moves = tf.reduce_all(position.state()[1:] == key[_FROM_EPOCH:_EPOCHS])
+    row = tf.argmax(keys[:, _INDEX]) if plan.batches_per_step > 1 else 0
+    moves = tf.reduce_all(position.here() == keys[row, _FROM])
     # A sum starts faster than a condition; see the module.
-    position.add(key[_EPOCHS:RECORD] * tf.cast(moves, tf.int64))
+    position.add(keys[row, _CHANGE] * tf.cast(moves, tf.int64))
 
 
-def repeated(where, number):
-    """A result of `epoch_start`, repeated in `number` rows."""
-    return tf.broadcast_to(tf.stack(where), [number, len(where)])
+def shuffled(positions, size, key):
+    """The records at `positions` of an epoch of `size` records, int64 vectors.
+
+    Example:
+
+    >>> order = shuffled(tf.range(5, dtype=tf.int64), 5, [0, 3])
+    >>> sorted(order.numpy().tolist())
+    [0, 1, 2, 3, 4]
+    """
+    # One more, because the kernel refuses an empty vector (2.21), which a
+    # worker has whose window holds no record of its own.
+    return tf.random.experimental.index_shuffle(
+        tf.pad(positions, [[0, 1]]), key, size - 1
+    )[:-1]
+
+
+def augmentation_seed(key, record):
+    """The seed of a record in an epoch, of shape `(2,)`, for `tf.random`.
+
+    `key` is the seed and the epoch.
+    """
+    return tf.random.experimental.stateless_fold_in(key, record)
 
 
 def indexed_keys(recipe, position):
@@ -155,27 +156,26 @@ def indexed_keys(recipe, position):
     plan = recipe.plan
 
     def steps_of_epoch(_):
-        where = epoch_start(position, plan)
-        _, _, start, steps, _, final, *_ = where
+        where = epoch_start(recipe, position)
         # Of all steps at once: in each, it would be many operations.
-        step = tf.range(recipe.lane, steps, recipe.num_lanes)
-        first, size = plan.slice_of(step, start, tf.minimum)
-        heads = heads_of(where, step, plan)
-        finals = tf.fill(tf.shape(step), final)
-        found = (heads, first, first + size, finals)
+        step = tf.range(recipe.lane, where.steps, recipe.num_lanes)
+        first, size = plan.slice_of(step, where.first, tf.minimum)
+        found = (heads_of(where, step, plan), first, first + size)
         return tuple(declare(t, plan.num_steps) for t in found)
 
-    def keys_of_step(head, first, end, final):
-        seed, epoch = head[SEED], head[EPOCH]
+    def keys_of_step(head, first, end):
+        key = head[SEED_AND_EPOCH]
         positions = records = tf.range(first, end)
         if plan.remainder == "pad":
             records = positions % plan.num_records
         if recipe.source.order is not None:
-            records = recipe.source.order(records, seed, epoch, recipe.shuffle)
+            records = recipe.source.order(
+                records, *tf.unstack(key), recipe.shuffle
+            )
         elif recipe.shuffle:
-            records = order.shuffled(records, plan.num_records, seed, epoch)
+            records = shuffled(records, plan.num_records, key)
         heads = tf.broadcast_to(head, [tf.size(records), RECORD])
-        keys = keys_of(heads, records, positions, final, plan)
+        keys = keys_of(heads, records, positions, end - 1, plan)
         return declare(keys, plan.slice_size)
 
     heads = single_device.map_on_host(

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfscale.data import single_device
 from tfscale.data.caches import memory
-from tfscale.data.order import order
 from tfscale.data.order import stream
+from tfscale.data.order.epoch_plan import EpochStart
 from tfscale.data.sources.source import DAMAGED
 from tfscale.data.sources.source import IndexedSource
 from tfscale.data.sources.source import Source
@@ -157,32 +157,31 @@ class _WindowReader:
         self._per_window = blocks_per_window(self._source, recipe.window)
         self._num_windows = -(-len(counts) // self._per_window)
 
-    def _blocks(self, begin, end, seed, epoch):
+    def _blocks(self, begin, end, where):
         blocks = tf.range(begin, tf.minimum(end, self._num_blocks))
         if not self._recipe.shuffle:
             return blocks
-        return order.shuffled(blocks, self._num_blocks, seed, epoch)
+        key = [where.seed, where.epoch]
+        return stream.shuffled(blocks, self._num_blocks, key)
 
     def windows(self, _):
         """Head, number, first position of each window left; is it the last?"""
         plan, per, total = self._plan, self._per_window, self._num_windows
-        where = stream.epoch_start(self._position, plan)
-        seed, epoch, start, _, _, final, *_ = where
-        blocks = self._blocks(
-            tf.constant(0, tf.int64), self._num_blocks, seed, epoch
-        )
+        where = stream.epoch_start(self._recipe, self._position)
+        final = where.final
+        blocks = self._blocks(tf.constant(0, tf.int64), self._num_blocks, where)
         counts = tf.gather(self._counts, blocks)
         counts = tf.pad(counts, [[0, per * total - self._num_blocks]])
         sizes = tf.reduce_sum(tf.reshape(counts, [total, per]), axis=1)
         begins = tf.cumsum(sizes, exclusive=True)
         # Positions past the records pad the last batch, from the last window.
         endless = tf.constant([0] * (total - 1) + [_FAR], tf.int64)
-        needed = (begins + sizes + endless > start) & (begins <= final)
+        needed = (begins + sizes + endless > where.first) & (begins <= final)
         needed |= tf.constant([False] * (total - 1) + [True]) & (
             final >= plan.num_records
         )
         window = tf.where(needed)[:, 0]
-        head = stream.repeated(where, tf.size(window))
+        head = tf.broadcast_to(tf.stack(where), [tf.size(window), len(where)])
         begin = tf.gather(begins, window)
         last = tf.equal(window, tf.reduce_max(window))
         length = plan.num_steps
@@ -192,11 +191,11 @@ class _WindowReader:
 
     def read(self, head, window, begin, last):
         """Whether it is the last window, and this worker's keys and records."""
-        where = tf.unstack(head)
-        seed, epoch, start, _, _, final, *_ = where
+        where = EpochStart(*tf.unstack(head))
+        start, final = where.first, where.final
         first_block = window * self._per_window
         blocks = self._blocks(
-            first_block, first_block + self._per_window, seed, epoch
+            first_block, first_block + self._per_window, where
         )
         counts = tf.gather(self._counts, blocks)
         firsts = tf.gather(self._firsts, blocks)
@@ -211,9 +210,8 @@ class _WindowReader:
             positions = tf.boolean_mask(positions, mine)
         within = (positions - begin) % size
         if self._recipe.shuffle:
-            within = order.shuffled(
-                within, size, seed + _MIX, epoch * self._num_windows + window
-            )
+            number = where.epoch * self._num_windows + window
+            within = stream.shuffled(within, size, [where.seed + _MIX, number])
         raw = tf.nest.map_structure(
             lambda tensor: tf.gather(tensor, within), self._raw(blocks, size)
         )

@@ -100,12 +100,12 @@ def _kept_or_scanned(path, scan, index_dir):
 
 def _read(kept_path, about):
     """Sizes of the records that are kept, or None."""
-    if not tf.io.gfile.exists(kept_path):
-        return None
     try:
         with tf.io.gfile.GFile(kept_path, "rb") as file:
             kept = np.load(io.BytesIO(file.read()))
             return kept["sizes"] if str(kept["about"]) == about else None
+    except tf.errors.NotFoundError:
+        return None
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile):
         return None  # damaged: it will be written again
 

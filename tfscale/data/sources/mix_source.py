@@ -34,8 +34,22 @@ class _Stretch:
 
     begin: int  # the first position
     pattern: np.ndarray  # a source for each position; it repeats
-    before: np.ndarray  # (positions, sources): counts within the pattern
-    drawn: np.ndarray  # counts before the stretch
+    drawn: np.ndarray  # counts of the sources before the stretch
+
+    def counts(self, length):
+        """How often each source comes in the first `length` positions."""
+        rounds, rest = divmod(length, len(self.pattern))
+        whole, begun = (
+            np.bincount(pattern, minlength=len(self.drawn))
+            for pattern in (self.pattern, self.pattern[:rest])
+        )
+        return rounds * whole + begun
+
+    def position_of(self, number, source):
+        """The n-th position of a source in the stretch, counted from 0."""
+        positions = np.flatnonzero(self.pattern == source)
+        rounds, rest = divmod(int(number), len(positions))
+        return rounds * len(self.pattern) + int(positions[rest])
 
 
 def mix(
@@ -172,10 +186,7 @@ def _record(source, index):
 
 
 def _pattern(weights):
-    """The sources of a pattern, how often each came before, and comes in all.
-
-    The next source is always the one that lags most.
-    """
+    """A source for each position; the next is always the one that lags most."""
     counts = np.maximum(np.round(weights * _PATTERN), 0).astype(np.int64)
     if (counts[weights > 0] == 0).any():
         raise ValueError(
@@ -185,46 +196,31 @@ def _pattern(weights):
     counts //= math.gcd(*counts.tolist())
     share = counts / counts.sum()
     came = np.zeros(len(counts), np.int64)
-    pattern, before = [], []
-    for index in range(int(counts.sum())):
+    pattern = np.zeros(counts.sum(), np.int64)
+    for index in range(len(pattern)):
         lag = np.where(came < counts, share * (index + 1) - came, -np.inf)
-        which = int(np.argmax(lag))
-        pattern.append(which)
-        before.append(came.copy())
-        came[which] += 1
-    return np.array(pattern, np.int64), np.array(before, np.int64), counts
-
-
-def _position_of(number, which, pattern, counts):
-    """The position of the n-th record of a source, counted from 0."""
-    rounds, rest = divmod(int(number), int(counts[which]))
-    return rounds * len(pattern) + int(np.flatnonzero(pattern == which)[rest])
+        pattern[index] = np.argmax(lag)
+        came[pattern[index]] += 1
+    return pattern
 
 
 def _stretches(sizes, weights, exhausted):
-    pattern, before, counts = _pattern(weights)
-    drawn = np.zeros(len(sizes), np.int64)
-    first = _Stretch(0, pattern, before, drawn)
-    last = [
-        _position_of(size - 1, which, pattern, counts)
-        for which, size in enumerate(sizes)
-    ]
-    if exhausted == "repeat":
-        return [first], max(last) + 1
-    if exhausted == "stop":
-        return [first], min(last) + 1
-    stretches, begin, left = [], 0, sizes.copy()
+    """The stretches of an epoch, and its length."""
+    left, stretches, begin = sizes.copy(), [], 0
     while left.any():
         active = np.where(left > 0, weights, 0.0)
-        pattern, before, counts = _pattern(active / active.sum())
-        stretches.append(_Stretch(begin, pattern, before, sizes - left))
-        size = 1 + min(
-            _position_of(left[which] - 1, which, pattern, counts)
-            for which in np.flatnonzero(left)
-        )
-        came = size // len(pattern) * counts + before[size % len(pattern)]
-        left = left - came
-        begin += size
+        if exhausted == "renormalise":
+            active /= active.sum()
+        stretch = _Stretch(begin, _pattern(active), sizes - left)
+        stretches.append(stretch)
+        ends = [
+            stretch.position_of(left[source] - 1, source) + 1
+            for source in np.flatnonzero(left)
+        ]
+        if exhausted != "renormalise":
+            return stretches, {"repeat": max, "stop": min}[exhausted](ends)
+        left = left - stretch.counts(min(ends))
+        begin += min(ends)
     return stretches, begin
 
 
@@ -233,31 +229,34 @@ def _order(stretches, length, sizes, offsets):
     begins = tf.constant([s.begin for s in stretches], tf.int64)
     periods = tf.constant([len(s.pattern) for s in stretches], tf.int64)
     firsts = tf.cumsum(periods, exclusive=True)
-    patterns = tf.constant(np.concatenate([s.pattern for s in stretches]))
-    before = tf.constant(np.concatenate([s.before for s in stretches]))
-    rounds = [np.bincount(s.pattern, minlength=len(sizes)) for s in stretches]
-    per_round = tf.constant(np.stack(rounds))
-    drawn = tf.constant(np.stack([s.drawn for s in stretches]))
-    last = stretches[-1]
-    full, rest = divmod(length - last.begin, len(last.pattern))
-    per_epoch = tf.constant(
-        last.drawn + full * rounds[-1] + last.before[rest], tf.int64
+    # For each position of each pattern: the source, how often it came before,
+    # and how often it comes in the pattern.
+    sources = tf.constant(np.concatenate([s.pattern for s in stretches]))
+    before = tf.constant(
+        [
+            s.drawn[source] + np.count_nonzero(s.pattern[:at] == source)
+            for s in stretches
+            for at, source in enumerate(s.pattern)
+        ],
+        tf.int64,
     )
+    per_round = tf.constant(
+        np.concatenate([s.counts(len(s.pattern))[s.pattern] for s in stretches])
+    )
+    last = stretches[-1]
+    per_epoch = tf.constant(last.drawn + last.counts(length - last.begin))
     all_sizes, all_offsets = tf.constant(sizes), tf.constant(offsets)
 
     def order(positions, seed, epoch, shuffle):
         stretch = tf.searchsorted(begins, positions, side="right") - 1
-        stretch = tf.cast(stretch, tf.int64)
         within = positions - tf.gather(begins, stretch)
         period = tf.gather(periods, stretch)
         at = tf.gather(firsts, stretch) + within % period
-        which = tf.gather(patterns, at)
-        both = tf.stack([stretch, which], axis=1)
+        which = tf.gather(sources, at)
         number = (
             epoch * tf.gather(per_epoch, which)
-            + tf.gather_nd(drawn, both)
-            + within // period * tf.gather_nd(per_round, both)
-            + tf.gather_nd(before, tf.stack([at, which], axis=1))
+            + tf.gather(before, at)
+            + within // period * tf.gather(per_round, at)
         )
         size = tf.gather(all_sizes, which)
         local = number % size

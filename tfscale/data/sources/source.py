@@ -54,6 +54,14 @@ class _Source:
                 plain = tf.autograph.experimental.do_not_convert(value)
                 object.__setattr__(self, field.name, plain)
 
+    def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
+        """Numbers of some records, and a dataset of them."""
+        raise NotImplementedError
+
+    def sample(self, count: int) -> tf.data.Dataset:
+        """A dataset of some records that are read at little cost."""
+        return self.some(count)[1]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexedSource(_Source):
@@ -86,10 +94,6 @@ class IndexedSource(_Source):
     def first(self) -> Any:
         """The first record, as eager tensors."""
         return self.read(tf.constant(0, tf.int64))
-
-    def sample(self, count: int) -> tf.data.Dataset:
-        """A dataset of some records that are read at little cost."""
-        return self.some(count)[1]
 
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """Numbers of some records, spread out, and a dataset of them."""
@@ -178,10 +182,6 @@ class StreamSource(_Source):
     def first(self) -> Any:
         """The first record, as eager tensors."""
         return next(iter(self.dataset.take(1)))
-
-    def sample(self, count: int) -> tf.data.Dataset:
-        """The first records."""
-        return self.dataset.take(count)
 
     def some(self, count: int) -> tuple[np.ndarray, tf.data.Dataset]:
         """The first records and their numbers."""

@@ -135,32 +135,24 @@ def of_dataset(
     `num_records` is as of `dataset`, and the rest as in `StreamSource`.
     """
     known = int(records.cardinality())
-    if num_records is None and known < 0:
-        raise ValueError(
-            "A pipeline must know how many records an epoch has, and they "
-            f"must be finitely many. Received: {kind} of cardinality {known} "
-            "(-1 is infinite, -2 is unknown). Give `num_records`, or leave "
-            "out `repeat`."
-        )
-    if num_records is not None:
-        records = _first(kind, records, num_records, known)
-    return StreamSource(
-        kind=kind,
-        num_records=known if num_records is None else num_records,
-        dataset=records,
-        decode=decode,
-    )
-
-
-def _first(kind, records, num_records, known):
-    """The first `num_records`, or an error at the end of fewer."""
-    if num_records < 1 or 0 <= known < num_records:
+    if num_records is None:
+        num_records = known
+        if known < 0:
+            raise ValueError(
+                "A pipeline must know how many records an epoch has, and they "
+                f"must be finitely many. Received: {kind} of cardinality "
+                f"{known} (-1 is infinite, -2 is unknown). Give `num_records`, "
+                "or leave out `repeat`."
+            )
+    elif num_records < 1 or 0 <= known < num_records:
         raise ValueError(
             "`num_records` must be 1 or more, and not more than there are. "
             f"Received: num_records={num_records}, {kind} of cardinality "
             f"{known}."
         )
-    if known == num_records:
-        return records
-    count = tf.data.experimental.assert_cardinality(num_records)
-    return records.take(num_records).apply(count)
+    elif known != num_records:  # reading fails at the end of fewer
+        count = tf.data.experimental.assert_cardinality(num_records)
+        records = records.take(num_records).apply(count)
+    return StreamSource(
+        kind=kind, num_records=num_records, dataset=records, decode=decode
+    )

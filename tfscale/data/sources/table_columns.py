@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_TensorProto = type(tf.make_tensor_proto(0))
 Path = tuple[str, ...]
 
 
@@ -127,15 +126,7 @@ def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
 
 def serialized(array: np.ndarray, dtype: tf.DType) -> bytes:
     """An array as `tf.io.parse_tensor` reads it."""
-    text = dtype == tf.string
-    proto = _TensorProto(
-        dtype=dtype.as_datatype_enum,
-        string_val=array.reshape(-1).tolist() if text else (),
-        tensor_content=b"" if text else array.tobytes(),
-    )
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
-    return proto.SerializeToString()
+    return tf.make_tensor_proto(array, dtype).SerializeToString()
 
 
 def dtype_of(kind: Any) -> tf.DType | None:

@@ -56,29 +56,22 @@ def scan(path: str) -> FileIndex:
     end = tf.io.gfile.stat(path).length
     headers, at = _walk(path, end)
     sizes = headers[:, :8].copy().view("<u8")[:, 0] + np.uint64(FRAME)
-    offsets = np.zeros(len(sizes), np.int64)
-    offsets[1:] = np.cumsum(sizes[:-1])  # without the last, which may be wrong
-    damage: tuple[int, str] | None = None
-    if at < end:
-        damage = (at, "the file ends within a record's header")
-    elif at > end:
-        damage = (int(offsets[-1]), "the file ends within a record")
-        offsets = offsets[:-1]
+    # Where records begin, and the end. The last size may be wrong.
+    bounds = np.zeros(len(sizes) + 1, np.int64)
+    bounds[1:-1] = np.cumsum(sizes[:-1])
+    bounds[-1] = min(at, end)
+    count, reason = len(sizes), None
     # All at once: in Python, one CRC takes longer than the rest of the loop.
     wrong = np.flatnonzero(~_match(headers))
-    if wrong.size:
-        # Later records were found by a wrong length.
-        if wrong[0] < len(offsets):
-            at = int(offsets[wrong[0]])
-        elif damage is not None:
-            at = damage[0]
-        damage = (at, "a record's length is damaged")
-        offsets = offsets[: wrong[0]]
-        at = damage[0]
-    elif damage:
-        at = damage[0]
-    ends = np.append(offsets[1:], at)[: len(offsets)]
-    return FileIndex(path, offsets, ends - offsets, damage)
+    if wrong.size:  # later records were found by a wrong length
+        count, reason = wrong[0], "a record's length is damaged"
+    elif at > end:
+        count, reason = count - 1, "the file ends within a record"
+    elif at < end:
+        reason = "the file ends within a record's header"
+    bounds = bounds[: count + 1]
+    damage = None if reason is None else (int(bounds[-1]), reason)
+    return FileIndex(path, bounds[:-1], np.diff(bounds), damage)
 
 
 def _walk(path, end):
