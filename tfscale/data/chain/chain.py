@@ -16,7 +16,6 @@ one number is easier to tune.
 
 import functools
 
-import keras
 import tensorflow as tf
 
 from tfscale.data import single_device
@@ -61,11 +60,7 @@ def keyed_batches(recipe, position):
         return batches
     # The number of a whole epoch: see `stream`.
     size = recipe.plan.batch_size
-    records = batches.map(
-        lambda *batch: keras.tree.map_structure(
-            lambda t: stream.declare(t, size), batch
-        )
-    ).unbatch()
+    records = batches.map(lambda *b: stream.declare(b, size)).unbatch()
     return _batched(recipe, _augmented(recipe, records))
 
 

@@ -36,10 +36,11 @@ _INDEX, RECORD, POSITION = 3, 6, 7
 NO_KEY = -1  # in rows without a key
 
 
-def declare(tensor, length):
-    """Sets the length of a vector in a whole epoch; see the module."""
-    tensor.set_shape([length, *tensor.shape[1:]])
-    return tensor
+def declare(tensors, length):
+    """Sets the length of vectors in a whole epoch; see the module."""
+    for tensor in tf.nest.flatten(tensors):
+        tensor.set_shape([length, *tensor.shape[1:]])
+    return tensors
 
 
 def whole(keys, *raw):
@@ -71,12 +72,12 @@ def heads_of(where, step, plan):
     `where` is an `EpochStart`, `step` an int64 vector.
     """
     # The position before each step and after it, of shape (steps, 2, 2).
-    taken = tf.stack([step, step + 1], axis=1)
-    over = tf.cast(tf.equal(taken, where.steps), tf.int64)
-    index = (taken * plan.global_batch + where.first) * plan.lines * (1 - over)
+    ends = tf.stack([step, step + 1], axis=1)
+    over = tf.cast(tf.equal(ends, where.steps), tf.int64)
+    index = (ends * plan.global_batch + where.first) * plan.lines * (1 - over)
     # The first step that moves it also counts the steps before.
     path = tf.where(
-        tf.expand_dims(taken > where.moving, 2),
+        tf.expand_dims(ends > where.moving, 2),
         tf.stack([where.epoch + over, index], axis=2),
         tf.stack([where.at_epoch, where.at_index]),
     )
@@ -161,7 +162,7 @@ def indexed_keys(recipe, position):
         step = tf.range(recipe.lane, where.steps, recipe.num_lanes)
         first, size = plan.slice_of(step, where.first, tf.minimum)
         found = (heads_of(where, step, plan), first, first + size)
-        return tuple(declare(t, plan.num_steps) for t in found)
+        return declare(found, plan.num_steps)
 
     def keys_of_step(head, first, end):
         key = head[SEED_AND_EPOCH]

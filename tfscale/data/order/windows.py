@@ -65,11 +65,11 @@ def blocks_per_window(source, window):
 
 def block_records(recipe, position):
     """A dataset of keys and records of a `BlockSource`, in order."""
-    records = _read_windows(recipe, position)
-    return _unbatched(
-        single_device.map_on_host(records, lambda _, *tensors: tensors),
-        recipe.plan.slice_size,
-    )
+    length = recipe.plan.slice_size
+    return single_device.map_on_host(
+        _read_windows(recipe, position),
+        lambda _, *tensors: stream.declare(tensors, length),
+    ).unbatch()
 
 
 def block_batches(recipe, position):
@@ -110,24 +110,12 @@ def block_batches(recipe, position):
             for t in (keys, *raw)
         )
         raw = tf.nest.pack_sequence_as(recipe.source.record_spec, raw)
-        return left, (keys, raw)
+        return left, stream.declare((keys, raw), plan.batches_per_step)
 
     none = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
-    batches = single_device.scan_on_host(
+    return single_device.scan_on_host(
         _read_windows(recipe, position), none, specs, cut
-    )
-    return _unbatched(batches, plan.batches_per_step)
-
-
-def _unbatched(dataset, length):
-    """The elements of windows; a step has `length` of them."""
-
-    def declared(*tensors):
-        return tf.nest.map_structure(
-            lambda tensor: stream.declare(tensor, length), tensors
-        )
-
-    return single_device.map_on_host(dataset, declared).unbatch()
+    ).unbatch()
 
 
 def _read_windows(recipe, position):
@@ -184,10 +172,7 @@ class _WindowReader:
         head = tf.broadcast_to(tf.stack(where), [tf.size(window), len(where)])
         begin = tf.gather(begins, window)
         last = tf.equal(window, tf.reduce_max(window))
-        length = plan.num_steps
-        return tuple(
-            stream.declare(t, length) for t in (head, window, begin, last)
-        )
+        return stream.declare((head, window, begin, last), plan.num_steps)
 
     def read(self, head, window, begin, last):
         """Whether it is the last window, and this worker's keys and records."""
