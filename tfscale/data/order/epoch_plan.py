@@ -168,26 +168,21 @@ def make_plan(
             f"Received: remainder={remainder!r}."
         )
     _check_batch_size(batch_size, replicas, workers)
+    limit, lines = num_records, 1
+    if sizes is not None:
+        lines, worker = workers, 0
+        if remainder != "keep":
+            limit = {"drop": min, "pad": max}[remainder](sizes)
     plan = EpochPlan(
         num_records=num_records,
-        limit=num_records,
-        global_batch=batch_size,
-        num_workers=workers,
+        limit=limit,
+        global_batch=batch_size // lines,
+        num_workers=workers // lines,
         worker=worker,
         batches_per_step=replicas // workers,
         remainder=remainder,
-        lines=1,
+        lines=lines,
     )
-    if sizes is not None:
-        limit = {"drop": min, "pad": max, "keep": min}[remainder](sizes)
-        plan = dataclasses.replace(
-            plan,
-            limit=limit if remainder != "keep" else num_records,
-            global_batch=batch_size // workers,
-            num_workers=1,
-            worker=0,
-            lines=workers,
-        )
     _check_steps(plan, batch_size, sizes)
     return plan
 

@@ -86,14 +86,13 @@ class Shard:
         Their keys are in `sample_keys`; begins and sizes of their files are in
         `file_spans`, of shape `(num_samples, num_files, 2)`.
         """
-        samples, skipped = self.samples, 0
+        samples, kept = self.samples, []
         if self.damage is not None:
             if on_damage == "raise":
                 offset, reason = self.damage
                 self._fail("A tar file is damaged", reason, offset)
             # The last sample may go on after the damage.
-            samples, skipped = samples[:-1], 1
-        self.sample_keys, file_spans = [], []
+            samples = samples[:-1]
         for key, files in samples:
             found = {
                 name: (begin, size)
@@ -101,21 +100,21 @@ class Shard:
                 if size != _ELSEWHERE
             }
             if len(found) == len(files) and set(names) <= set(found):
-                self.sample_keys.append(key.encode("utf-8", "surrogateescape"))
-                file_spans.append([found[name] for name in names])
-                continue
-            if on_damage == "raise":
+                kept.append((key, [found[name] for name in names]))
+            elif on_damage == "raise":
                 about = f"{key!r} has {[_described(*file) for file in files]}"
                 self._fail(
                     f"A sample must have one file of each of {names}",
                     about,
                     files[0][1],
                 )
-            skipped += 1
-        self.file_spans = np.array(file_spans, np.int64).reshape(
-            len(file_spans), len(names), 2
-        )
-        return skipped
+        self.sample_keys = [
+            k.encode("utf-8", "surrogateescape") for k, _ in kept
+        ]
+        spans = np.array([spans for _, spans in kept], np.int64)
+        self.file_spans = spans.reshape(len(kept), len(names), 2)
+        # Damage before the first sample counts as one.
+        return len(self.samples) - len(kept) or int(self.damage is not None)
 
     def _fail(self, rule, reason, offset):
         raise data_loss(
