@@ -22,7 +22,11 @@ class MemoryCache:
         with tf.init_scope(), tf.device("CPU:0"):
             self._rows = [
                 # Not initialized: the system allocates rows when written.
-                _variable(_empty([num_records, *tensor.shape], tensor.dtype))
+                _variable(
+                    tf.raw_ops.Empty(
+                        shape=[num_records, *tensor.shape], dtype=tensor.dtype
+                    )
+                )
                 for tensor in keras.tree.flatten(spec)
             ]
             self._is_there = _variable(tf.zeros([num_records], tf.bool))
@@ -30,10 +34,6 @@ class MemoryCache:
     def is_full(self) -> tf.Tensor:
         """Whether every record is there: a bool scalar tensor."""
         return tf.reduce_all(self._is_there.read_value())
-
-    def has(self, index: tf.Tensor) -> tf.Tensor:
-        """Whether the records are there: a bool scalar tensor."""
-        return tf.reduce_all(_gather(self._is_there, index))
 
     def get_or_make(self, index: tf.Tensor, make: Callable[[], Any]) -> Any:
         """Records of `index`, an int64 scalar or vector.
@@ -61,13 +61,8 @@ class MemoryCache:
             with tf.control_dependencies([done]):
                 return keras.tree.map_structure(tf.identity, record)
 
-        return tf.cond(self.has(index), hit, miss)
-
-
-def _empty(shape, dtype):
-    if dtype == tf.string:
-        return tf.fill(shape, "")
-    return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+        is_there = tf.reduce_all(_gather(self._is_there, index))
+        return tf.cond(is_there, hit, miss)
 
 
 def _variable(value):

@@ -89,14 +89,11 @@ def _choose(recipe, cache_dir, need, budget):
         return "none"  # the records are in memory as they are
     if need <= budget and recipe.service is None and recipe.has_one_shape:
         return "memory"
-    if cache_dir is not None and need < _free(cache_dir):
-        return "file"
+    if cache_dir is not None:
+        os.makedirs(cache_dir, exist_ok=True)
+        if need < shutil.disk_usage(cache_dir).free:
+            return "file"
     return "none"
-
-
-def _free(directory):
-    os.makedirs(directory, exist_ok=True)
-    return shutil.disk_usage(directory).free
 
 
 def _file(recipe, cache_dir, need):

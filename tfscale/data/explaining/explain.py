@@ -151,8 +151,7 @@ def _autotuned(pipeline, seconds):
             break
     nodes = []
     model = tf.data.experimental.get_model_proto(iterator)
-    for number in sorted(model.nodes):
-        node = model.nodes[number]
+    for _, node in sorted(model.nodes.items()):
         values = {p.name: int(p.state_value) for p in node.parameters}
         per_element = node.processing_time / 1e9 / max(node.num_elements, 1)
         nodes.append(

@@ -58,11 +58,6 @@ def window_size(
     return max(min(window, fit), 1)
 
 
-def blocks_per_window(source, window):
-    """The number of blocks of a window: at least one."""
-    return max(int(window // max(int(source.blocks[:, 0].max()), 1)), 1)
-
-
 def block_records(recipe, position):
     """A dataset of keys and records of a `BlockSource`, in order."""
     length = recipe.plan.slice_size
@@ -142,7 +137,7 @@ class _WindowReader:
         self._num_blocks = len(counts)
         self._counts = tf.constant(counts, tf.int64)
         self._firsts = tf.cumsum(self._counts, exclusive=True)
-        self._per_window = blocks_per_window(self._source, recipe.window)
+        self._per_window = max(recipe.window // max(int(counts.max()), 1), 1)
         self._num_windows = -(-len(counts) // self._per_window)
 
     def _blocks(self, begin, end, where):
