@@ -105,11 +105,15 @@ def block_batches(recipe, position):
             for t in (keys, *raw)
         )
         raw = tf.nest.pack_sequence_as(recipe.source.record_spec, raw)
-        return left, stream.declare((keys, raw), plan.batches_per_step)
+        return left, (keys, raw)
 
     none = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
-    return single_device.scan_on_host(
+    batches = single_device.scan_on_host(
         _read_windows(recipe, position), none, specs, cut
+    )
+    # A scan itself compares shapes with those that are declared.
+    return single_device.map_on_host(
+        batches, lambda *t: stream.declare(t, plan.batches_per_step)
     ).unbatch()
 
 
