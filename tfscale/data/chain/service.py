@@ -20,6 +20,8 @@ import warnings
 
 import tensorflow as tf
 
+from tfscale.data.order import stream
+
 
 def reach(address, *, patience=30.0):
     """Waits up to `patience` seconds until a dispatcher answers.
@@ -56,16 +58,6 @@ def reach(address, *, patience=30.0):
 LANES = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class _FixedPosition:
-    """A `Position` for the chain on a worker: a tensor, not state."""
-
-    start: tf.Tensor
-
-    def begin(self, *_):
-        return self.start
-
-
 def batches(recipe, position, make):
     """Keyed batches of an epoch; `make(recipe, position)` builds a lane's."""
     lanes = recipe.num_lanes
@@ -73,9 +65,7 @@ def batches(recipe, position, make):
     def epoch(start):
         def lane(number):
             of_lane = dataclasses.replace(recipe, lane=number)
-            return _on_service(
-                make(of_lane, _FixedPosition(start)), recipe.service
-            )
+            return _on_service(make(of_lane, start), recipe.service)
 
         return tf.data.Dataset.range(lanes).interleave(
             lane,
@@ -86,7 +76,7 @@ def batches(recipe, position, make):
         )
 
     head = tf.data.Dataset.from_tensors(0).map(
-        lambda _: position.begin(recipe.plan, recipe.is_read_ahead)
+        lambda _: stream.epoch_start(recipe, position)
     )
     return head.flat_map(epoch)
 

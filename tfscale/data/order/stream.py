@@ -61,7 +61,12 @@ def whole(keys, *raw):
 
 
 def epoch_start(recipe, position):
-    """The `EpochStart` of an iterator, which reads the position once."""
+    """The `EpochStart` of an iterator, which reads the position once.
+
+    `position` is a `Position`, or an `EpochStart` that was read before.
+    """
+    if isinstance(position, EpochStart):
+        return position
     start = position.begin(recipe.plan, recipe.is_read_ahead)
     return EpochStart(*tf.unstack(start))
 
