@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+_TensorProto = type(tf.make_tensor_proto(0))
 Path = tuple[str, ...]
 
 
@@ -125,8 +126,19 @@ def nested(values: Mapping[Path, Any]) -> dict[str, Any]:
 
 
 def serialized(array: np.ndarray, dtype: tf.DType) -> bytes:
-    """An array as `tf.io.parse_tensor` reads it."""
-    return tf.make_tensor_proto(array, dtype).SerializeToString()
+    """An array as `tf.io.parse_tensor` reads it.
+
+    `tf.make_tensor_proto` takes seven times as long.
+    """
+    text = dtype == tf.string
+    proto = _TensorProto(
+        dtype=dtype.as_datatype_enum,
+        string_val=array.reshape(-1).tolist() if text else (),
+        tensor_content=b"" if text else array.tobytes(),
+    )
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    return proto.SerializeToString()
 
 
 def dtype_of(kind: Any) -> tf.DType | None:
