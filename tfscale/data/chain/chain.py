@@ -82,7 +82,10 @@ def _parsed_batches(recipe, position):
 
     def work(keys, *raw):
         if recipe.plan.remainder == "keep":
-            keys, *raw = stream.whole(keys, *raw)
+            if isinstance(recipe.source, BlockSource):
+                keys, *raw = stream.whole(keys, *raw)
+            else:
+                keys = stream.undeclared(keys)
         index = keys[:, stream.RECORD]
 
         def make():

@@ -27,12 +27,9 @@ def batched(
 
 def _values(padding: Any, record: Any) -> Any:
     if not keras.tree.is_nested(padding):
-        return keras.tree.map_structure(
-            # One number for all components is none for strings.
-            lambda spec: _value(
-                "" if spec.dtype == tf.string else padding, spec
-            ),
-            record,
+        number = padding  # one for all components is none for strings
+        padding = keras.tree.map_structure(
+            lambda spec: "" if spec.dtype == tf.string else number, record
         )
     try:
         keras.tree.assert_same_structure(record, padding)

@@ -43,21 +43,22 @@ def declare(tensors, length):
     return tensors
 
 
+def undeclared(tensor):
+    """A tensor whose length may be another than it is declared."""
+    return tf.raw_ops.PlaceholderWithDefault(
+        input=tensor, shape=[None, *tensor.shape[1:]]
+    )
+
+
 def whole(keys, *raw):
     """A batch without the rows that have no key.
 
-    The batch may be shorter than declared. `keys` has the shape
-    `(batch, KEY_SIZE)`, and `raw` that first dimension.
+    `keys` has the shape `(batch, KEY_SIZE)`, and `raw` that first dimension.
     """
     count = tf.math.count_nonzero(keys[:, RECORD] >= 0, dtype=tf.int32)
-
-    def cut(t):
-        rows = tf.raw_ops.PlaceholderWithDefault(
-            input=t, shape=[None, *t.shape[1:]]
-        )
-        return rows[:count]
-
-    return keras.tree.map_structure(cut, (keys, *raw))
+    return keras.tree.map_structure(
+        lambda tensor: undeclared(tensor)[:count], (keys, *raw)
+    )
 
 
 def epoch_start(recipe, position):
