@@ -130,7 +130,7 @@ def _augmented(recipe, records):
 
 
 def _augment(recipe, key, record):
-    seed = stream.augmentation_seed(
+    seed = tf.random.experimental.stateless_fold_in(
         key[stream.SEED_AND_EPOCH], key[stream.RECORD]
     )
     return recipe_lib.call(recipe.augment, record, seed=seed)

@@ -20,7 +20,7 @@ def stream_records(recipe, position):
         records = source.dataset.enumerate()
         if recipe.shuffle:
             key = tf.stack([where.seed, where.epoch])
-            key = stream.augmentation_seed(key, _MIX)
+            key = tf.random.experimental.stateless_fold_in(key, _MIX)
             records = _shuffled(records, recipe.window, key)
         end = plan.global_batch * where.steps + start
         padding = tf.maximum(end - plan.num_records, 0)

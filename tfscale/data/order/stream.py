@@ -150,14 +150,6 @@ def shuffled(positions, size, key):
     )[:-1]
 
 
-def augmentation_seed(key, record):
-    """The seed of a record in an epoch, of shape `(2,)`, for `tf.random`.
-
-    `key` is the seed and the epoch.
-    """
-    return tf.random.experimental.stateless_fold_in(key, record)
-
-
 def indexed_keys(recipe, position):
     """A dataset of keys, `(plan.slice_size, KEY_SIZE)` for each step."""
     plan = recipe.plan
