@@ -56,7 +56,6 @@ _FIRST = (
     "tests/cluster/reception_test.py",
     "tests/examples/finetune_causal_lm_test.py",
     "tests/mesh/models/loading_test.py",
-    "tests/cluster/liveness/survivors_test.py",
     "tests/tensor_parallel/int8_test.py",
     "tests/variables/zero_test.py",
     "tests/cluster/liveness/failure_detector_test.py",

@@ -16,7 +16,7 @@ sends its random word both ways. Together the words make one that strangers do
 not know.
 """
 
-import functools
+import concurrent.futures
 import hashlib
 import json
 import logging
@@ -24,8 +24,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 
 from tfscale.cluster import reception
 from tfscale.cluster.cluster import Cluster
@@ -44,7 +44,7 @@ _WORD_LENGTH = 32
 class MissingError(ConnectionError):
     """Processes of a cluster are missing."""
 
-    def __init__(self, text: str, addresses: Sequence[str]):
+    def __init__(self, text: str, addresses: Iterable[str]):
         super().__init__(text)
         self.addresses = list(addresses)
 
@@ -92,6 +92,44 @@ def preflight(
     return found.run(timeout, patience, say)
 
 
+def survivors(
+    cluster: Cluster,
+    facts: Mapping[str, str],
+    *,
+    least: int,
+    timeout: float = 60.0,
+    say: Callable[[str], None] = logging.warning,
+) -> Cluster:
+    """The cluster of the workers that have reached each other, by agreement.
+
+        a   reaches b, and not c ──► with b, about {a, b} ──► goes on with b
+        b   reaches a, and not c ──► with a, about {a, b} ──► goes on with a
+        c   is lost; if it comes later, it is not answered
+
+    Raises:
+        ConnectionError: If too few are there, or others have found others.
+        OSError: If this process' own port is in use.
+        ValueError: If a fact differs.
+    """
+    try:
+        preflight(cluster, facts, timeout=timeout, say=say)
+    except MissingError as error:
+        gone = error.addresses
+        left = tuple(a for a in cluster.addresses if a not in gone)
+        if len(left) < least:
+            raise
+        say(
+            f"Without {', '.join(gone)}: {len(left)} of "
+            f"{len(cluster.addresses)} are left, {least} at least."
+        )
+        cluster = Cluster(
+            {"worker": left}, "worker", left.index(cluster.address)
+        )
+    together = ",".join(cluster.addresses)
+    preflight(cluster, facts, timeout=timeout, say=say, about=together)
+    return cluster
+
+
 class _Preflight:
     def __init__(self, cluster, others, facts, about):
         self._address = cluster.address
@@ -102,51 +140,52 @@ class _Preflight:
         self._max_bytes = max(
             reception.MAX_LINE_BYTES, 2 * len(self._message())
         )
-        self._changed = threading.Condition()
         # For each other process: why it was not reached, its answer, and the
         # words of callers that gave its address.
         self._unreached = dict.fromkeys(others, "not tried yet")
         self._found = {}
         self._calls = {address: set() for address in others}
         self._strange = None
-        self._is_over = False
+        self._is_over = threading.Event()
 
     def run(self, timeout, patience, say):
-        start = time.monotonic()
-        threads = [
-            threading.Thread(target=self._call, args=(a,), daemon=True)
-            for a in self._calls
-        ]
-        with Reception(ports.listen(self._address), self._greet):
-            for thread in threads:
-                thread.start()
-            is_logged = False
+        with (
+            Reception(ports.listen(self._address), self._greet),
+            concurrent.futures.ThreadPoolExecutor(len(self._calls)) as threads,
+        ):
+            threads.map(self._call, self._calls)
             try:
-                while missing := self._missing():
-                    waited = time.monotonic() - start
-                    reasons = "; ".join(f"{a} ({why})" for a, why in missing)
-                    if waited > timeout:
-                        raise MissingError(
-                            "All processes of a cluster must be there. "
-                            f"Received: after {timeout:g} s, at "
-                            f"{self._address}, still missing: {reasons}."
-                            f"{self._stranger()} Start them, or correct the "
-                            "addresses.",
-                            [address for address, _ in missing],
-                        )
-                    if waited > patience and not is_logged:
-                        is_logged = True
-                        say(f"Waiting for {reasons}.")
-                    time.sleep(0.02)
+                self._wait(timeout, patience, say)
                 self._compare()
             finally:
-                with self._changed:
-                    self._is_over = True
-                    self._changed.notify_all()
-                for thread in threads:
-                    thread.join()
+                self._is_over.set()
         words = [self._word, *(found["word"] for found in self._found.values())]
         return hashlib.sha256("".join(sorted(words)).encode()).hexdigest()
+
+    def _wait(self, timeout, patience, say):
+        start = time.monotonic()
+        is_logged = False
+        while missing := self._missing():
+            waited = time.monotonic() - start
+            reasons = "; ".join(f"{a} ({why})" for a, why in missing.items())
+            if waited > timeout:
+                stranger = ""
+                if self._strange is not None:
+                    stranger = (
+                        f" {self._strange!r} has called, which is none of the "
+                        "addresses here."
+                    )
+                raise MissingError(
+                    "All processes of a cluster must be there. Received: after "
+                    f"{timeout:g} s, at {self._address}, still missing: "
+                    f"{reasons}.{stranger} Start them, or correct the "
+                    "addresses.",
+                    missing,
+                )
+            if waited > patience and not is_logged:
+                is_logged = True
+                say(f"Waiting for {reasons}.")
+            time.sleep(0.02)
 
     def _greet(self, connection):
         caller = self._read(connection)
@@ -161,9 +200,7 @@ class _Preflight:
         # A call counts once the caller has received the answer.
         heard = reception.read_line(connection, _SECONDS_TO_HEAR)
         if heard == "heard" and len(calls) < _MAX_CALLS:
-            with self._changed:
-                calls.add(caller["word"])
-                self._changed.notify_all()
+            calls.add(caller["word"])
 
     def _read(self, connection):
         """The message of a member; raises `ValueError` if it is none."""
@@ -189,30 +226,18 @@ class _Preflight:
         return message
 
     def _call(self, address):
-        while not self._is_over:
+        num_answered = None  # its calls, when it last answered one from here
+        while not (self._is_over.is_set() or self._is_met(address)):
+            # Called again only if another process calls with its address: it
+            # may have been restarted.
             num_calls = len(self._calls[address])
-            reason = self._call_once(address)
-            with self._changed:
+            if num_calls != num_answered:
+                reason = self._call_once(address)
                 if reason is None:
-                    # Called again only if another process calls with its
-                    # address: it may have been restarted.
-                    self._changed.wait_for(
-                        functools.partial(self._is_called, address, num_calls)
-                    )
-                    if self._is_met(address):
-                        return
+                    num_answered = num_calls
                 else:
                     self._unreached[address] = reason
-                self._changed.wait_for(
-                    lambda: self._is_over, _SECONDS_BETWEEN_CALLS
-                )
-
-    def _is_called(self, address, num_calls):
-        return (
-            self._is_over
-            or self._is_met(address)
-            or len(self._calls[address]) > num_calls
-        )
+            self._is_over.wait(_SECONDS_BETWEEN_CALLS)
 
     def _call_once(self, address):
         try:
@@ -222,8 +247,7 @@ class _Preflight:
                 if answer["address"] != address:
                     return f"{answer['address']} answers there"
                 connection.sendall(b"heard\n")
-                with self._changed:
-                    self._found[address] = answer
+                self._found[address] = answer
                 return None
         except ValueError:
             return "something else listens at its port"
@@ -240,23 +264,12 @@ class _Preflight:
         return found is not None and found["word"] in self._calls[address]
 
     def _missing(self):
-        with self._changed:
-            return [
-                (
-                    address,
-                    "it did not call" if address in self._found else reason,
-                )
-                for address, reason in sorted(self._unreached.items())
-                if not self._is_met(address)
-            ]
-
-    def _stranger(self):
-        if self._strange is None:
-            return ""
-        return (
-            f" {self._strange!r} has called, which is none of the addresses "
-            "here."
-        )
+        """Addresses, and why each is missing."""
+        return {
+            address: "it did not call" if address in self._found else reason
+            for address, reason in sorted(self._unreached.items())
+            if not self._is_met(address)
+        }
 
     def _compare(self):
         for address, found in sorted(self._found.items()):

@@ -21,7 +21,7 @@ from tfscale.cluster import Cluster
 from tfscale.cluster import cluster_from_environment
 from tfscale.cluster import preflight
 from tfscale.cluster.initialize import versions
-from tfscale.cluster.liveness.survivors import survivors
+from tfscale.cluster.preflight import survivors
 from tfscale.launch import output
 from tfscale.launch.launcher import Launcher
 from tfscale.launch.launcher import Task
