@@ -136,7 +136,10 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             )
 
         model.optimizer.build(model.trainable_variables)
-        writer.finish()  # that of the run that was interrupted
+        # Its thread first ends the save of the run that was interrupted.
+        other = writer.Writer()
+        other.start(int)
+        other.wait()
         before = state()
         self.assertNotEmpty(before[-1])
         with self.assertRaisesRegex(ValueError, message) as raised:

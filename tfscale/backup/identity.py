@@ -1,16 +1,31 @@
-"""Whether a run is the one of a backup: its model, data and callbacks."""
+"""Whether a run is the one of a backup: its model, data and callbacks.
 
+Variables of the same shapes may belong to another activation, optimizer or
+dtype policy, so configurations are compared. Left out is what differs between
+runs of one program: numbers at the ends of names, code of lambdas (which
+contains paths), learning rates, which are restored, and options that change the
+speed of steps but not their results.
+"""
+
+import json
+import re
+import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfscale._internals import fitting
-from tfscale.backup import configuration
+from tfscale.backup.export import config_of
 from tfscale.backup.files.committed import Backup
-from tfscale.backup.state import callback_states
 from tfscale.backup.state import variables
 from tfscale.backup.state.data_position import DataPosition
+
+_LEFT_OUT = (
+    *("build_config", "build_input_shape", "shared_object_id"),
+    *("jit_compile", "run_eagerly", "steps_per_execution"),
+)
+_NUMBER = re.compile(r"_\d+$")
 
 
 def identity(
@@ -23,11 +38,11 @@ def identity(
         for tensor in tf.nest.flatten(spec)
         if isinstance(tensor, tf.TensorSpec)
     ]
-    names = callback_states.names(callbacks.callbacks)
+    names = [type(callback).__name__ for callback in callbacks.callbacks]
     # With `verbose=0` there is no progress bar.
     names = [name for name in names if name != "ProgbarLogger"]
     return {
-        "configuration": configuration.of_model(model),
+        "configuration": configuration(model),
         "data": [*shapes, *data.identity()],
         "callbacks": names,
     }
@@ -36,27 +51,80 @@ def identity(
 def check(
     backup: Backup, model: keras.Model, worker: int, now: dict[str, Any]
 ) -> None:
-    """Refuses to continue from a backup of another run.
-
-    Raises:
-        ValueError: If the backup is of another model, optimizer, other data or
-            callbacks; the error names the difference.
-    """
-    difference = variables.difference(variables.variables_of(model), backup)
-    if difference is None:
-        saved = backup.state_of(worker)
-        for what, found in now.items():
-            before = saved.get(what)
-            if difference is None and before != found:
-                difference = (
-                    configuration.difference(found, before)
-                    if what == "configuration"
-                    else f"{what} {found}, saved {before}"
-                )
-    if difference is not None:
+    """Refuses to continue from a backup of another run; names a difference."""
+    found = variables.difference(variables.variables_of(model), backup)
+    saved = backup.state_of(worker)
+    for what, value in now.items():
+        if found is None and saved.get(what) != value:
+            found = (
+                difference(value, saved.get(what))
+                if what == "configuration"
+                else f"{what} {value}, saved {saved.get(what)}"
+            )
+    if found is not None:
         raise ValueError(
             "A run must continue with the same model, optimizer, data and "
-            f"callbacks. Received: {difference}, of backup {backup.path!r}. "
+            f"callbacks. Received: {found}, of backup {backup.path!r}. "
             "Nothing was changed. Restore the difference, or take another "
             "`backup_dir`."
         )
+
+
+def configuration(model: keras.Model) -> str:
+    """JSON of the configuration of a model and of its `compile`.
+
+    A class without configuration, or that overrides `compile`, has null.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lambdas, which are not loaded
+        model_config = json.loads(config_of(model) or "{}")
+        try:
+            compiled = json.loads(json.dumps(model.get_compile_config()))
+        except (NotImplementedError, TypeError, ValueError):
+            compiled = None
+    model_config.pop("compile_config", None)  # a pipeline has it outside
+    return json.dumps(_plain({"model": model_config, "compiled": compiled}))
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        if value.get("class_name") == "__lambda__":
+            return "a lambda"
+        return {
+            # Without the rows of a replica's batch.
+            key: _plain(v[1:] if key == "batch_shape" and v else v)
+            for key, v in value.items()
+            if key not in _LEFT_OUT
+            and not (key == "learning_rate" and isinstance(v, float))
+        }
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return _NUMBER.sub("", value) if isinstance(value, str) else value
+
+
+def difference(now: str, saved: str | None) -> str | None:
+    """The first path at which two configurations differ, or None."""
+    return _difference(json.loads(now), json.loads(saved or "null"), "")
+
+
+def _difference(now, saved, path):
+    if now == saved:
+        return None
+    if isinstance(now, list) and isinstance(saved, list):
+        if len(now) != len(saved):
+            return f"{path} of {len(now)}, saved {len(saved)}"
+        now, saved = dict(enumerate(now)), dict(enumerate(saved))
+    if isinstance(now, dict) and isinstance(saved, dict):
+        found = (
+            _difference(
+                now.get(key), saved.get(key), f"{path}/{key}".strip("/")
+            )
+            for key in sorted({*now, *saved})
+        )
+        return next(filter(None, found), None)
+    return f"{path} {_short(now)}, saved {_short(saved)}"
+
+
+def _short(value):
+    text = json.dumps(value)
+    return text if len(text) < 100 else f"{text[:100]}..."

@@ -10,6 +10,7 @@ The run is restored after each `on_train_begin` and `on_epoch_begin`, in which
 callbacks reset themselves.
 """
 
+import functools
 import logging
 import sys
 import time
@@ -47,12 +48,7 @@ _MOST_SECONDS_BEFORE_WRITING = 1.0
 
 
 class Run:
-    """A `fit` in progress; the `Watcher` of its epochs.
-
-    Raises:
-        ValueError: If the newest backup is of another model, optimizer, other
-            data or callbacks.
-    """
+    """A `fit` in progress; the `Watcher` of its epochs."""
 
     def __init__(
         self,
@@ -80,7 +76,6 @@ class Run:
         self._step = 0
         self._num_steps = 0
         self._logs_so_far: dict[str, float] | None = None
-        self._config_of_epoch: tuple[str | None] | None = None
         self._identity = identity.identity(
             model, self._epochs, self._callbacks, self._data
         )
@@ -88,18 +83,17 @@ class Run:
         # A backup, and keys of it whose variables the first step creates.
         self._not_created: tuple[Any, list[str]] | None = None
         self._backup = self._newest()
-        if self._backup is None and self._report.noted():
+        if self._backup is not None:
+            fitting.build(model, fitting.element_spec_of(self._epochs))
+            identity.check(self._backup, model, workers.index, self._identity)
+            fitting.set_initial_epoch(model, self._backup.state["epoch"])
+        elif num_noted := self._report.noted():
             logging.warning(
                 "No backup is in %r, in which %d steps of a run were noted: "
                 "it begins anew.",
                 folder.path,
-                self._report.noted(),
+                num_noted,
             )
-        if self._backup is not None:
-            spec = fitting.element_spec_of(self._epochs)
-            fitting.build(model, spec)
-            identity.check(self._backup, model, workers.index, self._identity)
-            fitting.set_initial_epoch(model, self._backup.state["epoch"])
         num_probes = int(fitting.probes_data(model))
         warn_of_inexact(self._epochs, "training", num_probes)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
@@ -114,17 +108,13 @@ class Run:
 
     def _newest(self):
         """The newest backup, which worker 0 chooses for all."""
-        found = None
 
         def find():
-            nonlocal found
             found = self._folder.newest()
-            return None if found is None else found.path
+            return found and found.path
 
         path = self._workers.from_first("newest", find)
-        if path is not None and found is None:
-            return open_backup(path, is_verified=True)
-        return found
+        return path and open_backup(path, is_verified=True)
 
     # --- of the callback --------------------------------------------------
 
@@ -181,11 +171,7 @@ class Run:
         return self._report.text()
 
     def stop_late(self) -> None:
-        """Ends the process if a signal came after the last step.
-
-        Raises:
-            SystemExit: If one did, and had no handler before this `fit`.
-        """
+        """Ends the process if a signal came after the last step."""
         self._signals.restore()
         is_asked = self._signals.received is not None
         if self._workers.agree(is_asked, False, is_last=True)[0]:
@@ -214,7 +200,10 @@ class Run:
     def begin_epoch(self) -> int:
         """See `Watcher`; continues from a backup, if any."""
         self._step = 0
-        self._config_of_epoch = None
+        # Once in an epoch: it takes longer than the rest of a save.
+        self._config = functools.cache(
+            functools.partial(config_of, self._model)
+        )
         self._data.begin_epoch(self._epoch)
         backup, self._backup = self._backup, None
         if backup is None:
@@ -227,11 +216,8 @@ class Run:
         if self._step:
             results = self._model.get_metrics_result()
             self._logs_so_far = {k: float(v) for k, v in results.items()}
-            fitting.count_time_from(
-                self._callbacks,
-                self._step,
-                backup.state["seconds_per_step"],
-            )
+            seconds = backup.state["seconds_per_step"]
+            fitting.count_time_from(self._callbacks, self._step, seconds)
         return self._step
 
     def skip(self, iterator: Any) -> None:
@@ -279,8 +265,9 @@ class Run:
         entries = variables.variables_of(self._model)
         worker, workers = self._workers.index, self._workers
         shards = variables.hold(entries, worker)
-        key = f"state{worker}" if worker else "state"
-        state, arrays = json_arrays.split(self._state(step), key)
+        state, arrays = json_arrays.split(
+            self._state(step), f"state{worker or ''}"
+        )
         for key, array in arrays.items():
             value = tf.constant(array)
             whole = Sharding(array.shape, value.dtype.size)
@@ -301,7 +288,6 @@ class Run:
         validation = self._validation_state
         if self._validation is not None:
             validation = self._validation.state()
-        callbacks = self._callbacks.callbacks
         return {
             **self._identity,
             "model": self._config(),
@@ -313,15 +299,11 @@ class Run:
             "validation": validation,
             "seconds_per_step": self._report.seconds_per_step,
             "random": random_states.random_states(),
-            "callback_states": callback_states.callback_states(callbacks),
+            "callback_states": callback_states.callback_states(
+                self._callbacks.callbacks
+            ),
             "report": self._report.state,
         }
-
-    def _config(self):
-        """Created once in an epoch: it takes longer than the rest of a save."""
-        if self._config_of_epoch is None:
-            self._config_of_epoch = (config_of(self._model),)
-        return self._config_of_epoch[0]
 
     def _restore(self, backup):
         state = json_arrays.join(

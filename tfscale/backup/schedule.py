@@ -12,11 +12,8 @@ class SaveSchedule:
     With "auto" a save is due once the one before, from its beginning to its
     last byte, has taken no more than a share of the time since it began
     (CheckFreq: Mohan et al., FAST 2021, section 4.3). Steps during a save are
-    longer by no more than its time, so this bounds the cost.
-
-    Args:
-        save_freq: "epoch", "auto" or a number of steps.
-        overhead: With "auto", the share of the time that saves may take.
+    longer by no more than its time, so this bounds the cost. Otherwise
+    `save_freq` is "epoch" or a number of steps.
     """
 
     def __init__(self, save_freq: str | int, overhead: float):

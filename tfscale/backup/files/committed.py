@@ -47,21 +47,14 @@ class DamagedBackupError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Backup:
-    """A backup that verified.
-
-    Attributes:
-        path: Its folder.
-        step: Steps of the run, over all epochs.
-        state: All but the tensors: JSON.
-        tensors: `{"shape": ..., "dtype": ...}` of each tensor, by key.
-        files: Names of its files.
-    """
+    """A backup that verified."""
 
     path: str
-    step: int
-    state: Mapping[str, Any]
+    step: int  # of the run, over all epochs
+    state: Mapping[str, Any]  # all but the tensors: JSON
+    # `{"shape": ..., "dtype": ...}` of each tensor, by key.
     tensors: Mapping[str, Mapping[str, Any]]
-    files: frozenset[str]
+    files: frozenset[str]  # names
 
     def state_of(self, worker: int) -> Mapping[str, Any]:
         """The state of a worker; an added worker has that of the first."""
@@ -102,10 +95,9 @@ def write_files(
     state: Mapping[str, Any],
     worker: int = 0,
 ) -> dict[str, Any]:
-    """Writes the files of a worker; removes each of `shards` once written.
+    """Writes the files of a worker; returns their contents, JSON for `seal`.
 
-    Returns:
-        Their contents, JSON for `seal`.
+    Removes each of `shards` once written.
     """
     storage, name = storage_of(path), _name("parts", worker)
     tensors = {
@@ -136,11 +128,7 @@ def _name(kind, worker):
 
 
 def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the manifest, which completes the backup.
-
-    Raises:
-        FileNotFoundError: If the files of a worker are missing.
-    """
+    """Writes the manifest, which completes the backup; all files are there."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
@@ -239,8 +227,11 @@ def _digest(text):
 
 def begun(folder: str) -> list[str]:
     """Names of folders of backups, the newest first, complete or not."""
-    found = _real_folders(folder, _NAME)
-    return sorted(found, key=_step_and_name, reverse=True)
+
+    def step_and_name(name):
+        return int(_NAME.fullmatch(name)[1]), name
+
+    return sorted(_real_folders(folder, _NAME), key=step_and_name, reverse=True)
 
 
 def damaged(folder: str) -> list[str]:
@@ -252,10 +243,6 @@ def _real_folders(folder, form):
     storage = storage_of(folder)
     named = [name for name in storage.names() if form.fullmatch(name)]
     return [name for name in named if storage.is_folder(name)]
-
-
-def _step_and_name(name):
-    return int(_NAME.fullmatch(name)[1]), name
 
 
 def is_complete(path: str) -> bool:

@@ -45,11 +45,7 @@ class BackupFolder:
             ) from error
 
     def be_seen(self, workers: Coordination) -> None:
-        """Checks that all workers see a file that worker 0 writes.
-
-        Raises:
-            OSError: In all workers, if one does not see it.
-        """
+        """Raises, in all workers, if one does not see what worker 0 writes."""
         if workers.count == 1:
             return
         name = workers.from_first("token", self._write_token)

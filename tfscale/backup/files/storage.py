@@ -78,11 +78,7 @@ class Storage:
         """Returns once files that others wrote are on the disk."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file.
-
-        Raises:
-            FileNotFoundError: If it is not there.
-        """
+        """The content of a file, or a `FileNotFoundError`."""
         with self._open(name) as file:
             return file.read()
 

@@ -22,28 +22,18 @@ _MAX_CHUNKS = 256  # and files
 
 @dataclasses.dataclass(frozen=True)
 class TensorShard:
-    """A shard of a tensor with its value.
-
-    Args:
-        key: Name of the tensor.
-        sharding: The sharding of the tensor.
-        replica_and_rank: `(replica, rank)` of the shard.
-        value: Tensor of shape `sharding.local_shape`.
-    """
+    """A shard of the tensor `key` with its value."""
 
     key: str
     sharding: Sharding
     replica_and_rank: tuple[int, int]
-    value: tf.Tensor
+    value: tf.Tensor  # of shape `sharding.local_shape`
 
 
 def write_shards(prefix: str, shards: list[TensorShard]) -> None:
     """Writes shards into the checkpoint files `<prefix>.index` and `.data-*`.
 
-    Args:
-        prefix: Path without an ending.
-        shards: Each shard of each tensor once. Each is removed once written, to
-            free its memory.
+    Each shard is removed from the list once written, to free its memory.
     """
     shards.reverse()
     storage = storage_of(os.path.dirname(prefix))
@@ -89,11 +79,7 @@ def read_shard(
     sharding: Sharding,
     replica_and_rank: tuple[int, int],
 ) -> tf.Tensor:
-    """The shard of a tensor on a device, however it was divided when saved.
-
-    Raises:
-        tf.errors.DataLossError: If the file was changed.
-    """
+    """The shard of a tensor on a device, however it was divided when saved."""
     with tf.device("CPU:0"):
         (value,) = tf.raw_ops.RestoreV2(
             prefix=prefix,

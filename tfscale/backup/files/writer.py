@@ -5,6 +5,7 @@ to each new thread. Python ends after the thread's jobs.
 """
 
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -25,11 +26,7 @@ class Writer:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], None], delay: float = 0.0) -> None:
-        """Starts a job `delay` seconds from now, or once it is waited for.
-
-        Raises:
-            Exception: The error of the job before.
-        """
+        """Starts a job `delay` seconds from now, or once it is waited for."""
         self.wait()
         self._is_waited_for.clear()
 
@@ -46,26 +43,15 @@ class Writer:
 
     def join(self) -> None:
         """Returns once no job is under way, and drops its error."""
-        self._is_waited_for.set()
-        if self._job is not None:
-            concurrent.futures.wait([self._job])
-            self._job = None
+        with contextlib.suppress(Exception):
+            self.wait()
 
     def wait(self) -> None:
-        """Returns once no job is under way.
-
-        Raises:
-            Exception: The error of the job.
-        """
+        """Returns once no job is under way, or raises its error."""
         self._is_waited_for.set()
         job, self._job = self._job, None
         if job is not None:
             job.result()
-
-
-def finish() -> None:
-    """Returns once the jobs of all writers have ended."""
-    _thread.submit(int).result()
 
 
 def _forget():

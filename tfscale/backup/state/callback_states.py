@@ -52,11 +52,6 @@ def set_callback_states(
             _set_state(callback, state)
 
 
-def names(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """The classes of callbacks, which a backup belongs to."""
-    return [type(callback).__name__ for callback in callbacks]
-
-
 def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Names, once for a `fit`, the callbacks whose state is not kept."""
     unknown = [
@@ -77,10 +72,10 @@ def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
 
 
 def _attributes(callback):
-    for kind, attributes in _ATTRIBUTES.items():
-        if isinstance(callback, kind):
-            return attributes
-    return None
+    return next(
+        (a for kind, a in _ATTRIBUTES.items() if isinstance(callback, kind)),
+        None,
+    )
 
 
 def _state(callback):

@@ -16,10 +16,16 @@ import tensorflow as tf
 from tfscale._internals import datasets
 from tfscale._internals import fitting
 from tfscale.adapters import py_dataset
-from tfscale.backup import configuration
 from tfscale.backup.exactness import shuffles_late
 from tfscale.data.chain.resumable_dataset import ResumableDataset
 from tfscale.data.order.position import PositionValue
+from tfscale.graphs.dataset_graph import stages_of
+
+# Settings of a dataset that change its speed, and not its records.
+_SPEED = (
+    *("buffer_output_elements", "num_parallel_calls"),
+    *("prefetch_input_elements",),
+)
 
 
 class DataPosition:
@@ -101,7 +107,7 @@ class DataPosition:
         if source is None:
             found += fitting.rows_of_arrays(self._epochs)
         elif isinstance(source, tf.data.Dataset) and self._pipeline is None:
-            found += configuration.of_dataset(source)
+            found += stages(source)
         return found
 
     def state(self) -> dict[str, Any]:
@@ -243,3 +249,20 @@ def _pipeline_in(dataset):
         inputs = datasets.inputs_of(dataset)
         dataset = inputs[0] if len(inputs) == 1 else None
     return None, False
+
+
+def stages(dataset: tf.data.Dataset) -> list[str]:
+    """The stages of a dataset with their integers, such as seeds and sizes.
+
+    Functions, names of files and numbers of threads are left out.
+    """
+    found = []
+    for stage in stages_of(dataset):
+        if not stage.is_a("Prefetch", "Options"):
+            integers = [
+                value
+                for name, value in stage.settings.items()
+                if type(value) is int and name not in _SPEED
+            ]
+            found.append(f"{stage.kind}{integers}")
+    return found

@@ -22,6 +22,19 @@ _CHANGES = (
     *("LookupTableImport", "LookupTableInsert", "LookupTableRemove"),
     *("QueueDequeue", "QueueEnqueue", "StackPop", "StackPush"),
 )
+# Of random operations, of Python functions, and of iterators and tables.
+_UNSAVED = (
+    "BackupAndRestore does not save where random operations without a "
+    "generator stand: after an interruption they restart. Received: %s. Give "
+    "`keras.random` functions a `keras.random.SeedGenerator`, or draw from a "
+    "`tf.random.Generator`.",
+    "BackupAndRestore does not save what Python functions of a step keep: "
+    "after an interruption they start again. Received: `tf.numpy_function` or "
+    "`tf.py_function` at %s. Keep state in a `tf.Variable`.",
+    "BackupAndRestore saves no iterators, tables and queues of a step: after "
+    "an interruption they start again. Received: %s. Pass all data to `fit` in "
+    "one dataset (`tf.data.Dataset.zip`), and keep state in a `tf.Variable`.",
+)
 _COPIES = re.compile(r"\b(replica_\d+|while)/")
 
 
@@ -31,11 +44,8 @@ def captured_variables(
     """The variables that a step captured, with a name for each.
 
     A program that runs again creates them in the same order, also on another
-    mesh: variables of one name are numbered.
-
-    Args:
-        function: `train_function` or `test_function` of a model.
-        known: The ids of handles of variables that are left out.
+    mesh: variables of one name are numbered. Those whose handles have ids in
+    `known` are left out.
     """
     found = {}
     for concrete in _traced(function):
@@ -98,30 +108,9 @@ def warn_of_unsaved(model: keras.Model, function: Any) -> None:
                 python[name] = None
             elif node.op.startswith(_CHANGES):
                 held[f"{node.op} at {name}"] = None
-    if random:
-        logging.warning(
-            "BackupAndRestore does not save where random operations without a "
-            "generator stand: after an interruption they restart. Received: "
-            "%s. Give `keras.random` functions a `keras.random.SeedGenerator`, "
-            "or draw from a `tf.random.Generator`.",
-            _few(random),
-        )
-    if python:
-        logging.warning(
-            "BackupAndRestore does not save what Python functions of a step "
-            "keep: after an interruption they start again. Received: "
-            "`tf.numpy_function` or `tf.py_function` at %s. Keep state in a "
-            "`tf.Variable`.",
-            _few(python),
-        )
-    if held:
-        logging.warning(
-            "BackupAndRestore saves no iterators, tables and queues of a step: "
-            "after an interruption they start again. Received: %s. Pass all "
-            "data to `fit` in one dataset (`tf.data.Dataset.zip`), and keep "
-            "state in a `tf.Variable`.",
-            _few(held),
-        )
+    for text, names in zip(_UNSAVED, (random, python, held)):
+        if names:
+            logging.warning(text, _few(names))
 
 
 def _traced(function):

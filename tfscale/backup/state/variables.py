@@ -42,26 +42,14 @@ _OF_PYTHON = (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A variable of a run.
-
-    Attributes:
-        key: See the module.
-        name: For messages.
-        variable: Of Keras or TensorFlow.
-        is_sum: Whether its value is the sum over the replicas, as for metrics;
-            otherwise that of the first replica.
-    """
+    """A variable of a run, with its key (see the module)."""
 
     key: str
-    name: str
-    variable: Any
+    name: str  # for messages
+    variable: Any  # of Keras or TensorFlow
+    # Whether its value is the sum over the replicas, as for metrics; otherwise
+    # that of the first replica.
     is_sum: bool
-
-    @property
-    def _value(self):
-        if isinstance(self.variable, keras.Variable):
-            return attributes.value_of(self.variable)
-        return self.variable
 
     @property
     def components(self) -> list[tf.Variable]:
@@ -70,13 +58,6 @@ class Entry:
         if isinstance(value, symbols.DistributedVariable):
             return list(value.values)
         return [value]
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether an optimizer updates it."""
-        return isinstance(self.variable, keras.Variable) and bool(
-            self.variable.trainable
-        )
 
     @property
     def sharding(self) -> Sharding:
@@ -90,6 +71,20 @@ class Entry:
         return getattr(
             getattr(strategy, "extended", None), "num_model_ranks", 1
         )
+
+    def by_replica(self, worker: int) -> Iterator[tuple[int, int, tf.Variable]]:
+        """Replica, counted over all workers, rank and component of each."""
+        components = self.components
+        first = worker * len(components) // self.num_ranks
+        for index, component in enumerate(components):
+            replica, rank = divmod(index, self.num_ranks)
+            yield first + replica, rank, component
+
+    @property
+    def _value(self):
+        if isinstance(self.variable, keras.Variable):
+            return attributes.value_of(self.variable)
+        return self.variable
 
 
 def variables_of(model: keras.Model) -> list[Entry]:
@@ -114,10 +109,16 @@ def variables_of(model: keras.Model) -> list[Entry]:
     if model.optimizer is not None:
         add("optimizer", model.optimizer.variables)
     add("metrics", model.metrics_variables, is_sum=True)
-    add("tensorflow", _of_tensorflow(model))
+    # Of attributes of layers, which Keras does not list.
+    held = [
+        value
+        for layer in attributes.flatten_layers(model)
+        for value in instances.held_by(layer)
+        if isinstance(value, (tf.random.Generator, *_OF_TENSORFLOW))
+    ]
+    add("tensorflow", [v for value in held for v in _variables_in(value)])
     for path, value in instances.reachable(model, _is_state):
-        held = _variables_in(value)
-        for number, variable in enumerate(held):
+        for number, variable in enumerate(_variables_in(value)):
             if id(variable) in seen:
                 continue
             seen.add(id(variable))
@@ -158,18 +159,6 @@ def left_out(model: keras.Model) -> list[str]:
     return [f"{path} ({type(value).__name__})" for path, value in found]
 
 
-def _of_tensorflow(model) -> Iterator[tf.Variable]:
-    """Variables and states of generators that are attributes of layers."""
-    for layer in attributes.flatten_layers(model):
-        for value in instances.held_by(layer):
-            if isinstance(value, tf.Variable):
-                yield value
-            elif isinstance(value, tf.random.Generator):
-                yield value.state
-            elif isinstance(value, tf.Module):
-                yield from value.variables
-
-
 def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
     """The values of variables now; worker 0 has those in common.
 
@@ -188,16 +177,21 @@ def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
                 if not worker
             ]
             continue
-        # Replicas may differ: a metric counts the batches of its replica.
-        first = worker * len(components) // entry.num_ranks
-        different = _different(entry, components, worker)
-        for index, component in enumerate(different):
-            replica, rank = divmod(index, entry.num_ranks)
-            if rank and entry.is_sum:
-                continue  # a copy
-            key = _key(entry, first + replica, rank)
-            whole = Sharding(tuple(component.shape), component.dtype.size)
-            shards.append(TensorShard(key, whole, (0, 0), _value(component)))
+        # Training updates all replicas alike. Statistics, seeds and metrics are
+        # small, and each replica may have its own: a metric counts its batches.
+        is_updated = entry.key.startswith("optimizer") or (
+            isinstance(entry.variable, keras.Variable)
+            and entry.variable.trainable
+        )
+        for replica, rank, component in entry.by_replica(worker):
+            is_copy = rank and entry.is_sum
+            if is_updated:
+                is_copy = worker or replica or rank
+            if not is_copy:
+                key = _key(entry, replica, rank)
+                whole = Sharding(tuple(component.shape), component.dtype.size)
+                value = _value(component)
+                shards.append(TensorShard(key, whole, (0, 0), value))
     return shards
 
 
@@ -206,18 +200,6 @@ def _key(entry, replica, rank=0):
     if not replica and not rank:
         return entry.key
     return f"{entry.key}@{replica}" + (f".{rank}" if rank else "")
-
-
-def _different(entry, components, worker):
-    """The components that may differ from those of worker 0.
-
-    Training updates all replicas alike. Statistics, seeds and metrics are
-    small, and each replica may have its own.
-    """
-    is_updated = entry.key.startswith("optimizer") or entry.is_trainable
-    if is_updated:
-        return [] if worker else components[:1]
-    return components
 
 
 def _value(component):
@@ -246,12 +228,9 @@ def difference(entries: list[Entry], backup: Backup) -> str | None:
         if found.get(key, (shape, dtype)) != (shape, dtype):
             before = f"{found[key][0]} {found[key][1]}"
             return f"{name!r} {shape} {dtype}, in the backup {before}"
-    more = [
-        key for key in found if key not in expected and not key.startswith(HELD)
-    ]
-    if more:
-        shape, dtype = found[more[0]]
-        return f"no {more[0]!r} {shape} {dtype}, which the backup has"
+    for key, (shape, dtype) in found.items():
+        if key not in expected and not key.startswith(HELD):
+            return f"no {key!r} {shape} {dtype}, which the backup has"
     return None
 
 
@@ -276,19 +255,13 @@ def restore(
             logging.warning("%r is not in the backup.", entry.name)
             continue
         if sharding.is_sharded:
-            for replica_and_rank, component in zip(
-                sharding.coordinates, components
-            ):
-                _assign(
-                    component,
-                    backup.read(entry.key, sharding, replica_and_rank),
-                )
+            for coordinates, component in zip(sharding.coordinates, components):
+                value = backup.read(entry.key, sharding, coordinates)
+                _assign(component, value)
             continue
-        first = worker * len(components) // entry.num_ranks
         values = _values(entry, backup, count * len(components))
-        for index, component in enumerate(components):
-            replica, rank = divmod(index, entry.num_ranks)
-            _assign(component, values(first + replica, rank))
+        for replica, rank, component in entry.by_replica(worker):
+            _assign(component, values(replica, rank))
 
 
 def _values(entry, backup, num_devices):

@@ -4,7 +4,8 @@ import keras
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tfscale.backup import configuration
+from tfscale.backup import identity
+from tfscale.backup.state import data_position
 
 
 def described(
@@ -24,7 +25,7 @@ def described(
     model = keras.Sequential([keras.Input((3,)), *layers])
     arguments = {"loss": "mse", "metrics": ["mae"], **arguments}
     model.compile(keras.optimizers.Adam(**(optimizer or {})), **arguments)
-    return configuration.of_model(model)
+    return identity.configuration(model)
 
 
 class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
@@ -40,7 +41,7 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
         (dict(metrics=[]), "compiled/metrics of 0, saved 1"),
     )
     def test_what_differs_is_named(self, other, expected):
-        found = configuration.difference(described(**other), described())
+        found = identity.difference(described(**other), described())
         self.assertIn(expected, found)
 
     @parameterized.parameters(
@@ -56,13 +57,13 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
     def test_lambdas_are_not_compared_by_where_they_are(self):
         model = keras.Sequential([keras.layers.Lambda(lambda x: x)])
         model.compile("sgd", lambda y, p: y - p)
-        self.assertNotIn("configuration_test", configuration.of_model(model))
+        self.assertNotIn("identity_test", identity.configuration(model))
 
     def test_a_dataset_is_described_by_its_integers(self):
         tf.random.set_seed(1)
         rows = tf.data.Dataset.range(8).shuffle(5, seed=3).batch(4)
         self.assertEqual(
-            configuration.of_dataset(rows.repeat(2))[1:],
+            data_position.stages(rows.repeat(2))[1:],
             [
                 "Shuffle[5, 1, 3]",
                 "Batch[4]",
@@ -79,7 +80,7 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
                 tf.data.Dataset.from_tensors, 4, num_parallel_calls=threads
             )
             rows = rows.batch(2, num_parallel_calls=threads)
-            return configuration.of_dataset(rows.prefetch(threads))
+            return data_position.stages(rows.prefetch(threads))
 
         self.assertEqual(described(2), described(4))
         self.assertIn("ParallelBatch[2]", described(2))
