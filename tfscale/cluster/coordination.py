@@ -33,9 +33,6 @@ class Coordination:
         index: The index of this worker.
         check_all_there: Raises a `ConnectionError` if a worker is lost.
         scope: Prefix of its keys.
-
-    Attributes:
-        num_checks: How many times `check_same` has begun.
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class Coordination:
         self.count = count
         self.index = index
         self.scope = scope
-        self.num_checks = 0
+        self.num_checks = 0  # of `check_same` that have begun
         self._check_all_there = check_all_there
         self._is_over = False
 
@@ -67,9 +64,7 @@ class Coordination:
     ) -> Any:
         """The value of another worker; a long wait is logged with a `subject`.
 
-        Raises:
-            ConnectionError: If a worker is gone.
-            TimeoutError: If waiting was given up.
+        It is a `TimeoutError` if waiting was given up.
         """
         start = time.monotonic()
         while not (self._is_over or gives_up()):
@@ -128,10 +123,6 @@ class Coordination:
 
         Workers whose programs differ would wait for each other for ever, or sum
         unrelated tensors.
-
-        Raises:
-            ConnectionError: If another worker is gone.
-            ValueError: If another worker says something else.
         """
         self.num_checks += 1
         name = f"check {self.num_checks}"

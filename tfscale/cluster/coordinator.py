@@ -39,12 +39,7 @@ def coordinate(cluster: Cluster, timeout: float, word: str) -> None:
 
     Called after the preflight, whose word is `word`. It returns in the
     coordinator only (the chief, or else worker 0), where the devices of all
-    processes are then logical devices of TensorFlow.
-
-    Raises:
-        ConnectionError: If a process is missing, or in a server if the
-            coordinator fails or is lost.
-        SystemExit: In a server, at the end.
+    processes are then logical devices of TensorFlow. A server exits at the end.
     """
     if not cluster.is_chief:
         chief = coordinator_of(cluster)
@@ -76,12 +71,7 @@ def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
 
 
 def serve_with_parameters(cluster: Cluster) -> NoReturn:
-    """Serves the chief of parameter servers, in one of its other processes.
-
-    Raises:
-        ConnectionError: If the chief does not come, has failed or is lost.
-        SystemExit: With 0, once the chief has ended well.
-    """
+    """Serves the chief of parameter servers, in one of its other processes."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     presence = Presence(
         cluster.address,
@@ -102,9 +92,6 @@ def meet_parameter_servers(cluster: Cluster, timeout: float) -> None:
     """Returns once all workers and parameter servers are connected.
 
     Those that are lost later are connected again when they come back.
-
-    Raises:
-        ConnectionError: If one is missing; says which, and why.
     """
     global _roster
     if _roster is None:

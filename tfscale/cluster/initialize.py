@@ -28,18 +28,11 @@ _VIRTUAL_DEVICES = "TFSCALE_VIRTUAL_DEVICES"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-    """The workers that this process has joined.
-
-    Attributes:
-        cluster: Their addresses.
-        strategy: TensorFlow's own strategy over them. It does not train:
-            creating it starts the server of this process, by which workers
-            exchange tensors.
-        failure_detector: Knows which workers are alive.
-        coordination: Passes values between them beside collectives.
-    """
+    """The workers that this process has joined."""
 
     cluster: Cluster
+    # TensorFlow's own strategy over them. It does not train: creating it starts
+    # the server of this process, by which workers exchange tensors.
     strategy: tf.distribute.Strategy
     failure_detector: FailureDetector
     coordination: Coordination
@@ -196,15 +189,7 @@ def _join(cluster):
     )
     # TensorFlow ignores SIGTERM: workers outlived it.
     handler = signal.getsignal(signal.SIGTERM)
-    try:
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    except RuntimeError as error:
-        raise RuntimeError(
-            "`tfscale.initialize` must come before TensorFlow starts its "
-            "devices (with the first tensor, variable or list of logical "
-            f"devices). Received: {error} Call it first thing after the "
-            "imports."
-        ) from error
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
     return strategy

@@ -249,9 +249,7 @@ class _Preflight:
                 connection.sendall(b"heard\n")
                 self._found[address] = answer
                 return None
-        except ValueError:
-            return "something else listens at its port"
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return ports.reason(error)
 
     def _message(self):

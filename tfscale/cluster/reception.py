@@ -23,14 +23,13 @@ _POLLING_SECONDS = 0.1
 class Reception:
     """Greets callers, each in a thread, until it is closed.
 
+    Connections to callers that were met stay open, by name, in `met`.
+
     Args:
         listener: Where they call; it is closed with this.
         greet: Called with a connection. Returns under which name the caller is
             met; None if it is done with. An `OSError` or `ValueError` too ends
             it.
-
-    Attributes:
-        met: The connections to callers that were met, which stay open, by name.
     """
 
     def __init__(
@@ -105,9 +104,8 @@ def read_line(
 ) -> str:
     """A line, or its beginning if the sender closes.
 
-    Raises:
-        OSError: If it does not come in time.
-        ValueError: If it is longer.
+    It is an `OSError` if it does not come in time, a `ValueError` if it is
+    longer, and ends early where it does not begin with `beginning`.
     """
     end = time.monotonic() + seconds
     line = b""

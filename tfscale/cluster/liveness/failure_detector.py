@@ -77,9 +77,6 @@ class FailureDetector:
         is_missed: Set once another worker waits for this one, which has ended.
         num_collectives: Returns how many exchanges of all workers this one has
             begun.
-
-    Raises:
-        ConnectionError: If a worker is missing.
     """
 
     def __init__(self, cluster: Cluster, timeout: float, word: str = ""):
@@ -114,11 +111,7 @@ class FailureDetector:
             self._tell(f"bye {self.num_collectives()}")
 
     def check_all_there(self) -> None:
-        """Raises if a worker is gone.
-
-        Raises:
-            ConnectionError: Says which.
-        """
+        """Raises a `ConnectionError` if a worker is gone; says which."""
         if self._lost:
             raise ConnectionError(self._words())
 
@@ -188,18 +181,17 @@ class FailureDetector:
 
     def _words(self):
         lost, how = self._lost[0]
-        names = [
-            f"{job} {index} at {address}"
+        name = next(
+            f"{job} {addresses.index(lost)}"
             for job, addresses in self._cluster.jobs.items()
-            for index, address in enumerate(addresses)
-            if address == lost
-        ]
+            if lost in addresses
+        )
         return (
             "All workers must be there until all have ended. Received: "
-            f"{names[0]} {how}. What it printed last says why. Start all of "
-            "them again, which `python -m tfscale.launch --max_restarts` does; "
-            "with `tfscale.callbacks.BackupAndRestore` they go on where the "
-            "last backup was made."
+            f"{name} at {lost} {how}. What it printed last says why. Start all "
+            "of them again, which `python -m tfscale.launch --max_restarts` "
+            "does; with `tfscale.callbacks.BackupAndRestore` they go on where "
+            "the last backup was made."
         )
 
     def _say_at_the_end(self, before):

@@ -6,21 +6,13 @@ import time
 
 
 def connect(address: str) -> socket.socket:
-    """A connection with what listens at an address `host:port`.
-
-    Raises:
-        OSError: If nothing does; `reason` says it in words.
-    """
+    """A connection with what listens at an address `host:port`."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), 2.0)
 
 
 def serve(port: int) -> socket.socket:
-    """Listens at a port, on all addresses of this machine, as TensorFlow does.
-
-    Raises:
-        OSError: If another process has the port.
-    """
+    """Listens at a port of all addresses of this machine, as TensorFlow."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(
             ("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
@@ -32,10 +24,7 @@ def listen(address: str, patience: float = 0.0) -> socket.socket:
     """Listens at the port of an address of this process.
 
     It waits `patience` seconds for the port: that of a process that was killed
-    is in use until the kernel is done with it.
-
-    Raises:
-        OSError: If another process has the port.
+    is in use until the kernel is done with it. Then it is an `OSError`.
     """
     port = address.rpartition(":")[2]
     end = time.monotonic() + patience
@@ -53,8 +42,10 @@ def listen(address: str, patience: float = 0.0) -> socket.socket:
         time.sleep(0.05)
 
 
-def reason(error: OSError) -> str:
-    """Why an address could not be reached."""
+def reason(error: OSError | ValueError) -> str:
+    """Why an address could not be reached, or did not answer as a member."""
+    if isinstance(error, ValueError):
+        return "something else listens at its port"
     if isinstance(error, socket.gaierror):
         return "its name cannot be resolved"
     if isinstance(error, ConnectionRefusedError):

@@ -21,6 +21,7 @@ uses the chief's.
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -49,15 +50,12 @@ _connections: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class Roster:
-    """The chief's end of the connections.
+    """The chief's end of the connections: to those that are ready, by address.
 
     Args:
         word: A word that only the processes of this cluster know.
         others: The name of the other processes in errors.
         silence: Seconds after which a machine that is silent is lost.
-
-    Attributes:
-        connections: To the processes that are ready, by address.
     """
 
     def __init__(
@@ -75,11 +73,7 @@ class Roster:
         self._is_over = threading.Event()
 
     def wait_for(self, servers: Collection[str], timeout: float) -> None:
-        """Returns once all others are there, and ready.
-
-        Raises:
-            ConnectionError: If one is missing; says which, and why.
-        """
+        """Returns once all others are there, and ready; names missing ones."""
         start, is_logged = time.monotonic(), False
         self._is_over.clear()
         for server in {*servers} - {*self.connections, *self._missing}:
@@ -115,11 +109,7 @@ class Roster:
             except (OSError, ValueError) as error:
                 if connection is not None:
                     connection.close()
-                self._missing[server] = (
-                    ports.reason(error)
-                    if isinstance(error, OSError)
-                    else "something else listens at its port"
-                )
+                self._missing[server] = ports.reason(error)
                 continue
             with self._lock:
                 self._missing.pop(server, None)
@@ -179,27 +169,19 @@ class Roster:
             self._last_words = words
             for connection in self.connections.values():
                 tell(connection, words)
-        latest = max(
-            (self._lost_at[s] for s in self._missing if s in self._lost_at),
-            default=-_SECONDS_TO_COME_BACK,
-        )
-        while (
-            self._missing and time.monotonic() < latest + _SECONDS_TO_COME_BACK
-        ):
+
+        def was_just_lost(server):
+            seconds = time.monotonic() - self._lost_at.get(server, -math.inf)
+            return seconds < _SECONDS_TO_COME_BACK
+
+        while any(map(was_just_lost, [*self._missing])):
             time.sleep(_POLLING_SECONDS)
 
 
 class Presence:
     """The other end of a connection with the chief, see `Roster`.
 
-    The port of the process is free again afterwards.
-
-    Attributes:
-        connection: With the chief.
-
-    Raises:
-        ConnectionError: If it does not call.
-        OSError: If something else has the port of this process.
+    The port of the process is free again once the chief has called.
     """
 
     def __init__(
@@ -244,19 +226,14 @@ class Presence:
         tell(self.connection, "ready")
 
     def wait_for_end(self) -> None:
-        """Returns when the chief has ended well, after its message.
-
-        Raises:
-            ConnectionError: If it has failed, or is gone without a word.
-        """
+        """Returns when the chief has ended well, after its message."""
         lines: list[str] = []
         with self.connection as connection:
             read_until_closed(connection, lines.append)
-        words = lines[0] if lines else ""
-        if words != "end":
-            _, has_failed, error = words.partition("failed ")
+        word, _, error = lines[0].partition(" ") if lines else ("", "", "")
+        if word != "end":
             how = "is gone, and had not ended: it was killed, or is cut off"
-            if has_failed:
+            if word == "failed":
                 how = f"has failed with {error}"
             raise ConnectionError(
                 "The chief of a cluster must stay until its program is over. "
@@ -276,9 +253,7 @@ def read_until_closed(
 ) -> bool:
     """Calls `on_line` with each line, and returns when the process is gone.
 
-    Returns:
-        Whether its machine answers: the kernel there has closed the
-        connection.
+    True if its machine answers: the kernel there has closed the connection.
     """
     try:
         with connection.makefile(errors="replace") as lines:
