@@ -20,17 +20,7 @@ TESTED = {
 
 
 def check_backend(backend):
-    """Raises unless Keras runs on TensorFlow.
-
-    Args:
-        backend: String, the name of a Keras backend.
-
-    Raises:
-        ImportError: If it is not `"tensorflow"`.
-
-    Example:
-        >>> check_backend("tensorflow")
-    """
+    """Raises unless Keras runs on TensorFlow."""
     if backend != "tensorflow":
         raise ImportError(
             "tfscale needs Keras to run on its TensorFlow backend. "
@@ -41,16 +31,7 @@ def check_backend(backend):
 
 
 def check_version(package, version):
-    """Warns when the suite has never passed with this version of a package.
-
-    Args:
-        package: String, a key of `TESTED`.
-        version: String, the version that is installed, such as `"3.15.1"`.
-            Only major and minor release count.
-
-    Example:
-        >>> check_version("tensorflow", "2.21.1")
-    """
+    """Warns if the suite has never passed with this version of a package."""
     first, last = TESTED[package]
     if not _minor(first) <= _minor(version) <= _minor(last):
         warnings.warn(

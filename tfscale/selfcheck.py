@@ -42,30 +42,18 @@ class NotHereError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of a check.
-
-    Args:
-        name: Of the check.
-        status: `"works"`, `"differs"`, `"fails"` or `"not here"`.
-        difference: How far the numbers are from those of one device, of the
-            largest magnitude in a tensor.
-        seconds: That it took.
-        why: Why it fails, or is not here.
-    """
+    """What came out of a check."""
 
     name: str
-    status: str
+    status: str  # "works", "differs", "fails" or "not here"
+    # From the numbers of one device, of the largest magnitude in a tensor.
     difference: float | None = None
     seconds: float | None = None
-    why: str = ""
+    why: str = ""  # it fails, or is not here
 
 
 def cases(num_devices: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments of `train` for every kind of mesh and every schedule.
-
-    Args:
-        num_devices: How many there are, a power of two.
-    """
+    """Arguments of `train` for every kind of mesh and every schedule."""
     data = {"data": num_devices}
     model = {"data": num_devices // 2, "model": 2}
     stages = min(num_devices, _MOST_STAGES)
@@ -113,11 +101,8 @@ def train(
 ) -> list[np.ndarray]:
     """Losses of three steps, and the weights after them.
 
-    Args:
-        mesh: Sizes of the axes; without, one device trains.
-        pipeline: Arguments of `PipelineModel`, if there are stages.
-        jit: Whether XLA compiles the stages.
-        **options: Of `MeshStrategy`.
+    On a mesh of axes of these sizes, or on one device; `pipeline` are arguments
+    of a `PipelineModel`, `options` of the `MeshStrategy`.
     """
     strategy: tf.distribute.Strategy = tf.distribute.get_strategy()
     if mesh is not None:
@@ -143,11 +128,7 @@ def train(
 
 
 def reduce_by_nccl() -> list[np.ndarray]:
-    """Sums of parts of 1 over all GPUs, by NCCL.
-
-    Raises:
-        NotHereError: If there are no two whole GPUs.
-    """
+    """Sums of parts of 1 over all GPUs, by NCCL, which needs two of them."""
     names = [d.name for d in tf.config.list_logical_devices("GPU")]
     if len(names) < 2 or len(names) > len(
         tf.config.list_physical_devices("GPU")

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -268,7 +269,10 @@ class LauncherTest(_LaunchTest, parameterized.TestCase):
         """The exit code and what was printed by and of all processes."""
         command = [sys.executable, self.program(text)]
 
-        def make_tasks(attempt, lost):
+        attempts = itertools.count()
+
+        def make_tasks(lost):
+            attempt = next(attempts)
             return [
                 Task(job, index, self.environ(job, index, attempt), place)
                 for job, count in jobs.items()
@@ -362,7 +366,7 @@ time.sleep(60)
         ):
             launcher = Launcher(
                 [sys.executable, missing],
-                lambda *attempt: [
+                lambda lost: [
                     Task("worker", i, dict(os.environ)) for i in range(2)
                 ],
                 grace=1.0,

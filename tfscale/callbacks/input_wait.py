@@ -56,9 +56,7 @@ class InputWait(keras.callbacks.Callback):
         self._arrivals = None
         self._iterators = None
         self._seen_iterators = 0
-        self._num_before = self._last = (
-            0  # batches, of epochs before and in all
-        )
+        self._num_before = self._last = 0  # batches: of epochs before, in all
         self._start()
 
     def watch(self, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -95,10 +95,7 @@ class LayerFreezing(keras.callbacks.Callback):
             )
         frozen = self._candidates[: self._num_frozen]
         self._candidates = _leading_layers(self.model, self.layers, frozen)
-        self._num_frozen = sum(
-            any(layer is other for other in frozen)
-            for layer in self._candidates
-        )
+        self._num_frozen = sum(layer in frozen for layer in self._candidates)
         self._weights = [_values(layer) for layer in self._candidates]
         self._first_changes = []
 
@@ -202,9 +199,7 @@ def _leading_layers(model, names, frozen):
     found, reached = [], set()
     for call in calls:
         layer = call.operation
-        is_trained = any(v.trainable for v in call.variables) or any(
-            layer is other for other in frozen
-        )
+        is_trained = layer in frozen or any(v.trainable for v in call.variables)
         is_reached = any(value in reached for value in call.inputs)
         is_named = names is None or call.name in names
         if not is_trained or is_reached or not is_named:

@@ -104,8 +104,7 @@ def main(arguments):
         gone = [a for a in before.addresses if a not in cluster.addresses]
         return ", ".join(gone)
 
-    def make_tasks(attempt, lost):
-        del attempt
+    def make_tasks(lost):
         if cluster is not None:
             return [_task(cluster, 0)]
         workers = MAX_WORKERS.value or NUM_WORKERS.value or 1
@@ -202,11 +201,12 @@ def _cluster_of_hosts(hosts):
 def _index_of_this_host(addresses):
     """The index of the one address whose host is this machine."""
     names = {"localhost", socket.gethostname(), socket.getfqdn()}
-    found = []
-    for index, address in enumerate(addresses):
-        host = address.rpartition(":")[0]
-        if host in names or _is_local_address(host):
-            found.append(index)
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    found = [
+        index
+        for index, host in enumerate(hosts)
+        if host in names or _is_local_address(host)
+    ]
     if len(found) != 1:
         raise app.UsageError(
             "One of --hosts must be this machine. Received: "
@@ -267,24 +267,20 @@ def _task(cluster, local_rank):
                 f"machine of {len(gpus)} GPUs."
             )
         else:
-            indices = range(local_rank * count, (local_rank + 1) * count)
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            names = visible.split(",") if visible else list(map(str, indices))
-            if visible:
-                names = [names[i] for i in indices]
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+            names = [str(index) for index in range(len(gpus))]
+            if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+                names = visible.split(",")
+            of_task = names[local_rank * count : (local_rank + 1) * count]
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(of_task)
     return Task(cluster.job, cluster.index, environ, local_rank)
 
 
 def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("", 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A process of the cluster that the launcher started, and what it printed."""
 
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,8 +27,7 @@ class Child:
     the launcher dies.
 
     Attributes:
-        exit_code: The exit code, minus the signal that killed it; None as long
-            as it runs.
+        exit_code: Minus the signal that killed it; None as long as it runs.
         ended_at: The time of its end, by `time.monotonic()`.
         last_lines: The last of its lines.
     """
@@ -73,10 +73,8 @@ class Child:
 
     def send(self, number: int) -> None:
         """Sends a signal to the process and to what it has started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
 
     def kill(self) -> None:
         """Kills the process and all of its process group."""

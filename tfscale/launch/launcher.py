@@ -28,19 +28,13 @@ _POLLING_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A process to be started.
+    """A process to be started."""
 
-    Args:
-        job: "worker", "chief" or "ps".
-        index: Its number in the job.
-        environ: All of its environment variables.
-        local_rank: Number of its share of the machine, such as its GPUs, which
-            stays the same if others are left out.
-    """
-
-    job: str
-    index: int
-    environ: Mapping[str, str]
+    job: str  # "worker", "chief" or "ps"
+    index: int  # in its job
+    environ: Mapping[str, str]  # all of it
+    # Number of its share of the machine, such as its GPUs, which stays the same
+    # if others are left out.
     local_rank: int = 0
 
     @property
@@ -49,14 +43,15 @@ class Task:
         return f"{self.job} {self.index}"
 
 
+@dataclasses.dataclass(eq=False)
 class Launcher:
     """Starts tasks, watches them and ends them.
 
     Args:
         command: Program and arguments, the same for all.
-        make_tasks: Called before each start, with the number of the attempt and
-            the local ranks of lost workers; returns the tasks. So each
-            attempt can have ports of its own.
+        make_tasks: Called before each start, with the local ranks of lost
+            workers; returns the tasks. So each attempt can have ports of its
+            own.
         max_restarts: How often a failure is followed by another start: of all
             tasks or, with parameter servers, of the worker that failed.
         grace: Seconds between SIGTERM and SIGKILL.
@@ -68,24 +63,16 @@ class Launcher:
             names those of them that were lost since, and are not waited for.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        make_tasks: Callable[[int, Collection[int]], Sequence[Task]],
-        *,
-        max_restarts: int = 0,
-        grace: float = 15.0,
-        first_pause: float = 1.0,
-        min_workers: int | None = None,
-        find_lost: Callable[[], str] | None = None,
-    ):
-        self._command = list(command)
-        self._make_tasks = make_tasks
-        self._max_restarts = max_restarts
-        self._grace = grace
-        self._first_pause = first_pause
-        self._min_workers = min_workers
-        self._find_lost = find_lost
+    command: Sequence[str]
+    make_tasks: Callable[[Collection[int]], Sequence[Task]]
+    _: dataclasses.KW_ONLY
+    max_restarts: int = 0
+    grace: float = 15.0
+    first_pause: float = 1.0
+    min_workers: int | None = None
+    find_lost: Callable[[], str] | None = None
+
+    def __post_init__(self):
         self._lost = []
         self._num_restarts = 0
         self._signal = None
@@ -93,11 +80,10 @@ class Launcher:
         self._due = {}  # when tasks are to start again that did so alone
 
     def run(self) -> int:
-        """Runs to the end.
+        """Runs to the end, and returns the exit code of the launcher.
 
-        Returns:
-            The exit code of the launcher: 0, that of the first process that
-            failed, or 128 plus the signal that ended it.
+        It is 0, that of the first process that failed, or 128 plus the signal
+        that ended it.
         """
         handlers = {
             number: signal.signal(number, self._note_signal)
@@ -107,11 +93,10 @@ class Launcher:
         }
         self._warden = Warden()
         try:
-            while True:
+            code = self._run_once()
+            while code and not self._signal and self._may_restart():
                 code = self._run_once()
-                is_over = code == 0 or self._signal
-                if is_over or not (self._goes_on() or self._may_restart()):
-                    return 128 + self._signal if self._signal else code
+            return 128 + self._signal if self._signal else code
         finally:
             self._end_all()
             self._warden.end()
@@ -121,54 +106,48 @@ class Launcher:
     def _note_signal(self, number, frame):
         self._signal = number
 
-    def _goes_on(self):
-        """Whether the other workers start again without the one that failed."""
-        if self._find_lost is not None:
-            lost = self._find_lost()
-            if lost:
-                output.say(
-                    f"starting again in {self._first_pause:g} s without {lost}"
-                )
-            return bool(lost) and self._pause(self._first_pause)
-        if self._min_workers is None or self._num_workers <= self._min_workers:
-            return False
-        self._lost.append(self._first.local_rank)
-        output.say(
-            f"starting again in {self._first_pause:g} s without "
-            f"{self._first.name}: {self._num_workers - 1} workers, "
-            f"{self._min_workers} at least"
-        )
-        return self._pause(self._first_pause)
-
     def _may_restart(self):
-        pause = self._next_pause()
-        return pause is not None and self._pause(pause)
+        """Whether those that are left start again; after a pause."""
+        pause = self.first_pause
+        lost = self.find_lost and self.find_lost()
+        if lost:
+            output.say(f"starting again in {pause:g} s without {lost}")
+        elif (
+            self.find_lost is None
+            and self.min_workers
+            and self._num_workers > self.min_workers
+        ):
+            self._lost.append(self._first.local_rank)
+            output.say(
+                f"starting again in {pause:g} s without {self._first.name}: "
+                f"{self._num_workers - 1} workers, {self.min_workers} at least"
+            )
+        else:
+            pause = self._next_pause()
+        end = time.monotonic() + (pause or 0.0)
+        while time.monotonic() < end and not self._signal:
+            time.sleep(_POLLING_SECONDS)
+        return pause is not None and not self._signal
 
     def _next_pause(self):
         """Seconds before another start, which is logged; None without one."""
-        if self._num_restarts >= self._max_restarts:
+        if self._num_restarts >= self.max_restarts:
             return None
-        pause = min(self._first_pause * 2**self._num_restarts, 60.0)
+        pause = min(self.first_pause * 2**self._num_restarts, 60.0)
         self._num_restarts += 1
         output.say(
             f"starting again in {pause:g} s, number {self._num_restarts} of at "
-            f"most {self._max_restarts} restarts"
+            f"most {self.max_restarts} restarts"
         )
         return pause
 
-    def _pause(self, seconds):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._signal:
-            time.sleep(_POLLING_SECONDS)
-        return not self._signal
-
     def _run_once(self):
-        attempt = self._num_restarts + len(self._lost)
-        tasks = self._make_tasks(attempt, self._lost)
+        """The exit code of an attempt; None if a signal ended it."""
+        tasks = self.make_tasks(self._lost)
         self._num_workers = len(tasks)
         self._due = {}
         for task in tasks:  # one by one: those that run can be ended
-            self._children[task] = self._start(task)
+            self._start(task)
         has_servers = any(task.job == "ps" for task in tasks)
         while not self._signal:
             code = self._look_by_one() if has_servers else self._look()
@@ -184,10 +163,12 @@ class Launcher:
             f"{'SIGTERM' if is_hangup else 'it'} on"
         )
         self._end_all(number)
-        return 128 + self._signal
+        return None
 
     def _start(self, task):
-        return Child(task.name, self._command, task.environ, self._warden)
+        self._children[task] = Child(
+            task.name, self.command, task.environ, self._warden
+        )
 
     def _look(self):
         """The exit code if all have ended well, or one has not."""
@@ -205,7 +186,7 @@ class Launcher:
         now = time.monotonic()
         for task in [t for t, at in self._due.items() if at <= now]:
             del self._due[task]
-            self._children[task] = self._start(task)
+            self._start(task)
         for task, child in list(self._children.items()):
             code = child.exit_code
             if code is None:
@@ -248,11 +229,11 @@ class Launcher:
         for child in children:
             if child.exit_code is None:
                 child.send(number)
-        end = time.monotonic() + self._grace
+        end = time.monotonic() + self.grace
         while time.monotonic() < end and self._running():
             time.sleep(_POLLING_SECONDS)
         for child in self._running():
-            output.say(f"{child.name} is there after {self._grace:g} s: killed")
+            output.say(f"{child.name} is there after {self.grace:g} s: killed")
         for child in children:
             child.kill()
             child.wait_for_output()

@@ -173,10 +173,7 @@ def check_training_data(x: Any, steps_per_epoch: int | None) -> None:
             "`steps_per_epoch`. Pass it."
         )
     cardinality = int(x.cardinality())
-    if cardinality not in (
-        tf.data.INFINITE_CARDINALITY,
-        tf.data.UNKNOWN_CARDINALITY,
-    ):
+    if cardinality >= 0:  # neither infinite nor unknown
         raise ValueError(
             "A dataset that is trained on by workers must not end, because "
             "which worker makes how many steps is not known. Received: one of "

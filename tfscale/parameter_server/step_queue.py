@@ -27,21 +27,16 @@ _SECONDS_WITHOUT_WORDS = 15.0
 
 
 class StepQueue:
-    """Hands steps to free workers."""
+    """Hands steps to free workers; `sums` are of results of finished steps."""
 
     def __init__(self, strategy):
         self._coordinator = strategy.coordinator
         self._cluster = strategy.cluster
         self._most = _STEPS_PER_WORKER * strategy.num_workers
         self._under_way = collections.deque()
-        self._sums = None
+        self.sums: list[np.ndarray] | None = None
         # Otherwise TensorFlow would report this error for the next step.
         self._all_went_well = True
-
-    @property
-    def sums(self) -> list[np.ndarray] | None:
-        """The sums of the results of finished steps."""
-        return self._sums
 
     def put(self, function: Callable[..., Any], *args: Any) -> None:
         """Queues a step; waits while too many are queued."""
@@ -50,7 +45,7 @@ class StepQueue:
             result = self._coordinator.schedule(function, args=args)
         self._under_way.append(result)
         # The first step is awaited, so that there are results to report.
-        while self._sums is None or len(self._under_way) > self._most:
+        while self.sums is None or len(self._under_way) > self._most:
             self._add_up()
 
     def run(self, function: Callable[..., Any], batches: list[Any]) -> list:
@@ -78,27 +73,25 @@ class StepQueue:
             with contextlib.suppress(tf.errors.OpError):
                 self._coordinator.join()
             self._all_went_well = True
-        self._sums = None
+        self.sums = None
 
     def _add_up(self):
         """Waits for the oldest step, always in this order."""
         found = self._wait_for(self._under_way.popleft().fetch)
-        if self._sums is None:
-            self._sums = [np.zeros_like(value) for value in found]
-        self._sums = [old + new for old, new in zip(self._sums, found)]
+        sums = self.sums or [np.zeros_like(value) for value in found]
+        self.sums = [old + new for old, new in zip(sums, found)]
 
     def _wait_for(self, fetch):
         """The result of a step.
 
         TensorFlow says that a result is ready before it has arrived. If its
-        worker is lost in between, another worker makes the step again, or the
-        same one as soon as it is back.
+        worker is lost in between, the step is made again, by another worker or
+        by this one once it is back.
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
-        is_over = threading.Event()
-        threading.Thread(
-            target=self._say_who_is_lost, args=(is_over,), daemon=True
-        ).start()
+        timer = threading.Timer(_SECONDS_WITHOUT_WORDS, self._say_who_is_lost)
+        timer.daemon = True
+        timer.start()
         try:
             while True:
                 try:
@@ -110,11 +103,9 @@ class StepQueue:
                         raise
                 time.sleep(0.05)
         finally:
-            is_over.set()
+            timer.cancel()
 
-    def _say_who_is_lost(self, is_over):
-        if is_over.wait(_SECONDS_WITHOUT_WORDS):
-            return
+    def _say_who_is_lost(self):
         lost = [
             f"worker {index} at {address}"
             for index, address in enumerate(self._cluster.jobs["worker"])

@@ -42,10 +42,9 @@ class ParameterServerTrainer(WrappedModel):
     def get_metrics_result(self) -> dict[str, Any]:
         """See `keras.Model`; waits for all steps that are under way."""
         self._steps.join()
-        sums = self._steps.sums
-        if sums is not None:
-            for variable, value in zip(self._metric_variables(), sums):
-                variable.assign(value)
+        sums = self._steps.sums or []
+        for variable, value in zip(self._metric_variables(), sums):
+            variable.assign(value)
         return self.model.get_metrics_result()
 
     def train_step(self, data: Any) -> Any:

@@ -29,31 +29,27 @@ class PerWorkerDataset(tf.data.Dataset):
         function: Callable[[tf.distribute.InputContext], tf.data.Dataset],
         num_workers: int,
     ):
-        self._datasets = [
+        self.by_worker = [
             function(
                 tf.distribute.InputContext(num_workers, worker, num_workers)
             )
             for worker in range(num_workers)
         ]
-        for dataset in self._datasets:
+        for dataset in self.by_worker:
             if not isinstance(dataset, tf.data.Dataset):
                 raise ValueError(
                     "A function of data for workers must return a "
                     f"`tf.data.Dataset`. Received: {type(dataset).__name__}."
                 )
-        super().__init__(datasets.variant_of(self._datasets[0]))
+        super().__init__(datasets.variant_of(self.by_worker[0]))
 
     def _inputs(self):
-        return [self._datasets[0]]
+        return [self.by_worker[0]]
 
     @property
     def element_spec(self) -> Any:
         """Structure of `tf.TypeSpec`: a batch."""
-        return self._datasets[0].element_spec
-
-    def of_worker(self, worker: int) -> tf.data.Dataset:
-        """The dataset of a worker."""
-        return self._datasets[worker]
+        return self.by_worker[0].element_spec
 
 
 class WorkerDataset:
@@ -99,7 +95,7 @@ class WorkerIterator:
 
     def _shard_of(self, worker, count):
         if isinstance(self._dataset, PerWorkerDataset):
-            return self._dataset.of_worker(worker)
+            return self._dataset.by_worker[worker]
         return (
             self._dataset.shard(count, worker) if count > 1 else self._dataset
         )
