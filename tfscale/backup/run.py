@@ -10,6 +10,7 @@ The run is restored after each `on_train_begin` and `on_epoch_begin`, in which
 callbacks reset themselves.
 """
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -47,57 +48,53 @@ _STEPS_BEFORE_WRITING = 2
 _MOST_SECONDS_BEFORE_WRITING = 1.0
 
 
+@dataclasses.dataclass(eq=False)
 class Run:
     """A `fit` in progress; the `Watcher` of its epochs."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        fit: Fit,
-        folder: BackupFolder,
-        schedule: SaveSchedule,
-        signals: StopSignals,
-        exit_code: int,
-        workers: WorkerGroup,
-    ):
-        self._workers = workers
-        self._model = model
-        self._folder = folder
-        self._schedule = schedule
-        self._signals = signals
-        self._exit_code = exit_code
+    model: keras.Model
+    fit: dataclasses.InitVar[Fit]
+    folder: BackupFolder
+    schedule: SaveSchedule
+    signals: StopSignals
+    exit_code: int
+    workers: WorkerGroup
+
+    def __post_init__(self, fit: Fit) -> None:
         self._writer = Writer()
         self._epochs, self._callbacks = fit.epochs, fit.callbacks
         self._data = DataPosition(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
-        self._report = Report(None if workers.index else folder.path)
+        self._report = Report(None if self.workers.index else self.folder.path)
         self._epoch = 0
         self._step = 0
         self._num_steps = 0
         self._logs_so_far: dict[str, float] | None = None
         self._identity = identity.identity(
-            model, self._epochs, self._callbacks, self._data
+            self.model, self._epochs, self._callbacks, self._data
         )
         self._is_looked_at = self._validation_is_looked_at = False
         # A backup, and keys of it whose variables the first step creates.
         self._not_created: tuple[Any, list[str]] | None = None
         self._backup = self._newest()
         if self._backup is not None:
-            fitting.build(model, fitting.element_spec_of(self._epochs))
-            identity.check(self._backup, model, workers.index, self._identity)
-            fitting.set_initial_epoch(model, self._backup.state["epoch"])
+            fitting.build(self.model, fitting.element_spec_of(self._epochs))
+            identity.check(
+                self._backup, self.model, self.workers.index, self._identity
+            )
+            fitting.set_initial_epoch(self.model, self._backup.state["epoch"])
         elif num_noted := self._report.noted():
             logging.warning(
                 "No backup is in %r, in which %d steps of a run were noted: "
                 "it begins anew.",
-                folder.path,
+                self.folder.path,
                 num_noted,
             )
-        num_probes = int(fitting.probes_data(model))
+        num_probes = int(fitting.probes_data(self.model))
         warn_of_inexact(self._epochs, "training", num_probes)
         callback_states.warn_of_unknown(self._callbacks.callbacks)
-        left_out = variables.left_out(model)
+        left_out = variables.left_out(self.model)
         if left_out:
             logging.warning(
                 "BackupAndRestore does not save %s: after an interruption they "
@@ -110,17 +107,17 @@ class Run:
         """The newest backup, which worker 0 chooses for all."""
 
         def find():
-            found = self._folder.newest()
+            found = self.folder.newest()
             return found and found.path
 
-        path = self._workers.from_first("newest", find)
+        path = self.workers.from_first("newest", find)
         return path and open_backup(path, is_verified=True)
 
     # --- of the callback --------------------------------------------------
 
     def on_epoch_begin(self, epoch: int) -> None:
         """See `keras.callbacks.Callback`."""
-        fitting.set_initial_epoch(self._model, None)
+        fitting.set_initial_epoch(self.model, None)
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int) -> None:
@@ -129,19 +126,19 @@ class Run:
         self._step += count
         self._num_steps += count
         self._data.drawn(count)
-        self._schedule.steps_ended(count)
+        self.schedule.steps_ended(count)
         self._report.step_ended(count, self._num_steps)
         if not self._is_looked_at:
             self._is_looked_at = True
-            traced_step.warn_of_unsaved(self._model, self._model.train_function)
+            traced_step.warn_of_unsaved(self.model, self.model.train_function)
 
     def on_test_begin(self) -> None:
         """Counts iterators over the validation data of this `fit`."""
-        epochs = fitting.validation_epochs(self._model)
+        epochs = fitting.validation_epochs(self.model)
         if epochs is None:
             return
         if self._validation is None:
-            num_probes = int(fitting.probes_data(self._model))
+            num_probes = int(fitting.probes_data(self.model))
             self._validation = Validation(epochs, num_probes)
             if self._validation_state is not None:
                 self._validation.resume(self._validation_state)
@@ -154,7 +151,7 @@ class Run:
         self._validation.ended(batch)
         if not self._validation_is_looked_at:
             self._validation_is_looked_at = True
-            variables.warn_of_unsaved_in_validation(self._model)
+            variables.warn_of_unsaved_in_validation(self.model)
 
     def on_epoch_end(self, logs: dict[str, Any] | None) -> None:
         """Gives an epoch without a step left the logs of the steps before."""
@@ -172,20 +169,20 @@ class Run:
 
     def stop_late(self) -> None:
         """Ends the process if a signal came after the last step."""
-        self._signals.restore()
-        is_asked = self._signals.received is not None
-        if self._workers.agree(is_asked, False, is_last=True)[0]:
+        self.signals.restore()
+        is_asked = self.signals.received is not None
+        if self.workers.agree(is_asked, False, is_last=True)[0]:
             logging.warning(
                 "%s came after the last step: `fit` has ended, and its backups "
                 "are kept for the same program to continue from.",
                 self._signal_name(),
             )
-            self._signals.pass_on(self._exit_code)
+            self.signals.pass_on(self.exit_code)
 
     def abandon(self) -> None:
         """Ends a `fit` in any way; a save in progress is completed."""
-        if self._workers.count > 1:
-            self._workers.stop_waiting()  # others may be gone
+        if self.workers.count > 1:
+            self.workers.stop_waiting()  # others may be gone
         self._writer.join()
         watch(self._epochs, None)
         if self._validation is not None:
@@ -201,9 +198,7 @@ class Run:
         """See `Watcher`; continues from a backup, if any."""
         self._step = 0
         # Once in an epoch: it takes longer than the rest of a save.
-        self._config = functools.cache(
-            functools.partial(config_of, self._model)
-        )
+        self._config = functools.cache(functools.partial(config_of, self.model))
         self._data.begin_epoch(self._epoch)
         backup, self._backup = self._backup, None
         if backup is None:
@@ -214,7 +209,7 @@ class Run:
         )
         self._logs_so_far = None
         if self._step:
-            results = self._model.get_metrics_result()
+            results = self.model.get_metrics_result()
             self._logs_so_far = {k: float(v) for k, v in results.items()}
             seconds = backup.state["seconds_per_step"]
             fitting.count_time_from(self._callbacks, self._step, seconds)
@@ -230,12 +225,12 @@ class Run:
             self._restore_created(iterator)
         self._report.step_is_over(is_last=step == 0)
         self._writer.check()
-        is_due = self._schedule.is_due(is_first=step == 0)
-        is_asked = self._signals.received is not None
-        is_stopped, is_agreed = self._workers.agree(is_asked, is_due)
+        is_due = self.schedule.is_due(is_first=step == 0)
+        is_asked = self.signals.received is not None
+        is_stopped, is_agreed = self.workers.agree(is_asked, is_due)
         if is_stopped:
             self._stop(step)
-        if self._schedule.is_timed:
+        if self.schedule.is_timed:
             is_due = is_agreed
         if is_due:
             self._save(step)
@@ -249,11 +244,11 @@ class Run:
             self._signal_name(),
             self._num_steps,
         )
-        self._signals.received = None  # if the program goes on all the same
-        sys.exit(self._exit_code)
+        self.signals.received = None  # if the program goes on all the same
+        sys.exit(self.exit_code)
 
     def _signal_name(self):
-        number = self._signals.received
+        number = self.signals.received
         return f"Signal {number}" if number else "A signal of another worker"
 
     # --- saving and restoring ---------------------------------------------
@@ -261,9 +256,9 @@ class Run:
     def _save(self, step):
         start = time.monotonic()
         self._writer.wait()  # for the save before
-        self._schedule.save_begins()
-        entries = variables.variables_of(self._model)
-        worker, workers = self._workers.index, self._workers
+        self.schedule.save_begins()
+        entries = variables.variables_of(self.model)
+        worker, workers = self.workers.index, self.workers
         shards = variables.hold(entries, worker)
         state, arrays = json_arrays.split(
             self._state(step), f"state{worker or ''}"
@@ -272,8 +267,8 @@ class Run:
             value = tf.constant(array)
             whole = Sharding(array.shape, value.dtype.size)
             shards.append(TensorShard(key, whole, (0, 0), value))
-        number, folder = self._num_steps, self._folder
-        schedule = self._schedule
+        number, folder = self._num_steps, self.folder
+        schedule = self.schedule
 
         def write():
             folder.commit(number, shards, state, workers)
@@ -307,11 +302,11 @@ class Run:
 
     def _restore(self, backup):
         state = json_arrays.join(
-            dict(backup.state_of(self._workers.index)),
+            dict(backup.state_of(self.workers.index)),
             lambda key: np.asarray(backup.read_whole(key)),
         )
-        entries = variables.variables_of(self._model)
-        workers = self._workers
+        entries = variables.variables_of(self.model)
+        workers = self.workers
         variables.restore(entries, backup, workers.index, workers.count)
         keys = variables.not_created(entries, backup)
         self._not_created = (backup, keys) if keys else None
@@ -327,8 +322,8 @@ class Run:
     def _restore_created(self, iterator):
         """Restores variables that exist once the step has been traced."""
         (backup, keys), self._not_created = self._not_created, None
-        traced_step.trace(self._model, iterator)
-        entries, workers = variables.variables_of(self._model), self._workers
+        traced_step.trace(self.model, iterator)
+        entries, workers = variables.variables_of(self.model), self.workers
         entries = [entry for entry in entries if entry.key in keys]
         variables.restore(entries, backup, workers.index, workers.count)
         for key in {*keys} - {entry.key for entry in entries}:

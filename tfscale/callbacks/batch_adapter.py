@@ -24,9 +24,7 @@ class BatchAdapter:
     """
 
     def __init__(
-        self,
-        batch_sizes: tuple[int, int] | None,
-        learning_rate: str | None,
+        self, batch_sizes: tuple[int, int] | None, learning_rate: str | None
     ):
         if batch_sizes is not None and not (
             len(batch_sizes) == 2 and 1 <= batch_sizes[0] <= batch_sizes[1]

@@ -82,10 +82,7 @@ class GradientAccumulation(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        num_microbatches: int | str,
-        *,
-        memory_limit: float | None = None,
+        self, num_microbatches: int | str, *, memory_limit: float | None = None
     ):
         super().__init__()
         _check(num_microbatches, memory_limit)

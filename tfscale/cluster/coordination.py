@@ -9,6 +9,7 @@ takes the values of others:
 A worker waits for a value as long as all workers are alive.
 """
 
+import dataclasses
 import json
 import logging
 import sys
@@ -25,29 +26,17 @@ _MILLISECONDS = 200  # between two checks that all workers are alive
 _PATIENCE_SECONDS = 15.0
 
 
+@dataclasses.dataclass(eq=False)
 class Coordination:
-    """A worker in a group of workers; a single process is a group of one.
+    """A worker in a group of workers; a single process is a group of one."""
 
-    Args:
-        count: Number of workers.
-        index: The index of this worker.
-        check_all_there: Raises a `ConnectionError` if a worker is lost.
-        scope: Prefix of its keys.
-    """
-
-    def __init__(
-        self,
-        count: int = 1,
-        index: int = 0,
-        check_all_there: Callable[[], None] = lambda: None,
-        scope: str = "workers",
-    ):
-        self.count = count
-        self.index = index
-        self.scope = scope
-        self.num_checks = 0  # of `check_same` that have begun
-        self._check_all_there = check_all_there
-        self._is_over = False
+    count: int = 1
+    index: int = 0
+    # Raises a `ConnectionError` if a worker is lost.
+    check_all_there: Callable[[], None] = lambda: None
+    scope: str = "workers"  # prefix of its keys
+    num_checks = 0  # of `check_same` that have begun
+    _is_over = False
 
     def give(self, name: str, value: Any) -> None:
         """Gives the others a JSON value; the first one of a name counts."""
@@ -72,11 +61,11 @@ class Coordination:
                 key = self._key(name, index)
                 found = attributes.get_key_value(key, _MILLISECONDS)
             except tf.errors.OpError:
-                self._check_all_there()
+                self.check_all_there()
                 raise
             if found is not None:
                 return json.loads(found)
-            self._check_all_there()
+            self.check_all_there()
             if subject and time.monotonic() - start > _PATIENCE_SECONDS:
                 logging.warning(
                     "Worker %d waits for worker %d, which has not come as far "

@@ -134,13 +134,7 @@ class BackupFolder:
         except (OSError, tf.errors.OpError) as error:
             logging.warning("It stays where it is: %s.", error)
 
-    def commit(
-        self,
-        step,
-        shards,
-        state,
-        workers: Coordination | None = None,
-    ):
+    def commit(self, step, shards, state, workers: Coordination | None = None):
         """Writes this worker's files; worker 0 removes backups beyond `keep`.
 
         Raises:

@@ -20,10 +20,7 @@ _ATTRIBUTES = {
         *("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
     ),
     _callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
-    _callbacks.ModelCheckpoint: (
-        "best",
-        *fitting.MODEL_CHECKPOINT_COUNTERS,
-    ),
+    _callbacks.ModelCheckpoint: ("best", *fitting.MODEL_CHECKPOINT_COUNTERS),
     _callbacks.SwapEMAWeights: fitting.SWAP_EMA_STATE,
     _callbacks.TensorBoard: fitting.TENSORBOARD_STEPS,
     _callbacks.History: ("history", "epoch"),

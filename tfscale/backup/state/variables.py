@@ -184,9 +184,9 @@ def hold(entries: list[Entry], worker: int = 0) -> list[TensorShard]:
             and entry.variable.trainable
         )
         for replica, rank, component in entry.by_replica(worker):
-            is_copy = rank and entry.is_sum
+            is_copy = rank > 0 and entry.is_sum
             if is_updated:
-                is_copy = worker or replica or rank
+                is_copy = bool(worker or replica or rank)
             if not is_copy:
                 key = _key(entry, replica, rank)
                 whole = Sharding(tuple(component.shape), component.dtype.size)
