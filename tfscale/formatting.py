@@ -1,10 +1,13 @@
 """Summaries in the style of `keras.Model.summary`, and figures."""
 
+import contextlib
 import shutil
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import rich.console
+import rich.table
 import rich.text
 
 # The width of `model.summary()` for models with branches.
@@ -27,11 +30,7 @@ def readable_bytes(num_bytes: float) -> str:
 
 
 def table_length(line_length: int | None, least: int) -> int:
-    """Columns of a table: as asked, or 108, or those of the terminal.
-
-    Raises:
-        ValueError: If `line_length` is less than that.
-    """
+    """Columns of a table: as asked, or 108, or those of the terminal."""
     if not line_length:
         columns = shutil.get_terminal_size().columns - 4
         return max(least, min(_LINE_LENGTH, columns))
@@ -43,30 +42,33 @@ def table_length(line_length: int | None, least: int) -> int:
     return line_length
 
 
-def print_line(
-    console: rich.console.Console, title: str, text: str, line_length: int
-) -> None:
-    """Prints a line below a table, in several if it is too long for it."""
-    whole = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
-    for line in whole.wrap(console, line_length - 1):
-        line.rstrip()
-        console.print(" ", line, sep="", soft_wrap=True)
-
-
-def print_rendered(
-    render: Callable[[rich.console.Console], None],
+def print_table(
+    head: str,
+    table: rich.table.Table,
+    lines: Iterable[tuple[str, str]],
+    line_length: int,
     print_fn: Callable[[str], None] | None = None,
 ) -> None:
-    """Prints what `render` writes to a console, or passes it to `print_fn`."""
-    if print_fn is None:
-        render(rich.console.Console(width=_WIDE, highlight=False))
-        return
-    console = rich.console.Console(
-        width=_WIDE, highlight=False, force_terminal=False, color_system=None
-    )
-    with console.capture() as capture:
-        render(console)
-    print_fn("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    """Prints a head, a table and titled lines, or passes all to `print_fn`.
+
+    A line that is too long for the table is several.
+    """
+    options: dict[str, Any] = {"width": _WIDE, "highlight": False}
+    if print_fn is not None:
+        options |= {"force_terminal": False, "color_system": None}
+    console = rich.console.Console(**options)
+    capture = console.capture()
+    with contextlib.nullcontext() if print_fn is None else capture:
+        console.print(head)
+        console.print(table)
+        for title, text in lines:
+            whole = rich.text.Text.from_markup(f"[bold]{title}:[/] {text}")
+            for line in whole.wrap(console, line_length - 1):
+                line.rstrip()
+                console.print(" ", line, sep="", soft_wrap=True)
+    if print_fn is not None:
+        rows = capture.get().splitlines()
+        print_fn("\n".join(row.rstrip() for row in rows))
 
 
 def new_figure(argument: str, instead: str, **options: Any) -> Any:

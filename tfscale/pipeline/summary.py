@@ -11,8 +11,7 @@ import rich.markup
 import rich.table
 
 from tfscale.formatting import colored
-from tfscale.formatting import print_line
-from tfscale.formatting import print_rendered
+from tfscale.formatting import print_table
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.pipeline.stage_memory import stage_memory
@@ -44,31 +43,13 @@ def print_summary(
     """
     line_length = table_length(line_length, _LEAST_LENGTH)
     rows = microbatch_size or plan.microbatch_size
-    print_rendered(
-        lambda console: _render(
-            console, plan, devices, rows, optimizer, line_length
-        ),
-        print_fn,
-    )
-
-
-def _render(console, plan, devices, rows, optimizer, line_length):
     num_slots = _num_slots(optimizer, plan)
     memories = stage_memory(plan, rows, num_slots)
     name = rich.markup.escape(plan.graph.functional.name)
-    console.print(f'[bold]Pipeline: "{name}"[/]')
-    console.print(
-        _table(
-            plan,
-            devices,
-            memories,
-            line_length,
-        )
-    )
     schedule, simulation = plan.schedule, plan.simulation
     replicas = f", {colored(len(devices))} replicas" * (len(devices) > 1)
     recomputed = ", forwards recomputed" * plan.recompute
-    for title, text in (
+    lines = (
         (
             "Schedule",
             f"{rich.markup.escape(schedule.name)}, "
@@ -97,8 +78,14 @@ def _render(console, plan, devices, rows, optimizer, line_length):
         *_length(plan),
         *_not_cut(plan),
         *(("Tied variable", text) for text in _tied(plan)),
-    ):
-        print_line(console, title, text, line_length)
+    )
+    print_table(
+        f'[bold]Pipeline: "{name}"[/]',
+        _table(plan, devices, memories, line_length),
+        lines,
+        line_length,
+        print_fn,
+    )
 
 
 def _table(plan, devices, memories, line_length):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 
 from tfscale.distribute import MeshStrategy
-from tfscale.formatting import print_rendered
+from tfscale.formatting import print_table
 from tfscale.formatting import table_length
 from tfscale.mesh.device_mesh import device_mesh
 from tfscale.mesh.virtual_devices import check_sizes
@@ -224,13 +224,13 @@ class Plans(Sequence):
             print_fn: See `keras.Model.summary`.
         """
         length = table_length(line_length, _LEAST_LENGTH)
-
-        def render(console):
-            console.print(f"[bold]Plans:[/] {self._title}")
-            report.render_table(console, self, self._unit, length)
-            report.render_notes(console, self, self.device, self.notes, length)
-
-        print_rendered(render, print_fn)
+        print_table(
+            f"[bold]Plans:[/] {self._title}",
+            report.table(self, self._unit, length),
+            report.lines(self, self.device, self.notes),
+            length,
+            print_fn,
+        )
 
     def save_png(self, path: str) -> None:
         """Draws time against memory of all plans, and marks the frontier.

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import rich.console
 import rich.table
 
 from tfscale.formatting import colored
 from tfscale.formatting import new_figure
-from tfscale.formatting import print_line
 from tfscale.formatting import readable_bytes
 from tfscale.plan.cost import Prediction
 from tfscale.plan.device import Device
@@ -18,13 +16,10 @@ from tfscale.plan.search import why_slower
 _NUM_ROWS = 10
 
 
-def render_table(
-    console: rich.console.Console,
-    ranked: Sequence[Prediction],
-    unit: str,
-    line_length: int,
-) -> None:
-    """Prints the best plan of each mesh, and why it is slower than the last."""
+def table(
+    ranked: Sequence[Prediction], unit: str, line_length: int
+) -> rich.table.Table:
+    """The best plan of each mesh, and why it is slower than the last."""
     rows = rich.table.Table(
         rich.table.Column("Data x pipeline\nx model", justify="center"),
         rich.table.Column("Microbatches\nand settings", ratio=1, min_width=22),
@@ -60,17 +55,13 @@ def render_table(
             "\n".join(traffic),
             "" if faster is None else why_slower(p, faster),
         )
-    console.print(rows)
+    return rows
 
 
-def render_notes(
-    console: rich.console.Console,
-    ranked: Sequence[Prediction],
-    device: Device,
-    notes: Sequence[str],
-    line_length: int,
-) -> None:
-    """Prints the notes below the table."""
+def lines(
+    ranked: Sequence[Prediction], device: Device, notes: Sequence[str]
+) -> list[tuple[str, str]]:
+    """The notes below the table, with their titles."""
     best, num_meshes = ranked[0], len(best_of_each_mesh(ranked))
     causes = (
         f"{cause} {100 * seconds / best.step_seconds:.1f} %"
@@ -78,12 +69,11 @@ def render_notes(
         if seconds > 0.0005 * best.step_seconds
     )
     memory = f"at most {readable_bytes(device.usable_memory)}"
-    lines = [("Time of the best", ", ".join(causes)), ("Memory", memory)]
-    lines += [("Note", note) for note in notes]
+    found = [("Time of the best", ", ".join(causes)), ("Memory", memory)]
+    found += [("Note", note) for note in notes]
     if num_meshes > _NUM_ROWS:
-        lines.append(("Meshes not shown", str(num_meshes - _NUM_ROWS)))
-    for name, text in lines:
-        print_line(console, name, text, line_length)
+        found.append(("Meshes not shown", str(num_meshes - _NUM_ROWS)))
+    return found
 
 
 def save_png(

@@ -9,8 +9,7 @@ import rich.markup
 import rich.table
 
 from tfscale.formatting import colored
-from tfscale.formatting import print_line
-from tfscale.formatting import print_rendered
+from tfscale.formatting import print_table
 from tfscale.formatting import readable_bytes
 from tfscale.formatting import table_length
 from tfscale.tensor_parallel import analysis
@@ -83,9 +82,20 @@ def sharding_summary(
         )
     line_length = table_length(line_length, _LEAST_LENGTH)
     extended = _extended(model)
-    _analyse(model, extended.num_model_ranks)
-    print_rendered(
-        lambda console: _render(console, model, extended, line_length),
+    ranks, plan = extended.num_model_ranks, None
+    _analyse(model, ranks)
+    if extended.sequence_parallel and ranks > 1:
+        plan = sharding_rows.plan_of(model, ranks)
+    rows = sharding_rows.rows(model, plan)
+    on = f"{colored(ranks)} model ranks"
+    if ranks == 1:
+        count = extended.num_replicas
+        on = f"{colored(count)} replica{'s' * (count > 1)}"
+    print_table(
+        f'[bold]Sharding: "{rich.markup.escape(model.name)}"[/] on {on}',
+        _table(rows, line_length),
+        _lines(model, extended, rows, plan),
+        line_length,
         print_fn,
     )
     if to_file is not None:
@@ -118,22 +128,9 @@ def _analyse(model, num_ranks):
             analysis.ensure_analysed(functional, num_ranks)
 
 
-def _render(console, model, extended, line_length):
-    ranks, plan = extended.num_model_ranks, None
-    if extended.sequence_parallel and ranks > 1:
-        plan = sharding_rows.plan_of(model, ranks)
-    rows = sharding_rows.rows(model, plan)
-    on = f"{colored(ranks)} model ranks"
-    if ranks == 1:
-        count = extended.num_replicas
-        on = f"{colored(count)} replica{'s' * (count > 1)}"
-    name = rich.markup.escape(model.name)
-    console.print(f'[bold]Sharding: "{name}"[/] on {on}')
-    console.print(_table(rows, line_length))
-
-    def line(title, text):
-        print_line(console, title, text, line_length)
-
+def _lines(model, extended, rows, plan):
+    """The titles and texts of the lines below the table."""
+    ranks = extended.num_model_ranks
     plain = [
         (f"Gathered, {row.path}", row.reason) for row in rows if row.reason
     ]
@@ -147,35 +144,38 @@ def _render(console, model, extended, line_length):
             )
         )
     for title, text in plain:
-        line(rich.markup.escape(title), rich.markup.escape(text))
+        yield rich.markup.escape(title), rich.markup.escape(text)
     variables = [sharding for row in rows for _, sharding in row.variables]
     states = extended.optimizer_states
     divides = states.are_weights_sharded
     replicas = states.num_replicas if divides else 1
-    line("Bytes per device", _totals(variables, ranks, replicas))
+    yield "Bytes per device", _totals(variables, ranks, replicas)
     gathers = _gathers(model, extended)
     if gathers:
         size = readable_bytes(states.max_gathered_bytes)
-        line("Gathered at a time", f"at most {colored(size)}")
+        yield "Gathered at a time", f"at most {colored(size)}"
         times = collections.Counter(stay.gather for stay in gathers)
-        line(
+        yield (
             "Gathered for the forward, and kept for the backward",
             ", ".join(name for name, count in times.items() if count == 1),
         )
     if extended.num_replicas > 1:
-        line("Sent by a device in a step", _sent_text(model, extended, gathers))
+        yield (
+            "Sent by a device in a step",
+            _sent_text(model, extended, gathers),
+        )
     optimizer = getattr(model, "optimizer", None)
     # Before the first step the optimizer has no slots.
     if optimizer is not None and optimizer.built:
         slots = [sharding_of(v) for v in optimizer.variables]
-        line(
+        yield (
             f"Optimizer{', on the host (CPU:0)' * states.are_on_host}",
             _totals(slots, ranks, states.num_replicas),
         )
         on_device = variables + slots * (not states.are_on_host)
         peak = sum(sharding.local_bytes for sharding in on_device)
         peak += _most_gradient_bytes(model, optimizer, states)
-        line(
+        yield (
             "A device at the peak of a step",
             f"at most about {colored(readable_bytes(peak))}, and activations",
         )
