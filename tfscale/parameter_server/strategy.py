@@ -116,12 +116,8 @@ def _checked(cluster: Cluster | None) -> Cluster:
             "--num_ps=1 program.py`, or set TF_CONFIG."
         )
     counts = {job: len(addresses) for job, addresses in cluster.jobs.items()}
-    if (
-        counts.get("chief") != 1
-        or not counts.get("worker")
-        or not counts.get("ps")
-        or set(counts) != {"chief", "worker", "ps"}
-    ):
+    jobs = {"chief", "worker", "ps"}
+    if {*counts} != jobs or counts["chief"] != 1 or not all(counts.values()):
         raise ValueError(
             "The cluster of a `ParameterServerStrategy` has one 'chief', and "
             f"at least one 'worker' and one 'ps'. Received: {counts}. The "

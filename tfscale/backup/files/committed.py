@@ -108,19 +108,15 @@ def write_files(
         }
         for shard in shards
     }
-    files = []
+    names = []
     if shards:
         write_shards(storage.path_of(name), shards)
-        files = [n for n in storage.names() if n.startswith(f"{name}.")]
-        storage.flush(sorted(files))
-    text = f"{_name('state', worker)}.json"
-    storage.write(text, json.dumps(state).encode())
-    return {
-        "files": {
-            n: storage.size_and_digest(n) for n in [*sorted(files), text]
-        },
-        "tensors": tensors,
-    }
+        names = sorted(n for n in storage.names() if n.startswith(f"{name}."))
+        storage.flush(names)
+    names.append(f"{_name('state', worker)}.json")
+    storage.write(names[-1], json.dumps(state).encode())
+    files = {name: storage.size_and_digest(name) for name in names}
+    return {"files": files, "tensors": tensors}
 
 
 def _name(kind, worker):
@@ -129,27 +125,23 @@ def _name(kind, worker):
 
 def seal(path: str, step: int, contents: Sequence[Mapping[str, Any]]) -> None:
     """Writes the manifest, which completes the backup; all files are there."""
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "step": step,
-        "files": {},
-        "tensors": {},
-    }
+    files: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for content in contents:
-        manifest["files"].update(content["files"])
-        manifest["tensors"].update(content["tensors"])
+        files |= content["files"]
+        tensors |= content["tensors"]
     storage = storage_of(path)
-    for name, (size, _) in manifest["files"].items():
+    for name, (size, _) in files.items():
         if not storage.is_file(name) or storage.size(name) != size:
             raise FileNotFoundError(
                 f"{storage.path_of(name)!r}, which a worker has written, is "
                 "not there"
             )
-    text = json.dumps(manifest)
-    storage.write(
-        _MANIFEST,
-        json.dumps({"digest": _digest(text), "manifest": text}).encode(),
+    text = json.dumps(
+        {"format": FORMAT, "step": step, "files": files, "tensors": tensors}
     )
+    manifest = json.dumps({"digest": _digest(text), "manifest": text})
+    storage.write(_MANIFEST, manifest.encode())
     storage.remove_file(_UNFINISHED)
 
 
@@ -164,13 +156,8 @@ def open_backup(path: str, *, is_verified: bool = False) -> Backup:
         if not is_verified:
             _verify(path, manifest["files"])
         state = json.loads(storage_of(path).read(_STATE))
-        return Backup(
-            path,
-            manifest["step"],
-            state,
-            manifest["tensors"],
-            frozenset(manifest["files"]),
-        )
+        step, tensors = manifest["step"], manifest["tensors"]
+        return Backup(path, step, state, tensors, frozenset(manifest["files"]))
     except FileNotFoundError as error:
         raise DamagedBackupError(f"{error} is missing") from None
     except (OSError, tf.errors.OpError) as error:

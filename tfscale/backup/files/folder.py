@@ -178,12 +178,8 @@ class BackupFolder:
 
     def _seal(self, path, step, contents):
         committed.seal(path, step, contents)
-        complete = [
-            path
-            for name in committed.begun(self.path)
-            if committed.is_complete(path := self._storage.path_of(name))
-        ]
-        for path in complete[self._keep :]:
+        paths = map(self._storage.path_of, committed.begun(self.path))
+        for path in [*filter(committed.is_complete, paths)][self._keep :]:
             committed.remove(path)
 
     def clear(self) -> None:
