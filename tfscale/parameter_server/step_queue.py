@@ -90,7 +90,6 @@ class StepQueue:
         """
         end = time.monotonic() + _SECONDS_WITHOUT_WORKERS
         timer = threading.Timer(_SECONDS_WITHOUT_WORDS, self._say_who_is_lost)
-        timer.daemon = True
         timer.start()
         try:
             while True:
