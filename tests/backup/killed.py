@@ -2,6 +2,8 @@
 
 import keras
 
+from tfscale.backup.files.writer import Writer
+
 
 class Killed(Exception):
     """A training has ended, as it was asked to."""
@@ -23,3 +25,10 @@ class KilledAt(keras.callbacks.Callback):
 
     def set_state(self, state):
         pass
+
+
+def wait_for_saves():
+    """Returns once the saves of trainings that have ended are written."""
+    writer = Writer()  # one thread serves all
+    writer.start(int)
+    writer.wait()

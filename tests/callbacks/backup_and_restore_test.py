@@ -14,9 +14,9 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tfscale
+from tests.backup import killed
 from tests.backup import trainings
 from tfscale.backup.files import committed
-from tfscale.backup.files import writer
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((32, 3), "float32"), np.ones((32, 2), "float32")
@@ -136,10 +136,7 @@ class BackupAndRestoreTest(tf.test.TestCase, parameterized.TestCase):
             )
 
         model.optimizer.build(model.trainable_variables)
-        # Its thread first ends the save of the run that was interrupted.
-        other = writer.Writer()
-        other.start(int)
-        other.wait()
+        killed.wait_for_saves()  # that of the run that was interrupted
         before = state()
         self.assertNotEmpty(before[-1])
         with self.assertRaisesRegex(ValueError, message) as raised:

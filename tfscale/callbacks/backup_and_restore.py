@@ -127,16 +127,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             if other is self or other._is_over():
                 other._leave()
         fit = Fit(self.model)
-        callbacks = fit.callbacks
         kinds = (BackupAndRestore, keras.callbacks.BackupAndRestore)
-        if sum(isinstance(c, kinds) for c in callbacks.callbacks) > 1:
+        if len(fit.callbacks_of(*kinds)) > 1:
             raise ValueError(
                 "One callback must restore a run. Received: another "
                 "BackupAndRestore in `callbacks`. Leave one out."
             )
         # Its logs are complete before other callbacks read them.
-        callbacks.callbacks.remove(self)
-        callbacks.callbacks.insert(0, self)
+        fit.callbacks.callbacks.remove(self)
+        fit.callbacks.callbacks.insert(0, self)
         self._workers = WorkerGroup(self.model.distribute_strategy)
         self._workers.from_first("lock", self._folder.acquire)
         self._fit = fit

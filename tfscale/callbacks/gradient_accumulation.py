@@ -122,14 +122,8 @@ class GradientAccumulation(keras.callbacks.Callback):
             if not without_call.builds_otherwise(model, error):
                 raise
         adapt(model)
-        noise = next(
-            (
-                callback.noise_of(model)
-                for callback in fit.callbacks.callbacks
-                if isinstance(callback, GradientNoiseScale)
-            ),
-            None,
-        )
+        measuring = fit.callbacks_of(GradientNoiseScale)
+        noise = measuring[0].noise_of(model) if measuring else None
         before = accumulation_of(model)
         if not self._can_go_on(before, noise):
             microbatches = self._microbatches_for(model, spec, workers)

@@ -84,10 +84,7 @@ class LayerFreezing(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the layers that may be frozen."""
-        if any(
-            isinstance(callback, GradientNoiseScale)
-            for callback in Fit(self.model).callbacks.callbacks
-        ):
+        if Fit(self.model).callbacks_of(GradientNoiseScale):
             raise ValueError(
                 "The noise scale is of the gradients of all weights. Received: "
                 "`GradientNoiseScale` beside `LayerFreezing`, which makes them "
@@ -159,9 +156,8 @@ class LayerFreezing(keras.callbacks.Callback):
                 layer.trainable = index >= num_frozen
         self._num_frozen = num_frozen
         self.model.make_train_function(force=True)
-        for callback in Fit(self.model).callbacks.callbacks:
-            if isinstance(callback, GradientAccumulation):
-                callback.on_train_begin()  # it runs another function
+        for callback in Fit(self.model).callbacks_of(GradientAccumulation):
+            callback.on_train_begin()  # it runs another function
 
     def get_state(self) -> dict[str, Any]:
         """The state in a backup: numbers and arrays."""
@@ -200,7 +196,7 @@ def _leading_layers(model, names, frozen):
     for call in calls:
         layer = call.operation
         is_trained = layer in frozen or any(v.trainable for v in call.variables)
-        is_reached = any(value in reached for value in call.inputs)
+        is_reached = not reached.isdisjoint(call.inputs)
         is_named = names is None or call.name in names
         if not is_trained or is_reached or not is_named:
             if is_trained or is_reached:

@@ -34,6 +34,10 @@ class Fit:
         """The `CallbackList` of Keras."""
         return self._callbacks()
 
+    def callbacks_of(self, *kinds: type) -> list[Any]:
+        """The callbacks of some classes."""
+        return [c for c in self.callbacks.callbacks if isinstance(c, kinds)]
+
     @property
     def is_running(self) -> bool:
         """Whether `fit` runs; Keras does not tell callbacks of exceptions."""

@@ -16,7 +16,7 @@ from absl.testing import parameterized
 import tfscale
 from tests.backup.killed import Killed
 from tests.backup.killed import KilledAt
-from tfscale.backup.files import writer
+from tests.backup.killed import wait_for_saves
 from tfscale.callbacks import BackupAndRestore
 from tfscale.callbacks import GradientAccumulation
 
@@ -156,7 +156,7 @@ class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         whole = self.fit(f"{path}/whole", **arguments)
         with self.assertRaises(Killed):
             self.fit(f"{path}/runs", kill=5, **arguments)
-        writer.finish()
+        wait_for_saves()
         end = self.fit(f"{path}/runs", **arguments)
         for value, expected in zip(end, whole, strict=True):
             np.testing.assert_array_equal(value, expected)
@@ -165,7 +165,7 @@ class CapturedVariablesTest(tf.test.TestCase, parameterized.TestCase):
         path = self.create_tempdir().full_path
         with self.assertRaises(Killed):
             self.fit(path, {"data": 2}, kill=5)
-        writer.finish()
+        wait_for_saves()
         end = self.fit(path, {"pipeline": 2})
         # 4 steps of 2 replicas, which share what no strategy knows of, and
         # 4 of 2 microbatches.

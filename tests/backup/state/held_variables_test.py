@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 from tests.backup.killed import Killed
 from tests.backup.killed import KilledAt
-from tfscale.backup.files import writer
+from tests.backup.killed import wait_for_saves
 from tfscale.callbacks import BackupAndRestore
 
 X, Y = np.ones((64, 2), "float32"), np.ones((64, 1), "float32")
@@ -78,7 +78,7 @@ class HeldVariablesTest(tf.test.TestCase, parameterized.TestCase):
         whole = self.fit(f"{path}/whole", holder, place=place)
         with self.assertRaises(Killed):
             self.fit(f"{path}/runs", holder, kill=5, place=place)
-        writer.finish()
+        wait_for_saves()
         end = self.fit(f"{path}/runs", holder, place=place)
         np.testing.assert_array_equal(end, whole)
         self.assertEqual(VARIABLES[-1], 5.0)  # 8 steps
