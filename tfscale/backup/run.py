@@ -42,6 +42,7 @@ from tfscale.backup.state.validation import Validation
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
+from tfscale.fit.fit import Logs
 from tfscale.variables.sharding import Sharding
 
 _STEPS_BEFORE_WRITING = 2
@@ -153,7 +154,7 @@ class Run:
             self._validation_is_looked_at = True
             variables.warn_of_unsaved_in_validation(self.model)
 
-    def on_epoch_end(self, logs: dict[str, Any] | None) -> None:
+    def on_epoch_end(self, logs: Logs) -> None:
         """Gives an epoch without a step left the logs of the steps before."""
         if logs is not None and self._logs_so_far:
             for name, value in self._logs_so_far.items():

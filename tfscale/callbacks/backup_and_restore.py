@@ -4,7 +4,6 @@ import logging
 import signal
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -14,6 +13,7 @@ from tfscale.backup.schedule import SaveSchedule
 from tfscale.backup.stopping import StopSignals
 from tfscale.backup.worker_group import WorkerGroup
 from tfscale.fit.fit import Fit
+from tfscale.fit.fit import Logs
 
 # Callbacks whose `fit` runs, or ended by an error unknown to them.
 _entered: "weakref.WeakSet[BackupAndRestore]" = weakref.WeakSet()
@@ -121,7 +121,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop_signals: StopSignals | None = None
         self._run: Run | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Finds the newest backup, from which `fit` continues."""
         for other in list(_entered):
             if other is self or other._is_over():
@@ -157,40 +157,32 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise
         self._stop_signals.watch()
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Notes the epoch."""
         if self._run is not None:
             self._run.on_epoch_begin(epoch)
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Notes how far training has come."""
         if self._run is not None:
             self._run.on_train_batch_end(batch)
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Follows validation through its data."""
         if self._run is not None:
             self._run.on_test_begin()
 
-    def on_test_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Follows validation through its data, batch by batch."""
         if self._run is not None:
             self._run.on_test_batch_end(batch)
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Completes the logs of an epoch that resumed after its last step."""
         if self._run is not None:
             self._run.on_epoch_end(logs)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Reports the cost of interruptions and saves; removes the backups."""
         if self._run is not None:
             logging.info("BackupAndRestore: %s.", self._run.end())

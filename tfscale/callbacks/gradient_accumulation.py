@@ -10,6 +10,7 @@ from tfscale._internals import fitting
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
+from tfscale.fit.fit import Logs
 from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
 from tfscale.step.runners.accumulation_model import accumulation_for
@@ -98,7 +99,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             return None
         return getattr(self._accumulation.microbatches, "found", None)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """See `keras.callbacks.Callback`."""
         model = self.model
         workers = getattr(model.distribute_strategy.extended, "workers", None)
@@ -164,7 +165,7 @@ class GradientAccumulation(keras.callbacks.Callback):
             rows = int(tf.reduce_min(workers.all_gather(tf.constant([[rows]]))))
         return GivenRows(rows)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """See `keras.callbacks.Callback`."""
         if self._function is not None:
             self._function.end()

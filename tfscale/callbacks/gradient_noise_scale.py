@@ -10,6 +10,7 @@ from tfscale.callbacks.batch_adapter import BatchAdapter
 from tfscale.collectives.workers import check_one_process
 from tfscale.fit.fit import Fit
 from tfscale.fit.fit import FitScopedFunction
+from tfscale.fit.fit import Logs
 from tfscale.mesh.gradient_noise import GradientNoise
 from tfscale.step.runners import checks
 
@@ -114,7 +115,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self._noise = GradientNoise(model, self.smoothing)
         return self._noise
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Measures the steps of this `fit`."""
         model = self.model
         fit = Fit(model)
@@ -179,22 +180,18 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 " Use `tfscale.MeshStrategy`."
             )
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Changes the batch size and the learning rate, if asked to."""
         self._adapter.adapt(self.model, *self._measured())
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Adds `gradient_noise_scale` to the logs, and `batch_size`."""
         if logs is not None:
             logs["gradient_noise_scale"] = self.noise_scale
             if self.batch_sizes is not None:
                 logs["batch_size"] = self._adapter.batch_size()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Restores the model."""
         extended = self.model.distribute_strategy.extended
         if getattr(extended, "gradient_noise", None) is self._noise:

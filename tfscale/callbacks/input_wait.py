@@ -2,13 +2,13 @@
 
 import time
 import warnings
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfscale._internals import symbols
+from tfscale.fit.fit import Logs
 
 _WARM_UP = 3  # steps that trace, and fill buffers
 _KEPT = 256  # batches of which the arrival is known: more than are ahead
@@ -95,7 +95,7 @@ class InputWait(keras.callbacks.Callback):
         """Float: the share of the time since the epoch began."""
         return self._waited / self._total if self._total else 0.0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Checks that there is something to watch."""
         if self._arrivals is None:
             raise ValueError(
@@ -104,21 +104,15 @@ class InputWait(keras.callbacks.Callback):
                 "`fit(wait.watch(dataset), callbacks=[wait])`."
             )
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Starts a new measurement."""
         self._start()
 
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Notes when the step began, by the clock of `tf.timestamp`."""
         self._begin = time.time()
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Adds up, and warns."""
         seconds = time.time() - self._begin
         arrival = self._arrival_of(batch)
@@ -139,9 +133,7 @@ class InputWait(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Adds `input_wait` to the logs."""
         self._num_before = self._last
         if logs is not None:

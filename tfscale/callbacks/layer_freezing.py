@@ -10,6 +10,7 @@ import numpy as np
 from tfscale.callbacks.gradient_accumulation import GradientAccumulation
 from tfscale.callbacks.gradient_noise_scale import GradientNoiseScale
 from tfscale.fit.fit import Fit
+from tfscale.fit.fit import Logs
 from tfscale.mesh.models.wrapped_model import WrappedModel
 from tfscale.pipeline.stages.graph import flatten_model
 
@@ -82,7 +83,7 @@ class LayerFreezing(keras.callbacks.Callback):
         self._first_changes: list[float] = []
         self._first_rate: float | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Finds the layers that may be frozen."""
         if Fit(self.model).callbacks_of(GradientNoiseScale):
             raise ValueError(
@@ -96,22 +97,16 @@ class LayerFreezing(keras.callbacks.Callback):
         self._weights = [_values(layer) for layer in self._candidates]
         self._first_changes = []
 
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Forgets the learning rate of the epoch before."""
         self._first_rate = None
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Notes the learning rate of the first step of the epoch."""
         if self._first_rate is None:
             self._first_rate = self._learning_rate()
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Freezes layers that have converged."""
         changes = self._changes()
         if not self._first_changes:

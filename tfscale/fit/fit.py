@@ -10,6 +10,9 @@ import keras
 from tfscale._internals import fitting
 from tfscale._internals import stack
 
+# What callbacks get: metrics by name, or None.
+Logs = dict[str, Any] | None
+
 
 class Fit:
     """A call of `fit`, by weak references.
