@@ -284,6 +284,7 @@ class Run:
         validation = self._validation_state
         if self._validation is not None:
             validation = self._validation.state()
+        callbacks = self._callbacks.callbacks
         return {
             **self._identity,
             "model": self._config(),
@@ -295,9 +296,7 @@ class Run:
             "validation": validation,
             "seconds_per_step": self._report.seconds_per_step,
             "random": random_states.random_states(),
-            "callback_states": callback_states.callback_states(
-                self._callbacks.callbacks
-            ),
+            "callback_states": [*map(callback_states.state_of, callbacks)],
             "report": self._report.state,
         }
 
@@ -314,9 +313,11 @@ class Run:
         self._validation_state = state["validation"]
         self._num_steps = state["num_steps"]
         self._report.resume(state["report"], self._num_steps)
-        callback_states.set_callback_states(
-            self._callbacks.callbacks, state["callback_states"]
-        )
+        states = state["callback_states"]
+        for callback, saved in zip(
+            self._callbacks.callbacks, states, strict=True
+        ):
+            callback_states.set_state(callback, saved)
         random_states.set_random_states(state["random"])
         self._data.set_order(state.get("order"))
 

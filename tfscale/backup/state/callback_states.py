@@ -24,29 +24,12 @@ _ATTRIBUTES = {
     _callbacks.SwapEMAWeights: fitting.SWAP_EMA_STATE,
     _callbacks.TensorBoard: fitting.TENSORBOARD_STEPS,
     _callbacks.History: ("history", "epoch"),
+    # They have no state: their actions follow from epoch and logs.
+    _callbacks.LearningRateScheduler: (),
+    _callbacks.ProgbarLogger: (),
+    _callbacks.RemoteMonitor: (),
+    _callbacks.TerminateOnNaN: (),
 }
-
-# They have no state: their actions follow from epoch and logs.
-_STATELESS = (
-    _callbacks.LearningRateScheduler,
-    _callbacks.ProgbarLogger,
-    _callbacks.RemoteMonitor,
-    _callbacks.TerminateOnNaN,
-)
-
-
-def callback_states(callbacks: Sequence[keras.callbacks.Callback]) -> list[Any]:
-    """A state for each callback, for `json_arrays.split`, or None."""
-    return [_state(callback) for callback in callbacks]
-
-
-def set_callback_states(
-    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[Any]
-) -> None:
-    """Sets states of `callback_states`, in the same order."""
-    for callback, state in zip(callbacks, states, strict=True):
-        if state is not None:
-            _set_state(callback, state)
 
 
 def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -56,7 +39,7 @@ def warn_of_unknown(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         for callback in callbacks
         if not hasattr(callback, "get_state")
         and _attributes(callback) is None
-        and not isinstance(callback, (*_STATELESS, _callbacks.CSVLogger))
+        and not isinstance(callback, _callbacks.CSVLogger)
         and not type(callback).__module__.startswith("tfscale.")
     ]
     if unknown:
@@ -75,7 +58,8 @@ def _attributes(callback):
     )
 
 
-def _state(callback):
+def state_of(callback: keras.callbacks.Callback) -> Any:
+    """The state of a callback, for `json_arrays.split`, or None."""
     if hasattr(callback, "get_state"):
         return callback.get_state()
     if isinstance(callback, _callbacks.CSVLogger):
@@ -90,7 +74,10 @@ def _state(callback):
     }
 
 
-def _set_state(callback, state):
+def set_state(callback: keras.callbacks.Callback, state: Any) -> None:
+    """Sets a result of `state_of`."""
+    if state is None:
+        return
     if hasattr(callback, "set_state"):
         callback.set_state(state)
     elif isinstance(callback, _callbacks.CSVLogger):
