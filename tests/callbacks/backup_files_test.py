@@ -47,13 +47,13 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
         super().setUp()
         self.path = self.create_tempdir().full_path
 
-    def fit(self, step=-1, action=interrupt, **options):
+    def fit(self, step=-1, action=interrupt, verbose=0, **options):
         """Trains; returns how many steps were made."""
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         model.compile("adam", "mse")
         seen = At(step, action)
         backup = BackupAndRestore(self.path, **{"save_freq": 2, **options})
-        model.fit(X, Y, batch_size=4, verbose=0, callbacks=[seen, backup])
+        model.fit(X, Y, batch_size=4, verbose=verbose, callbacks=[seen, backup])
         return seen.count
 
     def interrupt(self, step, **options):
@@ -66,6 +66,12 @@ class BackupFilesTest(tf.test.TestCase, parameterized.TestCase):
         self.fit(delete_checkpoint=False)
         for name in os.listdir(self.path):
             self.assertStartsWith(name, "backup-")
+
+    @parameterized.parameters((0, 2), (2, 0))
+    def test_a_run_goes_on_with_or_without_a_progress_bar(self, before, then):
+        """The states of the callbacks were one too many, or one too few."""
+        self.interrupt(5, verbose=before)
+        self.assertLess(self.fit(verbose=then), STEPS)
 
     def test_what_it_notes_is_there_while_it_runs(self):
         names = []

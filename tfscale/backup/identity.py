@@ -10,6 +10,7 @@ speed of steps but not their results.
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -29,7 +30,10 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def identity(
-    model: keras.Model, epochs: Any, callbacks: Any, data: DataPosition
+    model: keras.Model,
+    epochs: Any,
+    callbacks: Sequence[keras.callbacks.Callback],
+    data: DataPosition,
 ) -> dict[str, Any]:
     """JSON of `configuration`, `data` and `callbacks`, to be compared."""
     spec = fitting.element_spec_of(epochs)
@@ -38,13 +42,10 @@ def identity(
         for tensor in tf.nest.flatten(spec)
         if isinstance(tensor, tf.TensorSpec)
     ]
-    names = [type(callback).__name__ for callback in callbacks.callbacks]
-    # With `verbose=0` there is no progress bar.
-    names = [name for name in names if name != "ProgbarLogger"]
     return {
         "configuration": configuration(model),
         "data": [*shapes, *data.identity()],
-        "callbacks": names,
+        "callbacks": [type(callback).__name__ for callback in callbacks],
     }
 
 

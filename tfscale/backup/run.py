@@ -64,6 +64,12 @@ class Run:
     def __post_init__(self, fit: Fit) -> None:
         self._writer = Writer()
         self._epochs, self._callbacks = fit.epochs, fit.callbacks
+        self._saved_callbacks = [
+            callback
+            for callback in fit.callbacks.callbacks
+            # With `verbose=0` there is none.
+            if not isinstance(callback, keras.callbacks.ProgbarLogger)
+        ]
         self._data = DataPosition(self._epochs)
         self._validation: Validation | None = None
         self._validation_state = None
@@ -73,7 +79,7 @@ class Run:
         self._num_steps = 0
         self._logs_so_far: dict[str, float] | None = None
         self._identity = identity.identity(
-            self.model, self._epochs, self._callbacks, self._data
+            self.model, self._epochs, self._saved_callbacks, self._data
         )
         self._is_looked_at = self._validation_is_looked_at = False
         # A backup, and keys of it whose variables the first step creates.
@@ -94,7 +100,7 @@ class Run:
             )
         num_probes = int(fitting.probes_data(self.model))
         warn_of_inexact(self._epochs, "training", num_probes)
-        callback_states.warn_of_unknown(self._callbacks.callbacks)
+        callback_states.warn_of_unknown(self._saved_callbacks)
         left_out = variables.left_out(self.model)
         if left_out:
             logging.warning(
@@ -284,7 +290,7 @@ class Run:
         validation = self._validation_state
         if self._validation is not None:
             validation = self._validation.state()
-        callbacks = self._callbacks.callbacks
+        callbacks = self._saved_callbacks
         return {
             **self._identity,
             "model": self._config(),
@@ -314,9 +320,7 @@ class Run:
         self._num_steps = state["num_steps"]
         self._report.resume(state["report"], self._num_steps)
         states = state["callback_states"]
-        for callback, saved in zip(
-            self._callbacks.callbacks, states, strict=True
-        ):
+        for callback, saved in zip(self._saved_callbacks, states, strict=True):
             callback_states.set_state(callback, saved)
         random_states.set_random_states(state["random"])
         self._data.set_order(state.get("order"))

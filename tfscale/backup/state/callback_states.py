@@ -26,7 +26,6 @@ _ATTRIBUTES = {
     _callbacks.History: ("history", "epoch"),
     # They have no state: their actions follow from epoch and logs.
     _callbacks.LearningRateScheduler: (),
-    _callbacks.ProgbarLogger: (),
     _callbacks.RemoteMonitor: (),
     _callbacks.TerminateOnNaN: (),
 }
