@@ -68,36 +68,31 @@ class _Held:
         first = tensors[plan.root or 0]
         is_known = first.shape.is_fully_defined()
         self._shape = first.shape if is_known else tf.shape(first)
-        self._values, self._is_here = {}, {}
+        self._values = {}
         for device, tensor in enumerate(tensors):
             with tf.device(tensor.device):
                 values = self._cut(device, tensor)
             for chunk, value in values.items():
                 self._values[device, chunk] = value
-                self._is_here[device, chunk] = True
 
     def play(self, sends):
         """One round: each device sends what it had before."""
-        arriving, stored = {}, {}
+        arriving, new = {}, {}
         for send in sends:
-            value = self._sent(send.source, send.chunk)
+            value = self._here(send.source, send.chunk)
+            key = send.target, send.chunk
             if send.adds:
-                key = send.target, send.chunk
                 arriving.setdefault(key, {})[send.source] = value
             else:
-                stored[send.target, send.chunk] = value
-        sums = {}
+                new[key] = value
         for (target, chunk), operands in arriving.items():
             operands[target] = self._values[target, chunk]
             with tf.device(self._devices[target]):
                 # In the order of devices: the same on each.
-                sums[target, chunk] = tf.add_n(
+                new[target, chunk] = tf.add_n(
                     [operands[device] for device in sorted(operands)]
                 )
-        self._values |= stored | sums
-        self._is_here |= dict.fromkeys(stored, False) | dict.fromkeys(
-            sums, True
-        )
+        self._values |= new
 
     def results(self):
         """The results of all devices."""
@@ -110,13 +105,13 @@ class _Held:
                 results.append(self._joined(device))
         return results
 
-    def _sent(self, device, chunk):
-        if not self._is_here[device, chunk]:
+    def _here(self, device, chunk):
+        """What a device has of a chunk, on it."""
+        value = self._values[device, chunk]
+        if value.device != self._devices[device]:
             with tf.device(self._devices[device]):
-                value = tf.identity(self._values[device, chunk])
-            self._values[device, chunk] = value
-            self._is_here[device, chunk] = True
-        return self._values[device, chunk]
+                value = self._values[device, chunk] = tf.identity(value)
+        return value
 
     def _cut(self, device, tensor):
         count = self._plan.num_chunks
@@ -132,9 +127,9 @@ class _Held:
     def _joined(self, device):
         plan = self._plan
         if plan.operation == "reduce_scatter":
-            return self._sent(device, device)
+            return self._here(device, device)
         if plan.num_chunks == 1:
-            return self._sent(device, 0)
+            return self._here(device, 0)
         values = [
             self._values[device, chunk] for chunk in range(plan.num_chunks)
         ]

@@ -127,13 +127,15 @@ class CollectivePlan:
                 "Every round of a plan must have a send. Received: round "
                 f"{number} of {self.num_rounds} is empty. Leave it out."
             )
-        ways = collections.Counter()
+        ways, added = collections.Counter(), {}
         for send in sends:
             self._check_ends(number, send)
             had = contents.get(send.source, send.chunk)
             if had is None:
                 raise ValueError(self._explain_deadlock(number, send, contents))
-            self._check_arrival(number, send, had, contents)
+            there = contents.get(send.target, send.chunk)
+            if there is not None:
+                self._check_arrival(number, send, had, there, added)
             ways[send.target, send.chunk, send.adds] += 1
         for (target, chunk, adds), count in ways.items():
             if not adds and (count > 1 or ways[target, chunk, True]):
@@ -144,7 +146,6 @@ class CollectivePlan:
                     f"{count + ways[target, chunk, True]} ways. Move all but "
                     "one to other rounds."
                 )
-        self._check_none_twice(number, sends, contents)
 
     def _check_ends(self, number, send) -> None:
         devices = range(self.num_devices)
@@ -167,19 +168,25 @@ class CollectivePlan:
                 f"{send._replace(adds=False)} to store the chunk."
             )
 
-    def _check_arrival(self, number, send, arriving, contents) -> None:
-        there = contents.get(send.target, send.chunk)
-        if there is None:
-            return
+    def _check_arrival(self, number, send, arriving, there, added) -> None:
+        """Checks a send to a device that has the chunk.
+
+        `added` has the devices whose values the round has added so far.
+        """
         if send.adds:
-            twice = there.devices & arriving.devices
-            if twice:
-                raise ValueError(
-                    "A plan must add every device's value once. Received: "
-                    f"{send} in round {number} adds the value of device "
-                    f"{min(twice)} to a sum that has it. Leave out one of the "
-                    "two."
-                )
+            so_far = added.setdefault((send.target, send.chunk), set())
+            for found, where in (
+                (there.devices, " to a sum that has it"),
+                (so_far, ", which another send of the round brings too"),
+            ):
+                twice = found & arriving.devices
+                if twice:
+                    raise ValueError(
+                        "A plan must add every device's value once. Received: "
+                        f"{send} in round {number} adds the value of device "
+                        f"{min(twice)}{where}. Leave out one of the two."
+                    )
+            so_far |= arriving.devices
         elif not there.devices <= arriving.devices:
             lost = min(there.devices - arriving.devices)
             raise ValueError(
@@ -194,23 +201,6 @@ class CollectivePlan:
                 f"{send} in round {number}, where device {send.target} has "
                 f"chunk {send.chunk} already. Leave it out."
             )
-
-    def _check_none_twice(self, number, sends, contents) -> None:
-        """Values of two that arrive in one round may be the same too."""
-        arrived = {}
-        for send in sends:
-            if send.adds:
-                found = arrived.setdefault((send.target, send.chunk), set())
-                values = contents.get(send.source, send.chunk).devices
-                twice = found & values
-                if twice:
-                    raise ValueError(
-                        "A plan must add every device's value once. Received: "
-                        f"{send} in round {number} adds the value of device "
-                        f"{min(twice)}, which another send of the round "
-                        "brings too. Leave out one of the two."
-                    )
-                found |= values
 
     def _check_end(self, contents) -> None:
         numbers = {}

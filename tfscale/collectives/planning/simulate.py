@@ -96,7 +96,6 @@ def simulate(
         )
     chunk_bytes = num_bytes / plan.num_chunks
     clock = _Clock(plan, costs, chunk_bytes)
-    sent, received = [0.0] * plan.num_devices, [0.0] * plan.num_devices
     messages = []
     for number, sends in enumerate(plan.rounds):
         # In the order in which the first chunk of each stands in the round.
@@ -108,12 +107,14 @@ def simulate(
             start, end = clock.transfer(of_link)
             chunks = tuple(send.chunk for send in of_link)
             messages.append(Message(number, source, target, chunks, start, end))
-            sent[source] += chunk_bytes * len(chunks)
-            received[target] += chunk_bytes * len(chunks)
             arrived += [(send, end) for send in of_link]
         clock.arrive(arrived)
     return Simulation(
-        plan, tuple(messages), clock.finish(), tuple(sent), tuple(received)
+        plan,
+        tuple(messages),
+        clock.finish(),
+        bytes_sent=tuple(chunk_bytes * n for n in plan.chunks_sent),
+        bytes_received=tuple(chunk_bytes * n for n in plan.chunks_received),
     )
 
 
