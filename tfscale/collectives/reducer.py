@@ -14,6 +14,8 @@ the other replicas.
 """
 
 import functools
+import itertools
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +55,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         self,
         reduce_op: Any,
         values: Sequence[Any],
-        dims: Sequence[int | str | None] | None = None,
+        dims: Sequence[int | str | None] = (),
     ) -> list[Any]:
         """Sums or means over all replicas, on each device of a value.
 
@@ -64,16 +66,13 @@ class Reducer(tf.distribute.ReductionToOneDevice):
             values: One that is no `DistributedValues` is the same on every
                 replica.
             dims: For each value the dim along which the replicas of a worker
-                divide the sum; None, if each has the whole sum; `SCATTERED`, if
-                each has a shard of its worker's sum already.
+                divide the sum; None or missing, if each has the whole sum;
+                `SCATTERED`, if each has a shard of its worker's sum already.
         """
-        here = self._on_each_here if self._workers is None else self._sum_here
-        sums = [
-            here(reduce_op, value, dim)
-            for value, dim in zip(values, dims or [None] * len(values))
-        ]
+        with_dims = list(itertools.zip_longest(values, dims))
         if self._workers is None:
-            return sums
+            return [self._on_each_here(reduce_op, *each) for each in with_dims]
+        sums = [self._sums_here(*each) for each in with_dims]
         totals = self._workers.all_reduce(tf.nest.flatten(sums))
         totals = tf.nest.pack_sequence_as(sums, totals)
         return [
@@ -97,7 +96,7 @@ class Reducer(tf.distribute.ReductionToOneDevice):
                 for total in operations.all_reduce(replicas)
             ]
 
-        return self._of_groups(reduce, value)
+        return self.of_groups(reduce, value)
 
     def _of_shared(self, reduce_op, value):
         total = tf.convert_to_tensor(value)
@@ -105,24 +104,20 @@ class Reducer(tf.distribute.ReductionToOneDevice):
             total *= tf.cast(self._num_replicas, total.dtype)
         return total
 
-    def _sum_here(self, reduce_op, value, dim):
+    def _sums_here(self, value, dim):
         """This worker's sum for each rank, or its shard for each device."""
-        del reduce_op
         if not is_of_threads(value):
             return [self._of_shared(tf.distribute.ReduceOp.SUM, value)]
         if dim is not None:
             return list(self._scattered(value, dim).values)
-        tensors = _tensors(value)
-        return [
-            operations.reduce([tensors[i] for i in group])
-            for group in same_ranks(len(tensors), self._num_ranks)
-        ]
+        tensors, count = _tensors(value), self._num_ranks
+        return [operations.reduce(tensors[r::count]) for r in range(count)]
 
     def _scattered(self, value, dim):
         if dim == SCATTERED:
             return value
         scatter = functools.partial(operations.reduce_scatter, dim=dim)
-        return self._of_groups(scatter, value)
+        return self.of_groups(scatter, value)
 
     def _copies(self, reduce_op, totals, value):
         """The total of each rank on its devices, or that of each device."""
@@ -133,15 +128,12 @@ class Reducer(tf.distribute.ReductionToOneDevice):
                 copies.append(_of_sum(reduce_op, copy, self._count))
         return _mirrored(tuple(copies))
 
-    def gather_on_each(self, value: Any, axis: int) -> Any:
-        """The replicas' values one after the other, on each of the devices."""
-        return self._of_groups(
-            lambda replicas: operations.all_gather(replicas, axis), value
-        )
-
-    def _of_groups(self, collective, value):
-        tensors = _tensors(value)
-        groups = same_ranks(len(tensors), self._num_ranks)
+    def of_groups(
+        self, collective: Callable[[list[tf.Tensor]], list], value: Any
+    ) -> Any:
+        """What `collective` makes of the replicas' values, for each rank."""
+        tensors, count = _tensors(value), self._num_ranks
+        groups = [range(r, len(tensors), count) for r in range(count)]
         return _mirrored(operations.in_groups(collective, tensors, groups))
 
     # --- for given destinations ---------------------------------------------
@@ -225,11 +217,6 @@ def of_first_ranks(value: Any, num_threads: int, num_ranks: int) -> Any:
 def is_of_threads(value: Any) -> bool:
     """Whether each thread has its own value; else all share one."""
     return isinstance(value, tf.distribute.DistributedValues)
-
-
-def same_ranks(num_devices: int, num_ranks: int) -> list[range]:
-    """For each model rank, its devices in all replicas, by index."""
-    return [range(rank, num_devices, num_ranks) for rank in range(num_ranks)]
 
 
 def _tensors(value):

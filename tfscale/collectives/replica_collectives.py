@@ -66,16 +66,11 @@ def _exchange(collective, tensors, dims):
     """Calls `collective(values of this worker's replicas, dim)` for each."""
 
     def merge(strategy, *tensors):
-        num_ranks = strategy.extended.num_model_ranks
-        results = [
-            operations.in_groups(
-                lambda values, dim=dim: collective(values, dim),
-                each.values,
-                reducer.same_ranks(len(each.values), num_ranks),
-            )
+        of_groups = strategy.extended.reducer.of_groups
+        return [
+            of_groups(lambda values, dim=dim: collective(values, dim), each)
             for each, dim in zip(tensors, dims)
         ]
-        return list(map(symbols.distribute_utils.regroup, results))
 
     return _merge(merge, tensors)
 

@@ -1,5 +1,6 @@
 """The work of `MeshStrategy`: it creates variables, sums gradients, updates."""
 
+import functools
 import weakref
 from typing import Any
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale._internals import symbols
 from tfscale.adapters.model import adapt_model
+from tfscale.collectives import operations
 from tfscale.collectives.reducer import Reducer
 from tfscale.collectives.reducer import is_of_threads
 from tfscale.collectives.reducer import is_per_replica
@@ -18,13 +20,9 @@ from tfscale.mesh.mesh_config import MeshConfig
 from tfscale.mesh.rank_calls import RankCalls
 from tfscale.mesh.rank_calls import Replica
 from tfscale.mesh.rank_calls import on_thread
-from tfscale.mesh.rank_calls import with_collectives
-from tfscale.mesh.replica_checks import check_divides_weights
-from tfscale.mesh.replica_checks import check_has_pipeline
+from tfscale.mesh.replica_checks import check
 from tfscale.mesh.replica_checks import check_in_scope
-from tfscale.mesh.replica_checks import check_not_compiled
-from tfscale.mesh.replica_checks import check_trains
-from tfscale.mesh.replica_checks import draw_apart
+from tfscale.mesh.replica_checks import prepare
 from tfscale.optimizers.update import mixed_update
 from tfscale.step import step_context
 from tfscale.step.packed_logs import PackedLogs
@@ -41,17 +39,12 @@ class MeshExtended(symbols.MirroredExtended):
     the inputs and run all operations without another device.
 
     Attributes:
-        config: The configuration of the strategy.
-        num_replicas: Number of replicas of this worker.
-        num_model_ranks: Number of model ranks of each replica.
-        sequence_parallel: Whether activations are sharded along the sequence.
-        workers: The `Workers` that have replicas, or None for one process.
+        config: The configuration of the strategy; see it for `num_replicas`,
+            `num_model_ranks`, `sequence_parallel`, `workers` and `layouts`.
         num_gathers: How often values of all replicas have been gathered.
         reducer: Sums the values of threads, over replicas and workers.
         rank_calls: How functions are called on model ranks.
-        layouts: The layouts of variables.
         optimizer_states: How the states of optimizers are sharded.
-        variable_creator: Makes the variables.
         pipelined: The variables of models that were cut over the axis
             "pipeline", by `id(variable)`.
         gradient_noise: A `GradientNoise`, which measures gradients before and
@@ -182,10 +175,7 @@ class MeshExtended(symbols.MirroredExtended):
         )
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        self.layouts.check_all_matched(self.variable_creator.paths)
-        check_not_compiled(self, fn)
-        check_has_pipeline(self, fn)
-        check_divides_weights(self)
+        check(self, fn)
         model = whole.model_of(fn)
         logs_are_packed = self.workers is not None and model is not None
         if logs_are_packed:
@@ -198,7 +188,7 @@ class MeshExtended(symbols.MirroredExtended):
         return results
 
     def _call(self, fn, args, kwargs):
-        is_divided = whole.are_per_replica(args)
+        is_divided = any(map(is_of_threads, tf.nest.flatten(args)))
         if not is_divided and attributes.predicting_model(fn) is not None:
             check_one_process(
                 self._container_strategy(),
@@ -211,17 +201,14 @@ class MeshExtended(symbols.MirroredExtended):
             return tf.nest.map_structure(
                 lambda value: self._local_results(value)[0], results
             )
-        fn = whole.checking_gradients(whole.with_input_dependencies(fn))
         # A `tf.function` has a separate graph in each replica, in which
         # replicas cannot exchange values.
-        if self._num_replicas_in_sync == 1 or isinstance(
-            fn, tf.types.experimental.PolymorphicFunction
-        ):
-            return self._call_on_ranks(fn, args, kwargs)
-        check_trains(fn)
-        draw_apart(fn)
-        step = whole.prepared(fn, is_divided)
-        return self._call_on_ranks(step, args, kwargs)
+        if not isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            fn = whole.checking_gradients(whole.with_input_dependencies(fn))
+            if self._num_replicas_in_sync > 1:
+                prepare(fn)
+                fn = whole.prepared(fn, is_divided)
+        return self._call_on_ranks(fn, args, kwargs)
 
     def _call_on_ranks(self, fn, args, kwargs):
         if self.num_model_ranks > 1 or self.gathers_weights:
@@ -231,7 +218,7 @@ class MeshExtended(symbols.MirroredExtended):
 
     def call_ranks(self, fn, devices, args=(), kwargs=None):
         """Calls a function on model ranks, a thread for each device."""
-        fn = on_thread(with_collectives(fn), self._container_strategy())
+        fn = on_thread(fn, self._container_strategy(), are_ranks=True)
         with rank_state.within(devices=tuple(devices)):
             return super()._call_for_each_replica(fn, args, kwargs or {})
 
@@ -255,26 +242,11 @@ class MeshExtended(symbols.MirroredExtended):
         """
         return step_context.current().update is not None
 
-    def sum_over_workers(self, tensors) -> list[tf.Tensor]:
-        """Sums over the workers, of tensors summed in this one."""
-        if self.workers is None:
-            return list(tensors)
-        return self.workers.all_reduce(tensors)
-
-    def from_first_worker(self, tensor: tf.Tensor, path: str) -> tf.Tensor:
-        """Worker 0's tensor, if there are several workers."""
-        if self.workers is None:
-            return tensor
-        fact = f"{path} {tensor.shape} {tensor.dtype.name}"
-        self.workers.coordination.check_same("variables", fact)
-        return self.workers.from_first(tensor)
-
     def _update(self, var, fn, args, kwargs, group):
         check_in_scope(var)
-        update = mixed_update.update_local_shards(
-            super()._update, self.optimizer_states
+        return mixed_update.update_local_shards(
+            super()._update, self.optimizer_states, var, fn, args, kwargs, group
         )
-        return update(var, fn, args, kwargs, group)
 
     def _replica_ctx_update(self, var, fn, args, kwargs, group):
         if not self.optimizer_states.reads_local_shards:
@@ -358,7 +330,8 @@ class MeshExtended(symbols.MirroredExtended):
             )
             return self.reducer.gathered(values, axis)
         if is_per_replica(value, len(self._devices)):
-            return self.reducer.gather_on_each(value, axis)
+            gather = functools.partial(operations.all_gather, dim=axis)
+            return self.reducer.of_groups(gather, value)
         return super()._gather_to_implementation(
             value, destinations, axis, options
         )

@@ -67,37 +67,21 @@ class GradientNoise:
 
     def of_replicas(self, gradients, sums, variables, extended) -> None:
         """Notes a step of replicas; in replica context, outside of branches."""
-        fit, batch_shard = (
-            self._fit,
-            step_context.current().batch_shard_in_graph,
-        )
+        shard = step_context.current().batch_shard_in_graph
         if (
-            fit is None
-            or batch_shard is None
-            or not fit.is_running
+            self._fit is None
+            or shard is None
+            or not self._fit.is_running
             or not {id(v) for v in variables} <= self._ids
         ):
             return
-        rows = tf.maximum(
-            batch_shard.rows, 1.0
-        )  # without any there is no share
-        share = batch_shard.share
-        local_squares = squared_norms(gradients)
-        summed_squares, q, r = tf.unstack(
-            batch_shard.total(
-                tf.stack(
-                    [
-                        _over_ranks(local_squares, gradients, variables),
-                        share**2,
-                        share**2 / rows,
-                    ]
-                )
-            )
-        )
-        whole = tf.cast(
-            tf.add_n(squares(sums, variables, extended)), tf.float32
-        )
-        self._add(summed_squares, whole, q, r)
+        # Without rows there is no share.
+        rows, share = tf.maximum(shard.rows, 1.0), shard.share
+        local = _over_ranks(squared_norms(gradients), gradients, variables)
+        terms = tf.stack([local, share**2, share**2 / rows])
+        summed_squares, q, r = tf.unstack(shard.total(terms))
+        whole = tf.add_n(squares(sums, variables, extended))
+        self._add(summed_squares, tf.cast(whole, tf.float32), q, r)
 
     def of_microbatches(self, summed_squares, sums, variables, q, r) -> None:
         """Notes a step of one replica that accumulates; see the module."""
@@ -109,11 +93,8 @@ class GradientNoise:
         # As the loss was scaled.
         scale = tf.cast(self._loss_scale(), tf.float32) ** 2
         summed_squares, whole = summed_squares / scale, whole / scale
-        is_good = (
-            (q < 1.0)
-            & tf.math.is_finite(summed_squares)
-            & tf.math.is_finite(whole)
-        )
+        is_finite = tf.math.is_finite(tf.stack([summed_squares, whole]))
+        is_good = (q < 1.0) & tf.reduce_all(is_finite)
         square = tf.math.divide_no_nan(whole - summed_squares, 1.0 - q)
         variance = tf.math.divide_no_nan(
             summed_squares - q * whole, (1.0 - q) * r
@@ -134,15 +115,9 @@ class GradientNoise:
 
 def squared_norms(gradients: Sequence[tf.Tensor | None]) -> tf.Tensor:
     """Squared norms of the gradients that are not None, a float32 vector."""
-    return tf.stack(
-        [
-            tf.reduce_sum(
-                tf.square(tf.cast(tf.convert_to_tensor(g), tf.float32))
-            )
-            for g in gradients
-            if g is not None
-        ]
-    )
+    tensors = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    as_float = [tf.cast(tensor, tf.float32) for tensor in tensors]
+    return tf.stack([tf.reduce_sum(tf.square(x)) for x in as_float])
 
 
 def _over_ranks(local_squares, gradients, variables):

@@ -1,5 +1,6 @@
 """Sums gradients over replicas, and scatters those whose slots are sharded."""
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -27,12 +28,8 @@ def sum_over_replicas(extended: Any, gradients, variables) -> list:
         gather_again.gather_again()
     given = [i for i, value in enumerate(gradients) if value is not None]
     dims = [_dim(states, gradients[i], variables[i]) for i in given]
-
-    def sum_up(tensors):
-        # Statistics of layers follow the gradients, and are not sharded.
-        more = [None] * (len(tensors) - len(dims))
-        return replica_collectives.sum_up(tensors, [*dims, *more])
-
+    # Statistics of layers follow the gradients, and are not sharded.
+    sum_up = functools.partial(replica_collectives.sum_up, dims=dims)
     dense = [tf.convert_to_tensor(gradients[i]) for i in given]
     found = batch_norm.all_sums_and_statistics(sum_up, dense)
     for i, total in zip(given, found):

@@ -83,11 +83,13 @@ class RankCalls:
         )
 
 
-def on_thread(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
+def on_thread(
+    fn: Callable, strategy: tf.distribute.Strategy, are_ranks: bool = False
+) -> Callable:
     """The function, for threads that call layers in turns, without seeds.
 
     Outside of functions each draw may have its own generator. A `tf.function`
-    is called unchanged.
+    is called unchanged. Model ranks exchange values in the graph of the call.
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         return fn
@@ -100,18 +102,8 @@ def on_thread(fn: Callable, strategy: tf.distribute.Strategy) -> Callable:
     def call(*args, **kwargs):
         context = tf.distribute.get_replica_context()
         adapt_replica_context(context, layer_losses.kept)
-        with seeded():
-            return fn(*args, **kwargs)
-
-    return call
-
-
-def with_collectives(fn: Callable) -> Callable:
-    """The function, with its graph noted as the one of collectives."""
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        with rank_state.within(graph=tf.compat.v1.get_default_graph()):
+        graph = tf.compat.v1.get_default_graph() if are_ranks else None
+        with seeded(), rank_state.within(graph=graph):
             return fn(*args, **kwargs)
 
     return call

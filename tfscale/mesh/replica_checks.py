@@ -13,17 +13,25 @@ from tfscale.tensor_parallel import rank_seeds
 from tfscale.variables import zero
 
 
-def check_has_pipeline(extended: Any, fn: Callable) -> None:
+def check(extended: Any, fn: Callable) -> None:
+    """Raises if a function cannot run on the devices of a strategy."""
+    extended.layouts.check_all_matched(extended.variable_creator.paths)
+    _check_not_compiled(extended, fn)
+    _check_has_pipeline(extended, fn)
+    _check_divides_weights(extended)
+
+
+def _check_has_pipeline(extended, fn):
     """Raises if stages of a mesh would have no layer of a model."""
     # Without variables there is nothing to train.
     if extended.config.num_stages == 1 or not extended.variable_creator.paths:
         return
     model = whole.model_of(fn)
-    # Its class is in a higher layer, and checks its variables itextended.
+    # Its class is in a higher layer, and checks its variables itself.
     is_pipeline = hasattr(model, "pipeline_summary")
     if not extended.pipelined or any(
         id(variable) not in extended.pipelined and not is_pipeline
-        for variable in trained_by(fn)
+        for variable in _trained_by(fn)
     ):
         raise ValueError(
             "A mesh with a 'pipeline' axis is for a "
@@ -36,7 +44,7 @@ def check_has_pipeline(extended: Any, fn: Callable) -> None:
         )
 
 
-def check_divides_weights(extended: Any) -> None:
+def _check_divides_weights(extended):
     """Raises if `zero_stage=3` divides nothing."""
     states, paths = extended.optimizer_states, extended.variable_creator.paths
     if extended.gathers_weights and paths and not states.max_gathered_bytes:
@@ -50,7 +58,7 @@ def check_divides_weights(extended: Any) -> None:
         )
 
 
-def check_not_compiled(extended: Any, fn: Callable) -> None:
+def _check_not_compiled(extended, fn):
     """Raises if XLA would compile a function for several devices."""
     graph = tf.compat.v1.get_default_graph()
     count = len(extended.config.first_stage_devices)
@@ -72,28 +80,25 @@ def check_not_compiled(extended: Any, fn: Callable) -> None:
         )
 
 
-def check_trains(fn: Callable) -> None:
-    """Raises if a model to be trained was created outside of the scope."""
-    for variable in trained_by(fn):
+def prepare(fn: Callable) -> None:
+    """Lets each replica draw different random numbers in a model.
+
+    Generators created in the scope do so from then on. Raises if a model to be
+    trained was created outside of the scope.
+    """
+    for variable in _trained_by(fn):
         check_in_scope(variable)
+    model = whole.model_of(fn)
+    for generator in rank_seeds.generators(model) if model else ():
+        rank_seeds.attach(generator)
 
 
-def trained_by(fn: Callable) -> list[keras.Variable]:
+def _trained_by(fn):
     """The weights of the model that a function trains."""
     model = whole.model_of(fn)
     if model is None or getattr(fn, "__name__", "") != "train_step":
         return []
     return model.trainable_variables
-
-
-def draw_apart(fn: Callable) -> None:
-    """Lets each replica draw different random numbers in a model.
-
-    Generators created in the scope do so from then on.
-    """
-    model = whole.model_of(fn)
-    for generator in rank_seeds.generators(model) if model else ():
-        rank_seeds.attach(generator)
 
 
 def check_in_scope(variable: keras.Variable | tf.Variable) -> None:

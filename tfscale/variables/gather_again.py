@@ -27,7 +27,6 @@ import tensorflow as tf
 from tfscale._internals import attributes
 from tfscale.variables import gather_window
 from tfscale.variables import weight_gather
-from tfscale.variables.weight_gather import Gather
 
 
 class _Uses(NamedTuple):
@@ -35,15 +34,13 @@ class _Uses(NamedTuple):
 
     Attributes:
         position: Of the gather, or of the operation, in the graph.
-        gather: The first gather.
+        need: The first gather, and whether this is a use in the backward.
         operations: `(operation, inputs)`; see `weight_gather.uses`.
-        is_backward: Whether it is a use in the backward.
     """
 
     position: int
-    gather: Gather
+    need: gather_window.Need
     operations: list
-    is_backward: bool
 
 
 def gather_again() -> None:
@@ -59,19 +56,11 @@ def gather_again() -> None:
         return
     order = {op.name: i for i, op in enumerate(graph.get_operations())}
     found = _uses(step.gathers, graph, order)
-    plan = gather_window.plan(
-        [
-            gather_window.Need(
-                use.gather, use.gather.num_bytes, use.is_backward
-            )
-            for use in found
-        ],
-        step.limit,
-    )
+    plan = gather_window.plan([use.need for use in found], step.limit)
     gate, wholes = None, {}
     for use, waits in zip(found, plan):
-        gather = use.gather
-        if not use.is_backward:
+        gather = use.need.gather
+        if not use.need.is_backward:
             gate = graph.get_operation_by_name(gather.gate)
             continue
         if waits is not None:
@@ -90,43 +79,38 @@ def gather_again() -> None:
         if gather in wholes:
             _replace(use.operations, wholes[gather])
     # The backward may come later, before another `apply`.
-    again = {use.gather for use in found if use.is_backward}
+    again = {use.need.gather for use in found if use.need.is_backward}
     step.gathers[:] = [g for g in step.gathers if g not in again]
 
 
 def _uses(gathers, graph, order):
     found = []
     for gather in gathers:
+        need = gather_window.Need(gather, gather.num_bytes, is_backward=False)
         forward = []
         for use in weight_gather.uses(graph.get_tensor_by_name(gather.whole)):
-            if _is_backward(use[0]):
-                position = order[use[0].name]
-                found.append(_Uses(position, gather, [use], True))
+            if weight_gather.BACKWARD in use[0].name:
+                again = need._replace(is_backward=True)
+                found.append(_Uses(order[use[0].name], again, [use]))
             else:
                 forward.append(use)
-        found.append(_Uses(order[gather.gate], gather, forward, False))
+        found.append(_Uses(order[gather.gate], need, forward))
     return sorted(found, key=lambda use: use.position)
-
-
-def _is_backward(op):
-    return weight_gather.BACKWARD in op.name
 
 
 def _ends(use, graph):
     """The operations after which the memory of a weight is free."""
     ends = [op for op, _ in use.operations]
-    gradient = use.gather.gradient
-    if use.is_backward and gradient is not None:
+    gradient = use.need.gather.gradient
+    if use.need.is_backward and gradient is not None:
         ends.append(graph.get_tensor_by_name(gradient).op)
     return ends
 
 
 def _replace(uses, made):
-    """Replaces a gathered tensor in operations.
+    """Replaces a gathered tensor in `uses`.
 
-    Args:
-        uses: The operations; see `weight_gather.uses`.
-        made: The new tensor and its views, by their operations.
+    `made` has the new tensor and its views, by their operations.
     """
 
     def view(views):

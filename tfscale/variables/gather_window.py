@@ -38,19 +38,13 @@ class Need(NamedTuple):
 
 
 def plan(needs: Sequence[Need], limit: int) -> list[list[int] | None]:
-    """Which needs gather a weight, and what each gather waits for.
+    """Which needs, in the order of a step, gather a weight, and wait for what.
 
-    A gather that waits for the uses that are named here, and for the gather
-    before it, runs when no more than `limit` bytes are alive, its own included.
-    There is no cycle: it waits for earlier needs only.
-
-    Args:
-        needs: In the order of the step.
-        limit: See `Window`.
-
-    Returns:
-        For each need the indices of those whose uses must be over before the
-        weight is gathered; None where the weight is there and is not gathered.
+    For each need the indices of those whose uses must be over before the weight
+    is gathered; None where the weight is there and is not gathered. A gather
+    that waits for these uses, and for the gather before it, runs when no more
+    than `limit` bytes are alive, its own included. There is no cycle: it waits
+    for earlier needs only.
 
     Example: the drawing above.
 
@@ -86,9 +80,7 @@ class Stay(NamedTuple):
 def stays(num_bytes: Mapping[Hashable, int], limit: int) -> list[Stay]:
     """When weights are gathered by a step that uses them in an order and back.
 
-    Args:
-        num_bytes: Size of each weight by name, in the order of the forward.
-        limit: See `Window`.
+    `num_bytes` has the size of each by name, in the order of the forward.
 
     Example: `d` stays from its use in the forward to that in the backward.
 
@@ -113,10 +105,9 @@ def stays(num_bytes: Mapping[Hashable, int], limit: int) -> list[Stay]:
 
 
 class Window:
-    """The gathers whose weights are alive.
+    """The gathers whose weights are alive, of no more than `limit` bytes.
 
-    Args:
-        limit: Bytes that it holds. A weight that is larger is alone in it.
+    A weight that is larger is alone in it.
     """
 
     def __init__(self, limit: int):
@@ -129,13 +120,8 @@ class Window:
     def add(self, gather: Any, num_bytes: int) -> list[Any]:
         """Lets a gather join, or makes it the newest if it is there.
 
-        Args:
-            gather: Names the gather.
-            num_bytes: Size of the whole weight.
-
-        Returns:
-            The gathers that leave, oldest first: the new one has to wait until
-            they have been used.
+        Returns those that leave, oldest first: the new one has to wait until
+        they have been used.
         """
         self._alive.pop(gather, None)
         left = []

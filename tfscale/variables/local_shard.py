@@ -8,12 +8,7 @@ from tfscale.variables.sharding import Sharding
 
 
 def shard_key(variable, thread: int) -> tuple[int, int]:
-    """The key of a component's new shard in an `Update`.
-
-    Args:
-        variable: Of Keras or distributed.
-        thread: The thread of the component's replica and rank.
-    """
+    """The key of a component's new shard in an `Update`."""
     return id(value_of(variable)), thread
 
 
@@ -29,9 +24,6 @@ class LocalShard:
         thread: The thread of this replica and rank.
         sharding: The sharding of the variable's slots.
         replica: Which replica this is.
-
-    Attributes:
-        dim: The dim along which replicas divide the slots.
     """
 
     def __init__(self, variable, thread: int, sharding: Sharding, replica: int):

@@ -25,11 +25,7 @@ def state_sharding_of(variable) -> Sharding:
 
 
 def are_states_on_host(variable) -> bool:
-    """Whether the optimizer's states of a variable are on the host.
-
-    Args:
-        variable: See `sharding_of`.
-    """
+    """Whether the optimizer's states of a variable are on the host."""
     return getattr(value_of(variable), "are_states_on_host", False)
 
 

@@ -133,7 +133,8 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return first_ranks[0]
         total = operations.reduce(first_ranks)
-        (total,) = strategy.extended.sum_over_workers([total])
+        if strategy.extended.workers is not None:
+            (total,) = strategy.extended.workers.all_reduce([total])
         if self.aggregation == tf.VariableAggregation.MEAN:
             total /= tf.cast(strategy.num_replicas_in_sync, total.dtype)
         return total

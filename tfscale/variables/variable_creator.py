@@ -78,24 +78,33 @@ class VariableCreator:
         """Creates a variable, on the devices of `colocate_with` if given."""
         devices = self._devices(colocate_with)
         callers, path = _callers_and_path(**kwargs)
-        if self._optimizer_states.are_on_host and _is_optimizer(callers):
+        caller, states = callers[-1], self._optimizer_states
+        is_state = isinstance(caller, keras.optimizers.Optimizer)
+        is_of_layer = isinstance(caller, keras.layers.Layer)
+        if states.are_on_host and is_state:
             devices = [host_of(device) for device in devices]
-        if _is_layer(callers):
+        if is_of_layer:
             self.paths.append(path)
-        is_weight = _is_layer(callers) and kwargs.get("trainable")
         sharding = values = None
-        is_moved = self._made_like is not None
-        is_first = strategy.extended.workers is not None and not is_moved
+        workers = strategy.extended.workers
+        if self._made_like is not None:
+            workers = None
         if (
-            is_first
+            workers is not None
             or self._layouts.size > 1
-            or (self._optimizer_states.are_sharded and _is_optimizer(callers))
-            or (self._optimizer_states.are_weights_sharded and is_weight)
+            or (states.are_sharded and is_state)
+            or (
+                states.are_weights_sharded
+                and is_of_layer
+                and kwargs.get("trainable")
+            )
         ):
             with tf.init_scope(), tf.device(host_of(devices[0])):
                 initial = _as_tensor(**kwargs)
-                if is_first:
-                    initial = strategy.extended.from_first_worker(initial, path)
+                if workers is not None:
+                    fact = f"{path} {initial.shape} {initial.dtype.name}"
+                    workers.coordination.check_same("variables", fact)
+                    initial = workers.from_first(initial)
                 sharding = self._sharding(
                     callers, path, initial, colocate_with, kwargs
                 )
@@ -126,7 +135,7 @@ class VariableCreator:
                 ShardedVariable,
                 sharding=sharding,
                 path=path if like is None else like.path,
-                is_state=_is_optimizer(callers),
+                is_state=is_state,
             )
             classes = dict.fromkeys(classes, sharded)
         variable = symbols.distribute_utils.create_mirrored_variable(
@@ -136,17 +145,14 @@ class VariableCreator:
             symbols.distribute_utils.VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
-        if callers and isinstance(callers[-1], keras.layers.BatchNormalization):
-            adapt_layer(callers[-1])
-        if callers and isinstance(callers[-1], keras.random.SeedGenerator):
-            rank_seeds.attach(callers[-1])
-        if _is_optimizer(callers):
-            adapt_optimizer(
-                callers[-1],
-                MeshUpdate(strategy.extended),
-                has_slots=colocate_with is not None,
-            )
-        elif callers and values and sharding.model_dim is not None:
+        if isinstance(caller, keras.layers.BatchNormalization):
+            adapt_layer(caller)
+        if isinstance(caller, keras.random.SeedGenerator):
+            rank_seeds.attach(caller)
+        if is_state:
+            update = MeshUpdate(strategy.extended)
+            adapt_optimizer(caller, update, has_slots=colocate_with is not None)
+        elif caller is not None and values and sharding.model_dim is not None:
             # A scale of int8 is sharded because its weight is.
             weight_path = path.removesuffix("scale").rstrip("_")
             is_found = self._layouts.is_found(weight_path)
@@ -175,7 +181,7 @@ class VariableCreator:
             model_dim = self._layout_dim(callers, path, initial, kwargs)
         elif tuple(initial.shape) == sharding_of(like).shape:
             # States of an optimizer are sharded like their variable, and more.
-            is_state = _is_optimizer(callers)
+            is_state = isinstance(callers[-1], keras.optimizers.Optimizer)
             found = state_sharding_of(like) if is_state else sharding_of(like)
             model_dim, data_dim = found.model_dim, found.data_dim
         sharding = Sharding(
@@ -189,7 +195,7 @@ class VariableCreator:
         if (
             self._optimizer_states.are_weights_sharded
             and like is None
-            and _is_layer(callers)
+            and isinstance(callers[-1], keras.layers.Layer)
             and kwargs.get("trainable")
             and initial.dtype.is_floating
         ):
@@ -199,9 +205,9 @@ class VariableCreator:
 
     def _layout_dim(self, callers, path, initial, kwargs):
         """The dim along which model ranks divide a new variable of a layer."""
-        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return None
-        if not _is_layer(callers):
+        is_of_layer = isinstance(callers[-1], keras.layers.Layer)
+        on_read = tf.VariableSynchronization.ON_READ
+        if not is_of_layer or kwargs.get("synchronization") == on_read:
             return None
         declared = _declared_dim(callers, kwargs["name"])
         if declared is None:
@@ -212,20 +218,12 @@ class VariableCreator:
 
 
 def _callers_and_path(name, initial_value, **_):
-    """The creators of a variable, outermost first, and its path."""
-    callers = attributes.name_scope_callers()
+    """The creators of a variable, outermost first, or None, and its path."""
+    callers = attributes.name_scope_callers() or [None]
     late = late_variable(initial_value)
-    if late is not None and _is_layer(callers):
+    if late is not None and isinstance(callers[-1], keras.layers.Layer):
         return [*callers, *layers_around(late, callers[-1])], late.path
     return callers, f"{symbols.current_path()}/{name}"
-
-
-def _is_layer(callers):
-    return bool(callers) and isinstance(callers[-1], keras.layers.Layer)
-
-
-def _is_optimizer(callers):
-    return bool(callers) and isinstance(callers[-1], keras.optimizers.Optimizer)
 
 
 def _declared_dim(callers, name):

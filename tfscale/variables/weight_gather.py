@@ -51,8 +51,7 @@ class Gather:
 class StepGathers:
     """The gathers of one replica in the graph of a step, in order.
 
-    Args:
-        limit: Bytes of gathered weights that may be alive at the same time.
+    No more than `limit` bytes of gathered weights are alive at the same time.
     """
 
     def __init__(self, limit: int):
@@ -70,12 +69,7 @@ class StepGathers:
 
 
 def gathers_of_step(graph, limit: int = 0) -> StepGathers:
-    """The gathers of this thread in a graph.
-
-    Args:
-        graph: The graph of the step.
-        limit: See `StepGathers`, if there is none yet.
-    """
+    """The gathers of this thread in the graph of a step."""
     threads = _steps.setdefault(graph, {})
     thread = symbols.get_current_replica_id_as_int()
     if thread not in threads:
@@ -86,12 +80,8 @@ def gathers_of_step(graph, limit: int = 0) -> StepGathers:
 def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
     """The whole weight; its gradient is this replica's shard of the sum.
 
-    In replica context; all replicas call it.
-
-    Args:
-        shard: This replica's shard of the weight.
-        dim: The dim along which replicas divide it.
-        limit: Bytes of gathered weights that may be alive at the same time.
+    In replica context; all replicas call it with their shards, which divide it
+    along `dim`. See `StepGathers` for `limit`.
     """
     if tf.executing_eagerly():
         return _with_gradient(lambda shard: _gather(shard, dim), dim)(shard)
@@ -120,13 +110,7 @@ def gather_after(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a weight when operations have run; no gradient is defined.
 
-    Args:
-        waits: The operations.
-        shard: See `gathered`.
-        dim: See `gathered`.
-
-    Returns:
-        The gate, which sends the shard, and the whole weight.
+    Returns the gate, which sends the shard, and the whole weight.
     """
     with tf.control_dependencies(waits):
         gate = tf.identity(shard)
@@ -136,16 +120,12 @@ def gather_after(
 def uses(tensor: tf.Tensor, views: tuple = ()) -> list[tuple]:
     """The operations that compute with a tensor, or with a view of it.
 
-    Args:
-        tensor: The tensor.
-        views: The operations from a whole weight to the tensor.
-
-    Returns:
-        `(operation, [(index of its input, views), ...])` of each.
+    For each `(operation, [(index of its input, views), ...])`: `views` are the
+    operations from a whole weight to the tensor.
     """
     found: dict[tf.Operation, list] = {}
     for op in tensor.consumers():
-        if is_view(op, tensor):
+        if _is_view(op, tensor):
             for user, inputs in uses(op.outputs[0], (*views, op)):
                 found.setdefault(user, []).extend(inputs)
             continue
@@ -156,21 +136,14 @@ def uses(tensor: tf.Tensor, views: tuple = ()) -> list[tuple]:
 
 
 # Cheap operations between a weight and its use.
-_VIEWS = frozenset(
-    (
-        "Cast",
-        "ExpandDims",
-        "Identity",
-        "Reshape",
-        "Squeeze",
-        "StopGradient",
-        "Transpose",
-    )
-)
+_VIEWS = {
+    *("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+    *("StopGradient", "Transpose"),
+}
 BACKWARD = "gradient_tape/"
 
 
-def is_view(op: tf.Operation, tensor: tf.Tensor) -> bool:
+def _is_view(op, tensor):
     """Whether an operation of the forward is a cheap view of a tensor."""
     return (
         op.type in _VIEWS

@@ -91,9 +91,8 @@ class OptimizerStateSharding:
     ) -> Sharding:
         """How a new trainable weight is sharded, over the replicas too.
 
-        Args:
-            sharding: Over model ranks.
-            data_dim: The dim that a layout map names, or None.
+        `sharding` is that over model ranks; `data_dim` the dim that a layout
+        map names, or None.
         """
         if data_dim is not None:
             sharding = dataclasses.replace(sharding, data_dim=data_dim)
@@ -104,11 +103,7 @@ class OptimizerStateSharding:
         return sharding
 
     def sharding_of(self, variable) -> Sharding:
-        """How the slots of a variable are sharded.
-
-        Args:
-            variable: A trainable variable, of Keras or distributed.
-        """
+        """How the slots of a trainable variable are sharded."""
         # Keras overwrites a scale of float8 with its gradient; an optimizer
         # does not update it.
         # Only one of Keras says so; asked, a distributed one reads its value.
@@ -117,25 +112,21 @@ class OptimizerStateSharding:
             and variable.overwrite_with_gradient
         )
         sharding = sharding_of(variable)
-        if not self.are_sharded or is_overwritten or self._is_small(sharding):
+        is_small = math.prod(sharding.shape) < MIN_ELEMENTS
+        if (
+            not self.are_sharded
+            or is_overwritten
+            or (self.are_weights_sharded and is_small)
+        ):
             return sharding
         return sharding.over_data()
-
-    def _is_small(self, sharding):
-        """Whether a weight stays whole, slots and all."""
-        size = math.prod(sharding.shape)
-        return self.are_weights_sharded and size < MIN_ELEMENTS
 
     def dim_of(self, variable) -> int | None:
         """The dim of a shard that the replicas divide, or None."""
         return self.sharding_of(variable).data_dim
 
     def local_shard(self, variable):
-        """The tensor that this replica updates: a shard, or its component.
-
-        Args:
-            variable: A trainable variable, of Keras or distributed.
-        """
+        """The tensor that this replica updates: a shard, or its component."""
         thread = symbols.get_current_replica_id_as_int()
         sharding = self.sharding_of(variable)
         if sharding.data_dim is None or is_divided(variable):
@@ -191,12 +182,7 @@ class OptimizerStateSharding:
         ]
 
     def all_gather_outside(self, variable, shards: Sequence[tf.Tensor]) -> None:
-        """See `all_gather`, for one variable, outside of replicas.
-
-        Args:
-            variable: The variable.
-            shards: The new shard of each component.
-        """
+        """See `all_gather`; outside of replicas, of a shard per component."""
         dim = self.dim_of(variable)
         if dim is None:
             return

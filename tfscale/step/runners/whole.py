@@ -13,6 +13,7 @@ from tfscale.adapters.layer import adapt_layers
 from tfscale.adapters.metric import adapt_metrics
 from tfscale.adapters.model import adapt_model
 from tfscale.step import batch_norm
+from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import across_rows
 from tfscale.step.checks import changed_gradients
@@ -100,19 +101,11 @@ def _run_on_shard(model, fn, replica_data, *args, **kwargs):
     batch_shard.is_common = replica_data is None
     if replica_data is not None and batch_shard.num_replicas > 1:
         batch_shard.changes = layer_state.Changes(model, data, replica_data)
-    with batch_shard.entered():
+    with step_context.within(batch_shard=batch_shard):
         logs = fn(*args, **kwargs)
     if batch_shard.changes is not None:
         batch_shard.changes.warn()
     return logs
-
-
-def are_per_replica(args: Any) -> bool:
-    """Whether arguments differ between replicas."""
-    return any(
-        isinstance(value, tf.distribute.DistributedValues)
-        for value in tf.nest.flatten(args)
-    )
 
 
 def with_input_dependencies(fn: Callable) -> Callable:
@@ -125,9 +118,7 @@ def with_input_dependencies(fn: Callable) -> Callable:
     In `predict` TensorFlow may know that a replica has no rows, for which
     layers are not written (Keras adds a tensor without rows as a bias).
     """
-    if tf.executing_eagerly() or isinstance(
-        fn, tf.types.experimental.PolymorphicFunction
-    ):
+    if tf.executing_eagerly():
         return fn
 
     @functools.wraps(fn)
@@ -156,11 +147,7 @@ def _of_any_rows(value):
 def checking_gradients(fn: Callable) -> Callable:
     """Has a function warn of what its `train_step` does to local gradients."""
     model = model_of(fn)
-    if (
-        model is None
-        or model.__class__.train_step is keras.Model.train_step
-        or isinstance(fn, tf.types.experimental.PolymorphicFunction)
-    ):
+    if model is None or model.__class__.train_step is keras.Model.train_step:
         return fn
 
     @functools.wraps(fn)
