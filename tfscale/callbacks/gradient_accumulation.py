@@ -13,8 +13,7 @@ from tfscale.fit.fit import FitScopedFunction
 from tfscale.fit.fit import Logs
 from tfscale.mesh.models import without_call
 from tfscale.step.runners import checks
-from tfscale.step.runners.accumulation_model import accumulation_for
-from tfscale.step.runners.accumulation_model import accumulation_of
+from tfscale.step.runners.accumulation_model import Accumulation
 from tfscale.step.runners.accumulation_model import adapt
 from tfscale.step.runners.loop import GivenNumber
 from tfscale.step.runners.loop import GivenRows
@@ -89,7 +88,7 @@ class GradientAccumulation(keras.callbacks.Callback):
         _check(num_microbatches, memory_limit)
         self.num_microbatches = num_microbatches
         self.memory_limit = memory_limit
-        self._accumulation: Any = None
+        self._accumulation: Accumulation | None = None
         self._function: FitScopedFunction | None = None
 
     @property
@@ -125,10 +124,10 @@ class GradientAccumulation(keras.callbacks.Callback):
         adapt(model)
         measuring = fit.callbacks_of(GradientNoiseScale)
         noise = measuring[0].noise_of(model) if measuring else None
-        before = accumulation_of(model)
+        before = model.tfscale_accumulation
         if not self._can_go_on(before, noise):
             microbatches = self._microbatches_for(model, spec, workers)
-            before = accumulation_for(model, microbatches, noise)
+            before = Accumulation(model, microbatches, noise)
         self._accumulation = before
         self._function = FitScopedFunction(
             model, fit, self._accumulation.plain, self._accumulation.function

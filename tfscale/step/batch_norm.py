@@ -138,15 +138,15 @@ class NotedMoments:
         """Number of replicas whose moments are combined."""
         return self._context.num_replicas_in_sync
 
-    def in_its_row(self, moments) -> tf.Tensor:
-        """Moments in this replica's row; the other rows are zero."""
+    def in_its_row(self, tensor) -> tf.Tensor:
+        """A tensor in this replica's row; the other rows are zero."""
         context = self._context
         row = tf.one_hot(
             context.replica_id_in_sync_group,
             context.num_replicas_in_sync,
-            dtype=moments.dtype,
+            dtype=tensor.dtype,
         )
-        return row[:, tf.newaxis, tf.newaxis] * moments
+        return tf.reshape(row, [-1] + [1] * tensor.shape.rank) * tensor
 
     def sums(self, tensors) -> list[tf.Tensor]:
         """The sums over the replicas of some tensors."""
@@ -183,10 +183,13 @@ def all_sums_and_statistics(all_reduce, tensors) -> list[tf.Tensor]:
         sums = list(all_reduce(tensors)) if tensors else []
     else:
         sums, moments = _summed(step, all_reduce, tensors, moments)
-    for indices in _by_layer(calls):
-        averages = calls[indices[0]][0]
+    of_layers: dict[int, tuple[MovingAverages, list]] = {}
+    for (averages, _), of_call in zip(calls, moments):
+        _, found = of_layers.setdefault(id(averages.layer), (averages, []))
+        found.append(of_call)
+    for averages, found in of_layers.values():
         with tf.device(averages.before[0].device):
-            averages.update([moments[i] for i in indices])
+            averages.update(found)
     return sums
 
 
@@ -210,10 +213,3 @@ def _summed(step, all_reduce, tensors, moments):
             for i, each in zip(indices, tf.split(combined(rows), sizes, 1)):
                 moments[i] = each
     return found[: len(tensors)], moments
-
-
-def _by_layer(calls):
-    found: dict[int, list[int]] = {}
-    for index, (averages, _) in enumerate(calls):
-        found.setdefault(id(averages.layer), []).append(index)
-    return found.values()

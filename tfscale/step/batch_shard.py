@@ -15,7 +15,6 @@ rows. A pipeline weighs the losses of all its microbatches by the same methods,
 before any of them runs.
 """
 
-import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -217,12 +216,6 @@ class BatchShard:
             return compute()
         context = tf.distribute.get_replica_context()
         return context.merge_call(lambda _: compute())
-
-    @contextlib.contextmanager
-    def entered(self):
-        """Within it, this thread works on these rows."""
-        with step_context.within(batch_shard=self):
-            yield
 
 
 @tf.custom_gradient

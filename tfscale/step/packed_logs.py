@@ -26,12 +26,11 @@ class PackedLogs:
     ):
         self._graph = tf.compat.v1.get_default_graph()
         self._means = means
-        values = [
-            (value, local_values(value)) for value in tf.nest.flatten(logs)
-        ]
         # Kept, so that no other object gets their ids.
         self._values = [
-            (v, tensors) for v, tensors in values if _is_number(tensors)
+            (value, tensors)
+            for value in tf.nest.flatten(logs)
+            if _are_numbers(tensors := local_values(value))
         ]
         self._found: dict[int, tf.Tensor] | None = None
 
@@ -50,5 +49,5 @@ class PackedLogs:
         return found
 
 
-def _is_number(values):
+def _are_numbers(values):
     return all(x.dtype.is_floating and x.shape.rank == 0 for x in values)

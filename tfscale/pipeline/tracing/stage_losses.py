@@ -12,6 +12,7 @@ from tfscale._internals import attributes
 from tfscale._internals import instances
 from tfscale.pipeline.tracing import keys
 from tfscale.step import losses
+from tfscale.step import step_context
 from tfscale.step.batch_shard import BatchShard
 from tfscale.step.checks import loss_trial
 
@@ -115,7 +116,10 @@ def _of_user(targets, args, argument, training, is_whole):
         **attributes.with_losses(lambda: targets.compile_loss, lambda: [added]),
     )
     options = {"training": training}
-    with batch_shard.entered(), losses.as_on_one_device():
+    with (
+        step_context.within(batch_shard=batch_shard),
+        losses.as_on_one_device(),
+    ):
         value = model.compute_loss(*args, **options)
     if not is_whole:
         loss_trial.check(targets.model, args, options)

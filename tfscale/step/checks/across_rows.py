@@ -154,17 +154,14 @@ def _row_dims_of_outputs(op, given):
 
 def _kept(op, given, output):
     """Without a rule, rows stay in front if their number may be unchanged."""
+    may_merge = op.type == "Reshape" and op.outputs[0].shape[0] != 1
     are_in_front = any(
         0 in dims
         and output.shape.rank
-        and (output.shape[0] == tensor.shape[0] or _may_merge_rows(op))
+        and (output.shape[0] == tensor.shape[0] or may_merge)
         for tensor, dims in zip(op.inputs, given)
     )
     return {0} if are_in_front else set()
-
-
-def _may_merge_rows(op):
-    return op.type == "Reshape" and op.outputs[0].shape[0] != 1
 
 
 def _frame_of(op):

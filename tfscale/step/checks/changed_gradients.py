@@ -29,32 +29,11 @@ from tfscale.variables.of_variable import sharding_of
 _BACKWARD = re.compile(r"(^|/)(gradient_tape|gradients)/")
 # Operations that are linear in all inputs, or in each one of two.
 _LINEAR = {
-    "AddN",
-    "AddV2",
-    "BroadcastTo",
-    "Cast",
-    "CheckNumerics",
-    "ConcatV2",
-    "EnsureShape",
-    "ExpandDims",
-    "Identity",
-    "IdentityN",
-    "Mean",
-    "Neg",
-    "Pack",
-    "Reshape",
-    "Slice",
-    "Split",
-    "SplitV",
-    "Squeeze",
-    "StopGradient",
-    "StridedSlice",
-    "Sub",
-    "Sum",
-    "Tile",
-    "Transpose",
-    "Unpack",
-    "UnsortedSegmentSum",
+    *("AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2"),
+    *("EnsureShape", "ExpandDims", "Identity", "IdentityN", "Mean", "Neg"),
+    *("Pack", "Reshape", "Slice", "Split", "SplitV", "Squeeze"),
+    *("StopGradient", "StridedSlice", "Sub", "Sum", "Tile", "Transpose"),
+    *("Unpack", "UnsortedSegmentSum"),
 }
 _SUMS = {"AddN", "AddV2", "Sub"}
 _PRODUCTS = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan"}

@@ -143,12 +143,8 @@ def assignments(
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """The handles of TensorFlow's variables that are assigned, and the values.
 
-    Not inside of functions and branches. In a `StatelessScope` those of Keras
-    are not assigned.
-
-    Args:
-        graph: Of a function.
-        num_before: Number of its operations that are left out, the first ones.
+    Not inside of functions and branches, and not by the first operations of the
+    graph. In a `StatelessScope` those of Keras are not assigned.
     """
     outside = {id(x): handle for handle, x in getattr(graph, "captures", ())}
     found = [

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfscale._internals import attributes
 from tfscale._internals import instances
-from tfscale.graphs.noting_scope import outside_scopes
 from tfscale.step.checks import trial
 
 # Models that were tried; each is tried once.
@@ -31,13 +30,9 @@ def check(model: keras.Model, args, kwargs) -> None:
     ):
         return
     _TRIED.add(model)
-    try:
-        if outside_scopes(_is_mean, model, args, kwargs):
-            return
-        found = "which on a trial was none: it"
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        found = f"which could not be tried ({why}). If it"
+    found = trial.complaint("was none", _is_mean, model, args, kwargs)
+    if not found:
+        return
     warnings.warn(
         "Of a batch in parts (replicas, microbatches) what a `compute_loss` "
         "returns, but for losses given to `compile` and what layers add, is "

@@ -51,7 +51,7 @@ def check(metric: keras.Metric, args, kwargs) -> None:
         "shows how."
     )
     try:
-        variable = no_sum(metric, args, kwargs)
+        variable = outside_scopes(no_sum, metric, args, kwargs)
     except Exception as error:
         warnings.warn(
             f"{rule}{metric.name!r}, a {kind}, which could not be tried "
@@ -76,13 +76,9 @@ def check_divided(metric: keras.Metric, args, kwargs) -> None:
     if metric in _TRIED_DIVIDED:
         return
     _TRIED_DIVIDED.add(metric)
-    try:
-        if not outside_scopes(_differs_if_divided, metric, args, kwargs):
-            return
-        found = "which on a trial did not: it"
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        found = f"which could not be tried ({why}). If it"
+    found = trial.complaint("did not", _can_be_divided, metric, args, kwargs)
+    if not found:
+        return
     warnings.warn(
         "A metric is updated once for each part of a batch (a replica's rows, "
         "a microbatch), and should have the result of the whole. Received: "
@@ -99,10 +95,6 @@ def no_sum(metric: keras.Metric, args, kwargs) -> keras.Variable | None:
 
     Raises what the metric raises on sample inputs.
     """
-    return outside_scopes(_no_sum, metric, args, kwargs)
-
-
-def _no_sum(metric, args, kwargs):
     variables = list(metric.variables)
     sums = [v.aggregation == "sum" and v.dtype != "bool" for v in variables]
     initial = _initial(metric, variables)
@@ -139,7 +131,7 @@ def _no_sum(metric, args, kwargs):
     return None
 
 
-def _differs_if_divided(metric, args, kwargs):
+def _can_be_divided(metric, args, kwargs):
     variables = list(metric.variables)
     update = _plain_update(metric)
 
@@ -166,9 +158,7 @@ def _differs_if_divided(metric, args, kwargs):
                 *states,
                 *(tf.gather(x, rows) if x.shape.rank else x for x in inputs),
             )
-    return not np.allclose(
-        found, expected, rtol=1e-4, atol=1e-6, equal_nan=True
-    )
+    return np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def _plain_update(metric):

@@ -12,8 +12,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.graphs.noting_scope import outside_scopes
+
 # Sizes of unknown dims, by index.
 _SIZES = (4, 3, 2, 2, 2, 2)
+
+
+def complaint(wrong: str, passes: Callable[..., bool], *args: Any) -> str:
+    """What a warning says of a trial, before what may be `wrong`; or nothing.
+
+    `passes` is called with `args`, outside of all scopes.
+    """
+    try:
+        if outside_scopes(passes, *args):
+            return ""
+        return f"which on a trial {wrong}: it"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return f"which could not be tried ({why}). If it"
 
 
 def traced(

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -27,7 +25,7 @@ from tfscale.step.runners.whole import adapt_to_shards
 
 
 class Accumulation:
-    """How the steps of a model run in microbatches.
+    """How the steps of an adapted model, which is built, run in microbatches.
 
     `noise` measures gradients of microbatches, or is None; `plain` is the
     earlier train function, `function` its replacement.
@@ -35,15 +33,35 @@ class Accumulation:
 
     def __init__(
         self,
+        model: keras.Model,
         microbatches: GivenNumber | GivenRows,
         noise: GradientNoise | None,
-        plain: Callable[[Any], Any] | None,
     ):
         self.microbatches = microbatches
         self.noise = noise
-        self.plain = plain
-        self.function: Callable[[Any], Any] | None = None
         self.is_running = False
+        self.plain = model.train_function
+        with self._running(model):
+            model.make_train_function(force=True)
+        function, model.train_function = model.train_function, self.plain
+
+        @functools.wraps(function)
+        def run(iterator):
+            with self._running(model):
+                return function(iterator)
+
+        self.function = run
+
+    @contextlib.contextmanager
+    def _running(self, model):
+        """Within it, steps of the model run in microbatches."""
+        if model.tfscale_accumulation is not self:
+            model.tfscale_accumulation = self
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
 
     def train_step(self, model, train_step, data):
         """Runs the model's `train_step`; in replica context."""
@@ -68,20 +86,6 @@ def adapt(model: keras.Model) -> None:
     adapt_metrics(model.metrics, are_on_replicas=False)
 
 
-@contextlib.contextmanager
-def accumulating(
-    model: keras.Model, accumulation: Accumulation
-) -> Iterator[None]:
-    """Within it, the steps of an adapted model run in microbatches."""
-    if accumulation_of(model) is not accumulation:
-        model.tfscale_accumulation = accumulation
-    was_running, accumulation.is_running = accumulation.is_running, True
-    try:
-        yield
-    finally:
-        accumulation.is_running = was_running
-
-
 def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
     """The gradients of an adapted model's step, in a graph.
 
@@ -94,29 +98,3 @@ def gradients_of_step(model: keras.Model, data: Any) -> list[tf.Tensor]:
     ):
         model.train_step(data)
     return [x for x in capture.gradients if x is not None]
-
-
-def accumulation_of(model: keras.Model) -> Accumulation | None:
-    """The last accumulation of a model, if there was one."""
-    return getattr(model, "tfscale_accumulation", None)
-
-
-def accumulation_for(
-    model: keras.Model,
-    microbatches: GivenNumber | GivenRows,
-    noise: GradientNoise | None,
-) -> Accumulation:
-    """The accumulation of an adapted model, which is built."""
-    before = model.train_function
-    accumulation = Accumulation(microbatches, noise, before)
-    with accumulating(model, accumulation):
-        model.make_train_function(force=True)
-    function, model.train_function = model.train_function, before
-
-    @functools.wraps(function)
-    def run(iterator):
-        with accumulating(model, accumulation):
-            return function(iterator)
-
-    accumulation.function = run
-    return accumulation

@@ -94,7 +94,15 @@ def _name_of_memory(device):
 
 def _free_bytes_of(name, limit):
     if name == "CPU:0" and limit is None:
-        return _free_bytes_of_process()
+        free = free_bytes()
+        if free is None:
+            raise ValueError(
+                "num_microbatches='auto' must be told how much memory there is "
+                "where the system does not say it. Received: no MemAvailable "
+                "in /proc/meminfo. Give `memory_limit`, in bytes, or a number "
+                "of microbatches."
+            )
+        return free
     if limit is None:
         limit = next(
             device.memory_limit
@@ -102,15 +110,3 @@ def _free_bytes_of(name, limit):
             if device.name.endswith(name)
         )
     return limit - tf.config.experimental.get_memory_info(name)["current"]
-
-
-def _free_bytes_of_process():
-    found = free_bytes()
-    if found is None:
-        raise ValueError(
-            "num_microbatches='auto' must be told how much memory there is "
-            "where the system does not say it. Received: no MemAvailable in "
-            "/proc/meminfo. Give `memory_limit`, in bytes, or a number of "
-            "microbatches."
-        )
-    return found

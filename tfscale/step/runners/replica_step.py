@@ -100,8 +100,8 @@ class ReplicaStep:
             layer_state.warn_in_microbatches(
                 self._model, scope.changed, assigned
             )
-        *self._totals, rows = _sums_over_replicas(
-            [*found, _at_replica_index(self._rows)]
+        *self._totals, rows = _sums_at_once(
+            noted, [*found, noted.in_its_row(self._rows)]
         )
         self.most_rows = tf.cast(tf.reduce_max(rows), tf.int32)
         self._variables = capture.variables
@@ -227,25 +227,15 @@ class ReplicaStep:
         return logs, capture, noted
 
 
-def _at_replica_index(scalar):
-    """A vector with one entry for each replica; those of others are zero."""
-    context = tf.distribute.get_replica_context()
-    index = context.replica_id_in_sync_group
-    size = context.num_replicas_in_sync
-    return scalar * tf.one_hot(index, size, dtype=scalar.dtype)
-
-
-def _sums_over_replicas(scalars):
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return scalars
-    flat = tf.concat([tf.reshape(x, [-1]) for x in scalars], axis=0)
-    flat = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
-    sizes = [x.shape.num_elements() for x in scalars]
-    return [
-        tf.reshape(vector, x.shape)
-        for vector, x in zip(tf.split(flat, sizes), scalars)
-    ]
+def _sums_at_once(noted, tensors):
+    """Sums over the replicas, of all tensors together."""
+    if noted.num_replicas == 1:
+        return tensors
+    flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], axis=0)
+    (flat,) = noted.sums([flat])
+    sizes = [x.shape.num_elements() for x in tensors]
+    sums = zip(tf.split(flat, sizes), tensors)
+    return [tf.reshape(vector, x.shape) for vector, x in sums]
 
 
 def _times(tensor, weight):
