@@ -73,6 +73,23 @@ class GraphTest(tf.test.TestCase):
         run(x)
         self.assertEqual(found, [True, False])
 
+    @holds("eager.record", "record_operation", "stop_recording")
+    def test_a_tape_is_told_of_another_gradient(self):
+        def seven_times(x):
+            with symbols.record.stop_recording():
+                y = tf.square(x)
+            symbols.record.record_operation("", [y], [x], lambda dy: [7.0 * dy])
+            return y
+
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = seven_times(x)
+            return tape.gradient(y, x)
+
+        for run in (gradient, tf.function(gradient)):
+            self.assertEqual(run(tf.constant(3.0)).numpy(), 7.0)
+
     def test_the_backward_of_a_tape_has_a_scope_of_its_own(self):
         @tf.function
         def run(x):

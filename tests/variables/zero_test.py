@@ -476,7 +476,13 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         model.export(path, verbose=False)
         x = np.ones((2, 12), "float32")
         exported = tf.saved_model.load(path)
-        self.assertAllClose(exported.serve(x), model.predict(x, verbose=0))
+        with tf.GradientTape() as tape:
+            y = exported.serve(x)
+        self.assertAllClose(y, model.predict(x, verbose=0))
+        # It can be trained on: each weight's gradient is saved with it.
+        weights = exported.trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(y, weights)):
+            self.assertEqual(gradient.shape, weight.shape)
 
 
 class RefusalTest(tf.test.TestCase, parameterized.TestCase):

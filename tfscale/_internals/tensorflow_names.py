@@ -137,6 +137,8 @@ python.ops.resource_variable_ops.BaseResourceVariable.__init__
     _unique_id: order of creation; how optimizers know variables
 python.eager.record
     could_possibly_record: whether a tape may see a sum over replicas
+    record_operation: the gradient of a read of a weight is dense
+    stop_recording: only that gradient is
 python.eager.context
     context: how the outermost function of a step is run
     FunctionCallOptions: without Grappler

@@ -1,5 +1,6 @@
 """Writes a plan into the graph, on the devices of its tensors."""
 
+import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -10,6 +11,9 @@ from tfscale.collectives.planning.contents import SHARDED
 # TensorFlow cuts a tensor without copying it where a row of its first dim is
 # aligned as Eigen wants it.
 _ALIGNED_BYTES = 64
+
+# The constants of a graph by number and device. Tensors would keep it alive.
+_constants: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def execute(
@@ -116,7 +120,8 @@ class _Held:
     def _cut(self, device, tensor):
         count = self._plan.num_chunks
         if self._plan.operation == "reduce_scatter":
-            return dict(enumerate(tf.split(tensor, count, axis=self._dim)))
+            axis = _constant(self._dim, tensor.device)
+            return dict(enumerate(tf.split(tensor, count, axis)))
         if self._plan.operation in SHARDED:
             return {device: tensor}
         if count == 1:
@@ -134,8 +139,21 @@ class _Held:
             self._values[device, chunk] for chunk in range(plan.num_chunks)
         ]
         if plan.operation in SHARDED:
-            return tf.concat(values, axis=self._dim)
+            axis = _constant(self._dim, self._devices[device])
+            return tf.concat(values, axis)
         return tf.reshape(tf.concat(values, axis=0), self._shape)
+
+
+def _constant(number, device):
+    """A number on a device, where one operation of the graph has it for all."""
+    if tf.executing_eagerly():
+        return number
+    graph = tf.compat.v1.get_default_graph()
+    names = _constants.setdefault(graph, {})
+    if (number, device) not in names:
+        with tf.control_dependencies(None), tf.device(device):
+            names[number, device] = tf.constant(number).name
+    return graph.get_tensor_by_name(names[number, device])
 
 
 def _row_length(tensor):

@@ -9,6 +9,8 @@ are dense, model ranks of one replica count once, and with gradients that are
 summed already, each replica updates its own component.
 """
 
+import functools
+
 import tensorflow as tf
 
 from tfscale._internals import symbols
@@ -107,7 +109,7 @@ class MeshVariable(_Common, symbols.MirroredVariable):
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         value = super()._dense_var_to_tensor(dtype, name, as_ref)
         if self.trainable and not tf.distribute.in_cross_replica_context():
-            return collectives.as_used(_dense_gradient(value))
+            return collectives.as_used(_with_dense_gradient(value))
         return value
 
     def _update_replica(self, update_fn, value, **kwargs):
@@ -140,19 +142,43 @@ class MeshAccumulator(_Common, symbols.SyncOnReadVariable):
         return total
 
 
-@tf.custom_gradient
-def _dense_gradient(x):
+def _with_dense_gradient(x):
     """The same tensor, whose gradient is dense.
 
     The gradient of a lookup is a `tf.IndexedSlices` with a row for each lookup.
     Keras' optimizers square such slices before they sum them, and use their
-    norms: both wrong. A dense gradient has them summed. It is the last
-    operation of a tape, and is named like those of TensorFlow: see
-    step/checks/changed_gradients.py.
+    norms: both wrong. A dense gradient has them summed.
+
+    Not by `tf.custom_gradient`, which would create up to five operations more,
+    and register a gradient that keeps the graph, for each read of a weight.
     """
+    name = _registered(x.shape, x.dtype)
+    graph = tf.compat.v1.get_default_graph()
+    with (
+        symbols.record.stop_recording(),
+        graph.gradient_override_map({"Identity": name}),
+    ):
+        same = tf.identity(x)
+    # A tape asks for no override; a function that is called does.
+    symbols.record.record_operation(
+        name, [same], [x], lambda dy: [_dense(None, dy)]
+    )
+    return same
 
-    def gradient(dy):
-        with tf.name_scope("gradient_tape/"):
-            return tf.identity(tf.convert_to_tensor(dy))
 
-    return tf.identity(x), gradient
+@functools.cache
+def _registered(shape, dtype):
+    """The name of the gradient; a saved one is for one shape and dtype."""
+    name = f"tfscale_dense_gradient_{dtype.name}_{shape}"
+    tf.RegisterGradient(name)(_dense)
+    return name
+
+
+def _dense(op, dy):
+    """The last operation of a tape, named like those of TensorFlow.
+
+    See step/checks/changed_gradients.py.
+    """
+    del op
+    with tf.name_scope("gradient_tape/"):
+        return tf.identity(tf.convert_to_tensor(dy))

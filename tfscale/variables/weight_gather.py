@@ -12,6 +12,7 @@ Parameter Models (2020), section 5.3 (P_os+g+p).
 """
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from tfscale._internals import symbols
 from tfscale.collectives import replica_collectives
 from tfscale.variables.gather_window import Window
 
+_numbers = itertools.count()
 # The gathers of each replica's step, by its graph and its thread.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -84,23 +86,19 @@ def gathered(shard: tf.Tensor, dim: int, limit: int) -> tf.Tensor:
     along `dim`. See `StepGathers` for `limit`.
     """
     if tf.executing_eagerly():
-        return _with_gradient(lambda shard: _gather(shard, dim), dim)(shard)
+        _, whole = gather_after([], shard, dim)
+        return _with_gradient(whole, shard, dim)
     step = gathers_of_step(shard.graph, limit)
     replicas = tf.distribute.get_strategy().extended.num_replicas
     num_bytes = shard.shape.num_elements() * shard.dtype.size * replicas
     gather = Gather(shard.name, dim, "", "", num_bytes)
-
-    def forward(shard):
-        waits = step.waits(shard.graph, gather)
-        gate, whole = gather_after(waits, shard, dim)
-        gather.gate = gate.op.name
-        return whole
+    gate, whole = gather_after(step.waits(shard.graph, gather), shard, dim)
 
     def note(gradient):
         gather.gradient = gradient.name
 
-    whole = _with_gradient(forward, dim, note)(shard)
-    gather.whole = whole.name
+    whole = _with_gradient(whole, shard, dim, note)
+    gather.gate, gather.whole = gate.op.name, whole.name
     step.gathers.append(gather)
     return whole
 
@@ -112,9 +110,11 @@ def gather_after(
 
     Returns the gate, which sends the shard, and the whole weight.
     """
-    with tf.control_dependencies(waits):
-        gate = tf.identity(shard)
-    return gate, _gather(gate, dim)
+    with symbols.record.stop_recording():
+        with tf.control_dependencies(waits):
+            gate = tf.identity(shard)
+        (whole,) = replica_collectives.gather([gate], [dim])
+    return gate, whole
 
 
 def uses(tensor: tf.Tensor, views: tuple = ()) -> list[tuple]:
@@ -152,45 +152,54 @@ def _is_view(op, tensor):
     )
 
 
-def _gather(shard, dim):
-    (whole,) = replica_collectives.gather([shard], [dim])
-    return whole
-
-
 def _scatter(gradient, dim):
     (summed,) = replica_collectives.reduce_scatter_here([gradient], [dim])
     return summed
 
 
-def _with_gradient(forward, dim, note=lambda gradient: None):
+def _with_gradient(whole, shard, dim, note=lambda gradient: None):
+    """A gathered weight, whose gradient is reduced and scattered.
+
+    Not by `tf.custom_gradient`, which would create up to five operations more
+    for each weight.
+    """
+
     @tf.custom_gradient
     def scatter_once(gradient):
         summed = tf.stop_gradient(_scatter(gradient, dim))
         return summed, _refuse_second_derivative
 
-    @tf.custom_gradient
-    def gather(shard):
-        def backward(gradient):
-            # It may be the last operation of a tape, and is named like
-            # TensorFlow's: see step/checks/changed_gradients.py.
-            with tf.name_scope(BACKWARD):
-                # Sparse rows of a lookup become dense.
-                gradient = tf.convert_to_tensor(gradient)
-                if gradient.shape == shard.shape:
-                    # `tf.recompute_grad` differentiates by variable, so this
-                    # gradient is reduced and scattered already.
-                    return tf.identity(gradient)
-                if symbols.record.could_possibly_record():
-                    # Another tape is around this one.
-                    summed = scatter_once(gradient)
-                else:
-                    summed = _scatter(gradient, dim)
-            note(summed)
-            return summed
+    def backward(gradient):
+        # It may be the last operation of a tape, and is named like
+        # TensorFlow's: see step/checks/changed_gradients.py.
+        with tf.name_scope(BACKWARD):
+            # Sparse rows of a lookup become dense.
+            gradient = tf.convert_to_tensor(gradient)
+            if gradient.shape == shard.shape:
+                # `tf.recompute_grad` differentiates by variable, so this
+                # gradient is reduced and scattered already.
+                return tf.identity(gradient)
+            if symbols.record.could_possibly_record():
+                # Another tape is around this one.
+                summed = scatter_once(gradient)
+            else:
+                summed = _scatter(gradient, dim)
+        note(summed)
+        return summed
 
-        return forward(shard), backward
-
-    return gather
+    name = f"tfscale_gather_{next(_numbers)}"
+    if not tf.executing_eagerly():
+        # Where no tape is asked: in a function that is called.
+        tf.RegisterGradient(name)(lambda op, dy, _: (None, backward(dy)))
+        with (
+            symbols.record.stop_recording(),
+            whole.graph.gradient_override_map({"IdentityN": name}),
+        ):
+            whole, _ = tf.identity_n([whole, shard])
+    symbols.record.record_operation(
+        name, [whole], [shard], lambda dy: [backward(dy)]
+    )
+    return whole
 
 
 def _refuse_second_derivative(gradient):
