@@ -20,6 +20,8 @@ from tfscale.collectives.planning.algorithms import hierarchical
 from tfscale.collectives.planning.choosing import choose
 from tfscale.collectives.planning.collective_plan import CollectivePlan
 
+_hierarchical = functools.lru_cache(maxsize=256)(hierarchical)
+
 
 def all_reduce(
     tensors: Sequence[tf.Tensor], *, plan: str | CollectivePlan = "auto"
@@ -163,7 +165,9 @@ def plan_of(operation, tensors, plan="auto", num_shards=1):
         if per_machine:
             # Not by costs: measured costs vary, and sums in another order have
             # other digits.
-            return _hierarchical(operation, len(tensors), per_machine)
+            return _hierarchical(
+                operation, len(tensors), devices_per_machine=per_machine
+            )
         size = tensors[0].shape.num_elements()
         if size is None:
             return direct(operation, len(tensors))
@@ -188,13 +192,6 @@ def plan_of(operation, tensors, plan="auto", num_shards=1):
             f"one of {', '.join(ALGORITHMS)}. Received: {plan!r}."
         )
     return ALGORITHMS[plan](operation, len(tensors))
-
-
-@functools.lru_cache(maxsize=256)
-def _hierarchical(operation, num_devices, devices_per_machine):
-    return hierarchical(
-        operation, num_devices, devices_per_machine=devices_per_machine
-    )
 
 
 def _devices_per_machine(machines):

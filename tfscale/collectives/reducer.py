@@ -154,13 +154,11 @@ class Reducer(tf.distribute.ReductionToOneDevice):
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         if is_mean and not self._have_mean(tensors):
             return _first_with_rows(tensors)
-        if self._workers is None and isinstance(value, symbols.Mirrored):
+        if self._workers is not None:
+            return (self.means if is_mean else self._sums)([tensors])[0]
+        if isinstance(value, symbols.Mirrored):
             return value
-        if self._workers is None:
-            return self.reduce(reduce_op, value, destinations)
-        if is_mean:
-            return self.means([tensors])[0]
-        return self._sums([tensors])[0]
+        return self.reduce(reduce_op, value, destinations)
 
     def means(self, values: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         """Means over all replicas, from lists of this worker's tensors."""

@@ -17,8 +17,6 @@ from tfscale.tensor_parallel import rank_seeds
 from tfscale.tensor_parallel.layouts.layouts import Layouts
 from tfscale.tensor_parallel.rules import sharded_call
 from tfscale.tensor_parallel.sequence_parallel import sequence_model
-from tfscale.variables.late_variables import late_variable
-from tfscale.variables.late_variables import layers_around
 from tfscale.variables.of_variable import sharding_of
 from tfscale.variables.of_variable import state_sharding_of
 from tfscale.variables.sharded_variable import ShardedVariable
@@ -218,12 +216,44 @@ class VariableCreator:
 
 
 def _callers_and_path(name, initial_value, **_):
-    """The creators of a variable, outermost first, or None, and its path."""
+    """The creators of a variable, outermost first, or None, and its path.
+
+    A model with a custom `call` is built by running it, and the variables of
+    its layers are created afterwards. Then only the model's scope is open,
+    which shows neither the layer nor the path.
+    """
     callers = attributes.name_scope_callers() or [None]
-    late = late_variable(initial_value)
+    late = _late_variable(initial_value)
     if late is not None and isinstance(callers[-1], keras.layers.Layer):
-        return [*callers, *layers_around(late, callers[-1])], late.path
+        around = _layers_around(late, callers[-1], set()) or []
+        return [*callers, *around], late.path
     return callers, f"{symbols.current_path()}/{name}"
+
+
+def _late_variable(initial_value):
+    """The Keras variable that is being created, if it is created late.
+
+    `initial_value` is then a function that refers to it.
+    """
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        variable = cell.cell_contents
+        if isinstance(variable, keras.Variable):
+            path = f"{symbols.current_path()}/{variable.name}"
+            return None if variable.path == path else variable
+    return None
+
+
+def _layers_around(variable, layer, seen):
+    """The layers from below `layer` to the one that has a variable, or None."""
+    seen.add(id(layer))
+    if any(each is variable for each in attributes.direct_variables(layer)):
+        return []
+    for sublayer in attributes.sublayers(layer):
+        if id(sublayer) not in seen:
+            found = _layers_around(variable, sublayer, seen)
+            if found is not None:
+                return [sublayer, *found]
+    return None
 
 
 def _declared_dim(callers, name):

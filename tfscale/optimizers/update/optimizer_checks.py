@@ -13,7 +13,6 @@ from tfscale._internals import symbols
 from tfscale.graphs import random_operations
 from tfscale.graphs import walks
 from tfscale.optimizers.lars import LARS
-from tfscale.optimizers.update import clipping
 from tfscale.optimizers.update import optimizer_trial
 
 # Their updates need the whole of a variable.
@@ -34,12 +33,8 @@ def check(
 ) -> None:
     """Refuses an optimizer that cannot update shards by themselves."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    sharded = [
-        v
-        for v in variables
-        if clipping.is_sharded(v)
-        or extended.optimizer_states.dim_of(v) is not None
-    ]
+    shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
+    sharded = [v for v, s in zip(variables, shardings) if s.is_sharded]
     if not sharded:
         return
     if isinstance(inner, NOT_ELEMENTWISE):
@@ -84,7 +79,6 @@ def check(
             "`mixed_bfloat16`, or neither divide the variable in the layout "
             "map nor set a zero_stage."
         )
-    shardings = [extended.optimizer_states.sharding_of(v) for v in variables]
     _check_custom(inner, shardings)
 
 

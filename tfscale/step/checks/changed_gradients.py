@@ -40,18 +40,18 @@ _PRODUCTS = {"BatchMatMulV2", "Einsum", "MatMul", "Mul", "MulNoNan"}
 _QUOTIENTS = {"DivNoNan", "RealDiv"}
 _MIXES_ELEMENTS = _PRODUCTS - {"Mul", "MulNoNan"} | {"Cumsum", "Softmax"}
 
-# The names of the sums in a graph. Tensors would keep it alive.
-_NamesInGraphs = weakref.WeakKeyDictionary[tf.Graph, set[str]]
-_sums: _NamesInGraphs = weakref.WeakKeyDictionary()
-# The names of the last operations of tapes whose gradients are local.
-_local: _NamesInGraphs = weakref.WeakKeyDictionary()
+# In the names of sums.
+_SUM = "tfscale_summed_gradient"
+# The names of the last operations of tapes whose gradients are local, by graph.
+# Tensors would keep it alive.
+_local: weakref.WeakKeyDictionary[tf.Graph, set[str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def as_sum(gradient: tf.Tensor) -> tf.Tensor:
     """The same gradient, marked as whole."""
-    gradient = tf.identity(gradient, name="summed_gradient")
-    _sums.setdefault(gradient.graph, set()).add(gradient.op.name)
-    return gradient
+    return tf.identity(gradient, name=_SUM)
 
 
 class Origin:
@@ -76,7 +76,6 @@ class Origin:
             self._walk(gradient.op)
 
     def _walk(self, last):
-        sums = _sums.get(last.graph, set())
         local = _local.get(last.graph, set())
         seen, stack = set(), [(last, False)]
         while stack:
@@ -87,7 +86,7 @@ class Origin:
                     self._of_tape.add(op)
             elif op in seen:
                 continue
-            elif op.name in sums:
+            elif _SUM in op.name:
                 self.is_sum = True
             elif _is_of_tape(op):
                 self.is_of_tape = True
