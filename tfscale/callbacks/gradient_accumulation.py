@@ -1,7 +1,6 @@
 """Trains a model with batches that are cut into microbatches."""
 
 import warnings
-from typing import Any
 
 import keras
 import tensorflow as tf
