@@ -18,9 +18,6 @@ class BatchAdapter:
         batch_sizes: `(smallest, largest)`, integers: the range of global batch
             sizes. None to keep the batch size.
         learning_rate: "adascale" or "sqrt"; None to leave it as it is.
-
-    Raises:
-        ValueError: If an argument makes no sense.
     """
 
     def __init__(
@@ -52,12 +49,7 @@ class BatchAdapter:
         self._factor = 1.0  # of the learning rate, since the start
 
     def begin(self, model: keras.Model, fit: Fit) -> None:
-        """Finds the batch sizes of a `fit`: the first one, halved and doubled.
-
-        Raises:
-            ValueError: If the batch size, or the learning rate, of this `fit`
-                cannot be changed.
-        """
+        """Finds the batch sizes of a `fit`: the first, halved and doubled."""
         self._fit = fit
         if self._range is None:
             return

@@ -45,31 +45,24 @@ class Task:
 
 @dataclasses.dataclass(eq=False)
 class Launcher:
-    """Starts tasks, watches them and ends them.
+    """Starts tasks, watches them and ends them."""
 
-    Args:
-        command: Program and arguments, the same for all.
-        make_tasks: Called before each start, with the local ranks of lost
-            workers; returns the tasks. So each attempt can have ports of its
-            own.
-        max_restarts: How often a failure is followed by another start: of all
-            tasks or, with parameter servers, of the worker that failed.
-        grace: Seconds between SIGTERM and SIGKILL.
-        first_pause: Seconds before the first restart; each pause is twice as
-            long as the one before, 60 s at most.
-        min_workers: Below so many a worker that fails is not left out; None
-            if it never is.
-        find_lost: Called after a failure where workers are on other hosts too;
-            names those of them that were lost since, and are not waited for.
-    """
-
-    command: Sequence[str]
+    command: Sequence[str]  # program and arguments, the same for all
+    # Called before each start, with the local ranks of lost workers: so each
+    # attempt can have ports of its own.
     make_tasks: Callable[[Collection[int]], Sequence[Task]]
     _: dataclasses.KW_ONLY
+    # How often a failure is followed by another start: of all tasks or, with
+    # parameter servers, of the worker that failed.
     max_restarts: int = 0
-    grace: float = 15.0
+    grace: float = 15.0  # seconds between SIGTERM and SIGKILL
+    # Seconds before the first restart; each pause is twice as long as the one
+    # before, 60 s at most.
     first_pause: float = 1.0
+    # Below so many a worker that fails is not left out; None if it never is.
     min_workers: int | None = None
+    # Called after a failure where workers are on other hosts too; names those
+    # of them that were lost since, and are not waited for.
     find_lost: Callable[[], str] | None = None
 
     def __post_init__(self):

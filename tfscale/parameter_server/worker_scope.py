@@ -36,10 +36,9 @@ class WorkerScope(WrittenAtOnce):
         super().__init__([*zeros, *self._counters], collect_losses=True)
 
     def finish(self) -> list[tf.Tensor]:
-        """Adds up counters; called in the step, after the scope.
+        """Adds up counters; returns what the step adds to variables of metrics.
 
-        Returns:
-            What the step adds to each variable of metrics.
+        Called in the step, after the scope.
         """
         for variable, old in self._counters:
             new = self.get_current_value(variable)
