@@ -14,9 +14,9 @@ def list_schedule(
     num_microbatches: int,
     in_flight: int,
     *,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    weight: Sequence[float],
+    forward: Sequence[float] | None = None,
+    backward: Sequence[float] | None = None,
+    weight: Sequence[float] | None = None,
     name: str = "list",
 ) -> Schedule:
     """Every device does the action that can start first: B before F before W.
@@ -29,17 +29,19 @@ def list_schedule(
         num_microbatches: Microbatches of a step.
         in_flight: The most microbatches that a device holds, each stage of
             it counted by itself. At least its number of stages.
-        forward: Cost of F, for each stage.
+        forward: Cost of F, for each stage. By default F, B and W take the same.
         backward: Cost of B and W together, for each stage.
         weight: The part of `backward` that is W.
         name: Name of the schedule.
 
-    >>> costs = dict(forward=[1, 1], backward=[2, 2], weight=[1, 1])
-    >>> schedule = list_schedule([0, 1], 2, 2, **costs)
+    >>> schedule = list_schedule([0, 1], 2, 2)
     >>> [str(action) for action in schedule.actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'W0.0', 'B0.1', 'W0.1']
     """
     num_stages, num_devices = len(stage_devices), 1 + max(stage_devices)
+    forward = forward or [1] * num_stages
+    backward = backward or [2] * num_stages
+    weight = weight or [1] * num_stages
     costs = {
         "F": forward,
         "B": [b - w for b, w in zip(backward, weight, strict=True)],
@@ -95,11 +97,5 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Schedule:
     """
     check_sizes(num_devices, num_microbatches)
     return list_schedule(
-        tuple(range(num_devices)),
-        num_microbatches,
-        2 * num_devices - 1,
-        forward=[1] * num_devices,
-        backward=[2] * num_devices,
-        weight=[1] * num_devices,
-        name="zb_h2",
+        range(num_devices), num_microbatches, 2 * num_devices - 1, name="zb_h2"
     )

@@ -20,23 +20,13 @@ def interleaved(
         device 0  F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1    b2    b3 B2 B3
         device 1     F0 F1 f0 b0 f1 b1 F2 B0 F3 B1 f2 b2 f3 b3 B2 B3
 
-    Args:
-        num_devices: Size of the pipeline axis, D.
-        num_microbatches: Microbatches of a step, M. They go round in
-            `M // D` equal groups.
-        stages_per_device: Stages of each device.
-
-    Raises:
-        ValueError: If the groups are not equal.
+    `M` microbatches go round `D` devices in `M // D` groups; a `ValueError`
+    says so if these are not equal.
 
     >>> [str(action) for action in interleaved(2, 2, 2).actions[1]]
     ['F1.0', 'F1.1', 'F3.0', 'B3.0', 'F3.1', 'B3.1', 'B1.0', 'B1.1']
     """
-    check_sizes(num_devices * stages_per_device, num_microbatches)
-    rows = [
-        _looped_1f1b(device, num_devices, num_microbatches, stages_per_device)
-        for device in range(num_devices)
-    ]
+    rows = looped_1f1b(num_devices, num_microbatches, stages_per_device, hop=2)
     return Schedule(rows, name="interleaved")
 
 
@@ -45,29 +35,19 @@ def zb1p(
 ) -> Schedule:
     """Interleaved 1F1B whose weight gradients wait (Qi et al. 2023).
 
-    PyTorch's `ScheduleInterleavedZeroBubble`. B computes the gradients of
-    inputs only, so that the device before goes on sooner. Device `d` puts `d`
-    weight gradients off, and fills the end of the step with them. Two devices,
-    small letters for the second stage of each::
+    PyTorch's `ScheduleInterleavedZeroBubble`, for the sizes of `interleaved`.
+    B computes the gradients of inputs only, so that the device before goes on
+    sooner. Device `d` puts `d` weight gradients off, and fills the end of the
+    step with them. Two devices, small letters for the second stage of each::
 
         device 0  F0 F1 f0 f1    b0 w0 b1 w1 B0 W0 B1 W1
         device 1     F0 F1 f0 b0 f1 b1 w0 B0 w1 B1 W0 W1
 
-    Args:
-        num_devices: Size of the pipeline axis, D.
-        num_microbatches: Microbatches of a step, in `M // D` equal groups.
-        stages_per_device: Stages of each device.
-
-    Raises:
-        ValueError: If the groups are not equal.
-
     >>> [str(action) for action in zb1p(2, 2, 1).actions[1]]
     ['F1.0', 'B1.0', 'F1.1', 'B1.1', 'W1.0', 'W1.1']
     """
-    return Schedule(
-        _zero_bubble(num_devices, num_microbatches, stages_per_device),
-        name="zb1p",
-    )
+    rows = _zero_bubble(num_devices, num_microbatches, stages_per_device)
+    return Schedule(rows, name="zb1p")
 
 
 def zb_h1(num_devices: int, num_microbatches: int) -> Schedule:
@@ -83,9 +63,8 @@ def zb_h1(num_devices: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in zb_h1(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'W0.0', 'B0.1', 'W0.1']
     """
-    return Schedule(
-        _zero_bubble(num_devices, num_microbatches, 1), name="zb_h1"
-    )
+    rows = _zero_bubble(num_devices, num_microbatches, 1)
+    return Schedule(rows, name="zb_h1")
 
 
 def looped_bfs(
@@ -119,14 +98,13 @@ def looped_bfs(
 
 
 def _zero_bubble(num_devices, num_microbatches, stages_per_device):
-    """Rows of looped 1F1B in which device `d` is `d` weight gradients late."""
-    check_sizes(num_devices * stages_per_device, num_microbatches)
+    """Looped 1F1B in which device `d` is `d` weight gradients late."""
     rows = []
-    for device in range(num_devices):
+    for device, in_turn in enumerate(
+        looped_1f1b(num_devices, num_microbatches, stages_per_device, hop=1)
+    ):
         row, late = [], []
-        for action in _looped_1f1b(
-            device, num_devices, num_microbatches, stages_per_device, hop=1
-        ):
+        for action in in_turn:
             row.append(action)
             if action.kind == "B":
                 late.append(action._replace(kind="W"))
@@ -136,32 +114,36 @@ def _zero_bubble(num_devices, num_microbatches, stages_per_device):
     return rows
 
 
-def _looped_1f1b(
-    device, num_devices, num_microbatches, stages_per_device, hop=2
-):
-    """The actions of a device: forwards ahead, then F and B in turn.
+def looped_1f1b(
+    num_devices: int, num_microbatches: int, stages_per_device: int, hop: int
+) -> list[list[Action]]:
+    """The actions of each device: forwards ahead, then F and B in turn.
 
-    A group of microbatches goes through all stages of the device before the
-    next. Each device after this one adds `hop` forwards ahead: 2 where a B
-    takes the time of two F, 1 where it takes that of one.
+    A group of microbatches goes through all stages of a device before the
+    next. Each later device adds `hop` forwards ahead: 2 where a B takes the
+    time of two F, 1 where it takes that of one.
     """
+    check_sizes(num_devices * stages_per_device, num_microbatches)
     group = num_microbatches
     if stages_per_device > 1:
         group = _group_size(num_devices, num_microbatches)
-    forwards, backwards = [], []
-    for first in range(0, num_microbatches, group):
-        for chunk in range(stages_per_device):
-            for microbatch in range(first, first + group):
-                stage = chunk * num_devices + device
-                forwards.append(Action("F", stage, microbatch))
-                stage = (stages_per_device - 1 - chunk) * num_devices + device
-                backwards.append(Action("B", stage, microbatch))
-    ahead = (stages_per_device - 1) * group + hop * (num_devices - 1 - device)
-    ahead = min(ahead, len(forwards))
-    row = forwards[:ahead]
-    for index, backward in enumerate(backwards):
-        row += [*forwards[ahead + index : ahead + index + 1], backward]
-    return row
+    rows = []
+    for device in range(num_devices):
+        stages = range(device, num_devices * stages_per_device, num_devices)
+        forwards, backwards = (
+            [
+                Action(kind, stage, microbatch)
+                for first in range(0, num_microbatches, group)
+                for stage in order
+                for microbatch in range(first, first + group)
+            ]
+            for kind, order in (("F", stages), ("B", stages[::-1]))
+        )
+        ahead = (len(stages) - 1) * group + hop * (num_devices - 1 - device)
+        rows.append(row := forwards[:ahead])
+        for index, backward in enumerate(backwards, ahead):
+            row += [*forwards[index : index + 1], backward]
+    return rows
 
 
 def _group_size(num_devices, num_microbatches):

@@ -14,6 +14,7 @@ from tfscale.pipeline.planning.action import Action
 from tfscale.pipeline.planning.list_schedule import list_schedule
 from tfscale.pipeline.planning.list_schedule import zb_h2
 from tfscale.pipeline.planning.looped_schedules import interleaved
+from tfscale.pipeline.planning.looped_schedules import looped_1f1b
 from tfscale.pipeline.planning.looped_schedules import looped_bfs
 from tfscale.pipeline.planning.looped_schedules import zb1p
 from tfscale.pipeline.planning.looped_schedules import zb_h1
@@ -41,16 +42,8 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in gpipe(2, 2).actions[1]]
     ['F1.0', 'F1.1', 'B1.0', 'B1.1']
     """
-    check_sizes(num_stages, num_microbatches)
-    actions = [
-        [
-            Action(kind, stage, microbatch)
-            for kind in "FB"
-            for microbatch in range(num_microbatches)
-        ]
-        for stage in range(num_stages)
-    ]
-    return Schedule(actions, name="gpipe")
+    rows = looped_bfs(num_stages, num_microbatches, 1).actions
+    return Schedule(rows, name="gpipe")
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
@@ -69,17 +62,8 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     >>> [str(action) for action in one_f_one_b(2, 2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'B0.1']
     """
-    check_sizes(num_stages, num_microbatches)
-    actions = []
-    for stage in range(num_stages):
-        ahead = min(num_stages - stage, num_microbatches)
-        device_actions = [Action("F", stage, m) for m in range(ahead)]
-        for microbatch in range(num_microbatches):
-            device_actions.append(Action("B", stage, microbatch))
-            if microbatch + ahead < num_microbatches:
-                device_actions.append(Action("F", stage, microbatch + ahead))
-        actions.append(device_actions)
-    return Schedule(actions, name="1f1b")
+    rows = looped_1f1b(num_stages, num_microbatches, 1, hop=1)
+    return Schedule(rows, name="1f1b")
 
 
 def pipedream(
@@ -89,7 +73,7 @@ def pipedream(
     num_batches: int,
     vertical_sync: bool = False,
 ) -> Schedule:
-    """1F1B over several batches without a flush (Narayanan et al. 2019).
+    """1F1B over `num_batches` without a flush (Narayanan et al. 2019).
 
     Three stages, five batches, update not shown, backward as long as forward::
 
@@ -105,12 +89,6 @@ def pipedream(
     (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training"):
     one update a batch, and for `num_microbatches >= S - 1` two versions, the
     same ones on all stages.
-
-    Args:
-        num_stages: Number of stages.
-        num_microbatches: Microbatches of a batch.
-        num_batches: Batches until the flush.
-        vertical_sync: Whether all stages use the same version.
 
     >>> [str(action) for action in pipedream(2, num_batches=2).actions[0]]
     ['F0.0', 'F0.1', 'B0.0', 'U0.0', 'B0.1', 'U0.1']
@@ -235,15 +213,9 @@ def fastest(
     """The fastest schedule of the sizes of `base` that fits the memory.
 
     Simulates all named schedules, and those that `list_schedule` finds for
-    these costs, with as many stages on each device.
-
-    Args:
-        base: The schedule to beat.
-        forward: Cost of F of each stage.
-        backward: Cost of B and W together of each stage.
-        weight: The part of `backward` that is W.
-        fits: Whether the devices have the memory for a schedule. By default
-            no device may hold more microbatches than the fullest of `base`.
+    these costs (see there), with as many stages on each device. `fits` says
+    whether the devices have the memory for a schedule. By default no device may
+    hold more microbatches than the fullest of `base`.
 
     >>> base = get_schedule("auto", 4, 8)
     >>> costs = dict(forward=[1] * 4, backward=[2] * 4, weight=[1] * 4)
@@ -252,9 +224,7 @@ def fastest(
     """
     devices, microbatches = base.num_devices, base.num_microbatches
     per_device = base.num_stages // devices
-    costs: dict[str, Any] = dict(
-        forward=forward, backward=backward, weight=weight
-    )
+    costs: Any = dict(forward=forward, backward=backward, weight=weight)
     found = [base]
     for name in SCHEDULES:
         with contextlib.suppress(ValueError):  # not for these sizes
@@ -262,12 +232,16 @@ def fastest(
     there = tuple(range(devices))
     for placement in {there * per_device, (there + there[::-1])}:
         if len(placement) == base.num_stages:
-            in_flight = base.num_stages
             found.append(
-                list_schedule(placement, microbatches, in_flight, **costs)
+                list_schedule(placement, microbatches, base.num_stages, **costs)
             )
-    most = max(_held(base))
-    fits = fits or (lambda schedule: max(_held(schedule)) <= most)
+
+    def held(schedule):
+        """The most microbatches, counted by stage, that a device holds."""
+        return max(simulate(schedule, activation_bytes=1).peak_device_bytes)
+
+    most = held(base)
+    fits = fits or (lambda schedule: held(schedule) <= most)
     fitting = [schedule for schedule in found if fits(schedule)] or [base]
     best = min(fitting, key=lambda each: simulate(each, **costs).makespan)
     return Schedule(best.actions, name=f"auto: {best.name}")
@@ -279,19 +253,8 @@ def _unit_schedule(num_devices, num_microbatches, stages_per_device):
         return one_f_one_b(num_devices, num_microbatches)
     num_stages = num_devices * stages_per_device
     check_sizes(num_stages, num_microbatches)
-    return list_schedule(
-        tuple(range(num_devices)) * stages_per_device,
-        num_microbatches,
-        num_stages,
-        forward=[1] * num_stages,
-        backward=[2] * num_stages,
-        weight=[1] * num_stages,
-    )
-
-
-def _held(schedule):
-    """The most microbatches, counted by stage, that each device holds."""
-    return simulate(schedule, activation_bytes=1).peak_device_bytes
+    placement = tuple(range(num_devices)) * stages_per_device
+    return list_schedule(placement, num_microbatches, num_stages)
 
 
 def _check_given(schedule, num_devices, num_microbatches, stages_per_device):
