@@ -71,24 +71,18 @@ def partition(
         costs: Cost of each layer in any unit, 0 or more; `int`s are compared
             exactly.
         num_stages: Number of stages; each gets at least one layer.
-        allowed_cuts: Indices of the layers that may begin a stage. Defaults
-            to all.
+        allowed_cuts: Indices of the layers that may begin a stage.
         cut_bytes: For each layer, the bytes that cross a cut just before it.
-            Defaults to none.
         stage_devices: The device of each stage. Defaults to one each.
         tied: The layers that share some weights, and the cost, in the unit of
             `costs`, of these weights on one more device.
-        memory: A `LayerMemory`, or a tuple like it, for each layer. Needed
-            with `memory_limit`.
+        memory: A `LayerMemory`, or a tuple like it, for each layer.
         memory_limit: Bytes that each stage may take. Where several stages
             share a device, pass the share of one.
-        in_flight: Number of microbatches that each stage holds at once, see
+        in_flight: Microbatches that each stage holds at once, see
             `peak_in_flight`; one number or one per stage.
         recompute: Whether stages keep only their inputs of microbatches in
             flight, and the activations of one.
-
-    Returns:
-        The `num_stages - 1` cuts.
 
     Raises:
         ValueError: If there are fewer layers (or places to cut) than the
@@ -116,17 +110,14 @@ def partition(
     def cost(stage, start, stop):
         return cost_before[stop] - cost_before[start]
 
-    bounds, fits = [0, *allowed, num_layers], None
+    fits = _always
     if memory_limit is not None:
         stage_bytes = _stage_bytes(
             memory, num_layers, num_stages, in_flight, recompute
         )
-
-        def fits(stage, start, stop):
-            return stage_bytes(stage, start, stop) <= memory_limit
-
-        if _search(bounds, num_stages, cost, max, fits) is None:
-            needed, _ = _search(bounds, num_stages, stage_bytes, max)
+        bounds = [0, *allowed, num_layers]
+        needed, _ = _search(bounds, num_stages, stage_bytes, max, _always)
+        if needed > memory_limit:
             raise ValueError(
                 f"Each of {num_stages} stages must fit the memory limit. "
                 f"Received: memory_limit={memory_limit:,} bytes, but the cut "
@@ -134,6 +125,9 @@ def partition(
                 "stage. Use more stages, smaller microbatches, "
                 "recompute=True, or raise the limit."
             )
+
+        def fits(*stage):
+            return stage_bytes(*stage) <= memory_limit
 
     def evenness(stage, start, stop):
         boundary_bytes = cut_bytes[start] if cut_bytes and start else 0
@@ -152,10 +146,8 @@ def partition(
             return None
         largest, _ = found
 
-        def is_optimal(stage, start, stop):
-            return cost(stage, start, stop) <= largest and (
-                fits is None or fits(stage, start, stop)
-            )
+        def is_optimal(*stage):
+            return cost(*stage) <= largest and fits(*stage)
 
         _, cuts = _search(
             bounds, num_stages, evenness, add, is_optimal, nothing=(0, 0)
@@ -165,6 +157,10 @@ def partition(
         return cuts
 
     return _with_tied(best, allowed, tied, devices, num_layers, cost)
+
+
+def _always(stage, start, stop):
+    return True
 
 
 def _with_tied(best, allowed, tied, devices, num_layers, cost):
@@ -211,7 +207,7 @@ def _balanced_devices(cuts, bounds, devices, cost, fits):
         for stage, (start, stop) in enumerate(
             itertools.pairwise([0, *cuts, bounds[-1]])
         ):
-            if start == stop or (fits and not fits(stage, start, stop)):
+            if start == stop or not fits(stage, start, stop):
                 return [math.inf]
         return _loads(cuts, bounds[-1], devices, cost)
 
@@ -285,7 +281,7 @@ def _stage_bytes(memory, num_layers, num_stages, in_flight, recompute):
     return stage_bytes
 
 
-def _search(bounds, num_stages, measure, combine, allowed=None, nothing=0):
+def _search(bounds, num_stages, measure, combine, allowed, nothing=0):
     """Least combined measure over all stages, and the earliest cuts with it.
 
     `best[i]` is the least measure of the stages from `stage` on, when
@@ -299,13 +295,10 @@ def _search(bounds, num_stages, measure, combine, allowed=None, nothing=0):
         starts = [0] if stage == 0 else range(stage, end)
         for i in starts:
             for j in rest:
-                if j <= i or (
-                    allowed and not allowed(stage, bounds[i], bounds[j])
-                ):
+                layers = stage, bounds[i], bounds[j]
+                if j <= i or not allowed(*layers):
                     continue
-                value = combine(
-                    measure(stage, bounds[i], bounds[j]), rest[j][0]
-                )
+                value = combine(measure(*layers), rest[j][0])
                 if i not in best or (value, j) < best[i]:
                     best[i] = (value, j)
         tables.append(best)

@@ -8,20 +8,11 @@ from collections.abc import Sequence
 def cuts_from_names(
     layer_names: Sequence[str], cut_layers: Sequence[str], num_stages: int
 ) -> tuple[int, ...]:
-    """Cuts before the named layers.
+    """Cuts before the layers with which the stages after the first begin.
 
-    Args:
-        layer_names: Names of all layers in the order of the model; a layer
-            that is used twice is at its first use.
-        cut_layers: Names of the layers with which the stages after the first
-            begin, in the order of the model.
-        num_stages: Number of stages.
-
-    Raises:
-        ValueError: If a name is no layer (the message lists close ones), the
-            first layer, repeated or out of order, or if their number is wrong.
-
-    Example:
+    `layer_names` are all layers in the order of the model, a layer that is used
+    twice at its first use. The `ValueError` for a name that is none lists close
+    ones.
 
     >>> cuts_from_names(["embed", "block_0", "block_1", "head"], ["block_1"], 2)
     (2,)

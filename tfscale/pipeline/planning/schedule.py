@@ -8,6 +8,7 @@ that have a name are in `named_schedules.py`. What the letters mean is in
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -64,9 +65,9 @@ class Schedule:
     def __post_init__(self):
         actions = tuple(
             tuple(
-                Action.parse(action)
-                if isinstance(action, str)
-                else Action.parse(str(Action(*action)))
+                Action.parse(
+                    action if isinstance(action, str) else str(Action(*action))
+                )
                 for action in device_actions
             )
             for device_actions in self.actions
@@ -195,28 +196,26 @@ class Schedule:
                     f"{self._at(action)} is there {count} times. Remove all "
                     "but one."
                 )
-        for stage in range(self.num_stages):
-            first = None
-            for microbatch in range(self.num_microbatches):
-                for kind in KINDS:
-                    action = Action(kind, stage, microbatch)
-                    if action not in self._positions:
-                        if kind == "W":
-                            continue
-                        raise ValueError(
-                            "A schedule must have an F and a B for each stage "
-                            f"and microbatch. Received: {self.num_stages} "
-                            f"stages and {self.num_microbatches} microbatches "
-                            f"without {action}. Add it, on the device of "
-                            f"stage {stage}."
-                        )
-                    first = first or action
-                    if self._positions[action][0] != self._positions[first][0]:
-                        raise ValueError(
-                            "All actions of a stage must be on one device. "
-                            f"Received: {self._at(action)} but "
-                            f"{self._at(first)}. Move one of them."
-                        )
+        for stage, microbatch, kind in itertools.product(
+            range(self.num_stages), range(self.num_microbatches), KINDS
+        ):
+            first = Action("F", stage, 0)
+            action = Action(kind, stage, microbatch)
+            if action not in self._positions:
+                if kind == "W":
+                    continue
+                raise ValueError(
+                    "A schedule must have an F and a B for each stage and "
+                    f"microbatch. Received: {self.num_stages} stages and "
+                    f"{self.num_microbatches} microbatches without {action}. "
+                    f"Add it, on the device of stage {stage}."
+                )
+            if self._positions[action][0] != self._positions[first][0]:
+                raise ValueError(
+                    "All actions of a stage must be on one device. Received: "
+                    f"{self._at(action)} but {self._at(first)}. Move one of "
+                    "them."
+                )
         if any(action.kind == "U" for action in self._positions):
             self._check_updates()
 
@@ -229,34 +228,30 @@ class Schedule:
                 f"and updates of {self.num_batches} batches."
             )
         size = self.microbatches_per_batch
-        for stage in range(self.num_stages):
-            before = (-1, -1)
-            for batch in range(self.num_batches):
-                update = Action("U", stage, batch)
-                if update not in self._positions:
-                    raise ValueError(
-                        "A schedule must have a U for each stage and batch, or "
-                        f"none. Received: {self.num_batches} batches without "
-                        f"{update}. Add it."
-                    )
-                needed = [
-                    Action(kind, stage, microbatch)
-                    for microbatch in range(batch * size, (batch + 1) * size)
-                    for kind in ("B", "W")
-                ]
-                needed = [each for each in needed if each in self._positions]
-                last = max(*map(self._positions.get, needed), before)
-                # On another device it compares as less or more, too.
-                if not (
-                    last[0] == self._positions[update][0]
-                    and last < self._positions[update]
-                ):
-                    raise ValueError(
-                        "A stage must update its weights on its device, after "
-                        "all backwards of the batch and the update before. "
-                        f"Received: {self._at(update)}. Move it back."
-                    )
-                before = self._positions[update]
+        for stage, batch in itertools.product(
+            range(self.num_stages), range(self.num_batches)
+        ):
+            update = Action("U", stage, batch)
+            if update not in self._positions:
+                raise ValueError(
+                    "A schedule must have a U for each stage and batch, or "
+                    f"none. Received: {self.num_batches} batches without "
+                    f"{update}. Add it."
+                )
+            needed = [Action("U", stage, batch - 1)]
+            for microbatch in range(batch * size, (batch + 1) * size):
+                needed += (Action(kind, stage, microbatch) for kind in "BW")
+            last = max(self._positions.get(each, (-1, -1)) for each in needed)
+            # On another device it compares as less or more, too.
+            if not (
+                last[0] == self._positions[update][0]
+                and last < self._positions[update]
+            ):
+                raise ValueError(
+                    "A stage must update its weights on its device, after all "
+                    "backwards of the batch and the update before. Received: "
+                    f"{self._at(update)}. Move it back."
+                )
 
     def _steps(self) -> Iterator[list[Action]]:
         """Yields what starts at times 0, 1, ... if each action takes 1.

@@ -172,12 +172,8 @@ def simulate(
 
     def cost(action):
         kind, stage, microbatch = action
-        if kind == "F":
-            return forward[stage]
-        if kind == "W":
-            return weight[stage]
-        if kind == "U":
-            return update[stage]
+        if kind != "B":
+            return {"F": forward, "W": weight, "U": update}[kind][stage]
         time = backward[stage] + (forward[stage] if recompute else 0.0)
         if schedule.has_weight_action(stage, microbatch):
             time -= weight[stage]
